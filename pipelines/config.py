@@ -1,0 +1,188 @@
+"""``ranker.toml`` as one checked object: the schema, and how to read, train and serve it."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tomli_w
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from ranking.errors import ConfigError
+from ranking.model import ModelConfig
+from ranking.schema import Record, Schema, explain
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class LogsConfig(Record):
+    """Where the log lies and how time splits it. Paths are relative to the ranker.toml's folder.
+
+    Attributes:
+        path: Parquet file or folder of them, hive-partitioned or not.
+        users: Parquet table of user features by id; may be left out if the log holds them all.
+        items: the same for items.
+        validation_from: first moment of the validation split; everything earlier trains.
+        test_from: first moment of the test split.
+    """
+
+    path: Path
+    users: Path | None = None
+    items: Path | None = None
+    validation_from: datetime
+    test_from: datetime
+
+    @model_validator(mode="after")
+    def _splits_in_order(self) -> Self:
+        if self.validation_from >= self.test_from:
+            raise ValueError("validation_from must be earlier than test_from")
+        return self
+
+
+class ConvergenceConfig(Record):
+    """How the gates come to a binary choice; moments are fractions of all training steps.
+
+    Attributes:
+        gamma: width of the fractional region while gates explore.
+        final_gamma: its width at the end of the ramp, reached geometrically.
+        anneal_from: where the ramp starts.
+        anneal_until: where it ends; the gates are snapped and only the chosen experts train on.
+        hold_alpha_until: until then a task's selectors weigh the same.
+        overlap_weight: weight of the penalty on selectors of one task that agree; fades to 0 at ``overlap_until``.
+        overlap_until: where it reaches 0.
+    """
+
+    gamma: PositiveFloat = 1.0
+    final_gamma: PositiveFloat = 1e-3
+    anneal_from: Fraction = 0.25
+    anneal_until: Fraction = 0.6
+    hold_alpha_until: Fraction = 0.5
+    overlap_weight: NonNegativeFloat = 0.01
+    overlap_until: Annotated[float, Field(gt=0, le=1)] = 0.8
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.anneal_from < self.anneal_until < 1:
+            raise ValueError("choose anneal_from < anneal_until < 1, so that the chosen experts train on afterwards")
+        if self.final_gamma >= self.gamma:
+            raise ValueError("final_gamma must be smaller than gamma")
+        return self
+
+
+class LearningRates(Record):
+    """Adam's step sizes, by part of the model; gates need about ten times the others'."""
+
+    embeddings: PositiveFloat = 1e-3
+    trunk: PositiveFloat = 1e-3
+    gates: PositiveFloat = 1e-2
+
+
+class TrainingConfig(Record):
+    """The loop.
+
+    Attributes:
+        epochs: passes over the training split.
+        batch_size: rows a step.
+        learning_rate: by part of the model.
+        weight_decay: on experts and towers only; never on gates, whose codes it would pull back from binary.
+        shuffle_rows: rows that are held in memory and shuffled together.
+        checks_per_epoch: how often the validation loss is measured.
+        patience: checks without improvement, once the experts are chosen, before training stops.
+        seed: of initialisation, shuffling and dropout.
+    """
+
+    epochs: PositiveInt = 2
+    batch_size: Annotated[int, Field(ge=2)] = 2048
+    learning_rate: LearningRates = LearningRates()
+    weight_decay: NonNegativeFloat = 0.0
+    shuffle_rows: PositiveInt = 262_144
+    checks_per_epoch: PositiveInt = 8
+    patience: PositiveInt = 8
+    seed: int = 0
+    convergence: ConvergenceConfig = ConvergenceConfig()
+
+
+class ServingConfig(Record):
+    """What the bundle tells the service.
+
+    Attributes:
+        objective: task → weight in the score that sorts; default: the first task alone.
+    """
+
+    objective: dict[str, float] = {}
+
+
+class Config(Schema):
+    """A whole ``ranker.toml``."""
+
+    logs: LogsConfig
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    serving: ServingConfig = ServingConfig()
+
+    @model_validator(mode="after")
+    def _objective_names_tasks(self) -> Self:
+        for task in self.serving.objective:
+            if task not in self.task_names:
+                raise ValueError(f"serving.objective names '{task}', which is no task: {', '.join(self.task_names)}")
+        return self
+
+    @property
+    def schema_only(self) -> Schema:
+        """The part that a bundle carries."""
+        return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
+
+    @property
+    def objective(self) -> dict[str, float]:
+        """The objective with its default filled in."""
+        return self.serving.objective or {self.task_names[0]: 1.0}
+
+    def write(self, file: Path) -> None:
+        """Writes every setting, defaults included, with absolute paths."""
+        file.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
+
+
+def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
+    """Reads a ranker.toml.
+
+    Args:
+        file: the TOML file; its folder is where relative paths start.
+        overrides: settings such as ``training.epochs=3``, in TOML's notation (bare words are strings).
+
+    Raises:
+        ConfigError: the file cannot be read or does not describe a ranker; says where and why.
+    """
+    try:
+        data = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a ranker.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    for override in overrides:
+        _set(data, override)
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {explain(error, data)}") from None
+    base = file.absolute().parent
+    logs = config.logs
+    here = {key: base / path for key in ("path", "users", "items") if (path := getattr(logs, key)) is not None}
+    return config.model_copy(update={"logs": logs.model_copy(update=here)})
+
+
+def _set(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *path, last = key.strip().split(".")
+    if not equals or not all([*path, last]):
+        raise ConfigError(f"--set {override}: write it as section.key=value, such as training.epochs=3")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for part in path:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {override}: '{part}' is no section with keys")
+    data[last] = value

@@ -1,0 +1,141 @@
+"""How good scores are: each task's measures on one split or log, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipelines.logs.reader import LogReader, load_tables
+from pipelines.run_folder import RunFolder
+from pipelines.training.examples import Examples, encode, read
+from ranking import metrics
+from ranking.encoding import Encoder, Inputs
+from ranking.errors import LogError
+from ranking.frozen import FrozenRanker
+from ranking.losses import scores as to_scores
+from ranking.metrics import Array, Ids
+from ranking.schema import Task
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Labels and scores side by side.
+
+    Attributes:
+        labels: [rows, tasks], NaN where masked.
+        scores: [rows, tasks].
+        users: [rows].
+    """
+
+    labels: Array
+    scores: Array
+    users: Ids
+
+
+@torch.no_grad()
+def predict(stream: Iterable[Examples], score: Callable[[Inputs], torch.Tensor]) -> Predictions:
+    """Scores every example of a stream, a part at a time; keeps labels, scores and users, not features.
+
+    Raises:
+        LogError: the stream is empty.
+    """
+    parts = [(part.labels.numpy(), score(part.inputs).numpy(), part.users.numpy()) for part in stream]
+    if not parts:
+        raise LogError("no row to evaluate: move logs.test_from, or name another log with --logs")
+    labels, scores, users = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Predictions(labels.astype(np.float64), scores.astype(np.float64), users)
+
+
+def evaluate(predictions: Predictions, tasks: Sequence[Task]) -> dict[str, Any]:
+    """``{"rows": …, "tasks": {task: measures}}``; a measure that is undefined (one class only, no label) is None.
+
+    Binary tasks: rows, positives, auc with its 95 % interval (users drawn with replacement), gauc, logloss and
+    calibration (mean prediction / base rate). Regressions: rows, rmse and its interval, in the transformed unit.
+    """
+    result: dict[str, Any] = {}
+    for i, task in enumerate(tasks):
+        known = ~np.isnan(predictions.labels[:, i])
+        labels, scores, users = predictions.labels[known, i], predictions.scores[known, i], predictions.users[known]
+        measure = _binary if task.kind == "binary" else _regression
+        result[task.name] = measure(labels, scores, users) if len(labels) else {"rows": 0}
+    return {"rows": len(predictions.labels), "tasks": result}
+
+
+def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
+    """Measures a run's best weights on its test split, or on the whole of another log.
+
+    Raises:
+        LogError: the run or the log cannot be used, or holds no row to evaluate.
+    """
+    config = run.load_config()
+    model, encoder = run.load_model(config)
+    schema = config.schema_only
+    tables = load_tables(config.logs, schema)
+    if logs is None:
+        stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
+    else:
+        stream = whole_log(LogReader(logs, schema, tables), encoder)
+    return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), schema.tasks)), schema.tasks)
+
+
+def evaluate_bundle(ranker: FrozenRanker, logs: Path) -> dict[str, Any]:
+    """Measures a bundle on a whole log.
+
+    Raises:
+        LogError: the log cannot be used, or holds no row to evaluate.
+    """
+    schema = ranker.schema
+    stream = whole_log(LogReader(logs, schema, dict(ranker.tables)), ranker.encoder)
+    return evaluate(predict(stream, lambda x: to_scores(ranker.graph(x, schema.task_names), schema.tasks)), schema.tasks)
+
+
+def whole_log(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
+    """Every good row of a log as examples."""
+    return (encode(cleaned.rows, encoder) for cleaned in reader.clean() if cleaned.rows.num_rows)
+
+
+def _binary(labels: Array, scores: Array, users: Ids) -> dict[str, Any]:
+    ranked = metrics.RankedScores(labels, scores)
+    return {
+        "rows": len(labels),
+        "positives": int(labels.sum()),
+        "auc": ranked.auc(),
+        "auc_interval": metrics.user_bootstrap(ranked.auc, users),
+        "gauc": metrics.gauc(labels, scores, users),
+        "logloss": metrics.logloss(labels, scores),
+        "calibration": metrics.calibration(labels, scores),
+    }
+
+
+def _regression(labels: Array, scores: Array, users: Ids) -> dict[str, Any]:
+    squares = np.square(labels - scores)
+
+    def weighted(weights: Array) -> float | None:
+        return float(np.sqrt((weights * squares).sum() / weights.sum())) if weights.sum() else None
+
+    return {
+        "rows": len(labels),
+        "rmse": metrics.rmse(labels, scores),
+        "rmse_interval": metrics.user_bootstrap(weighted, users),
+    }
+
+
+def table(evaluation: dict[str, Any]) -> str:
+    """The evaluation as lines of text for a person."""
+    lines = [f"{evaluation['rows']:,} rows", f"{'task':<16}{'positives':>10}{'auc':>8}{'95 % interval':>18}{'gauc':>8}{'logloss':>9}{'calibr.':>9}{'rmse':>8}"]
+    for name, m in evaluation["tasks"].items():
+        interval = m.get("auc_interval") or m.get("rmse_interval")
+        between = f"{interval[0]:.4f}–{interval[1]:.4f}" if interval else "–"
+        cells = [_cell(m.get("positives"), ",d", 10), _cell(m.get("auc"), ".4f", 8), f"{between:>18}"]
+        cells += [_cell(m.get("gauc"), ".4f", 8), _cell(m.get("logloss"), ".4f", 9), _cell(m.get("calibration"), ".3f", 9)]
+        lines.append(f"{name:<16}" + "".join(cells) + _cell(m.get("rmse"), ".4f", 8))
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, form: str, width: int) -> str:
+    return f"{'–' if value is None else format(value, form):>{width}}"

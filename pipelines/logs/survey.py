@@ -1,0 +1,128 @@
+"""One pass over a whole log: what it holds, what is wrong with it, how time splits it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.config import LogsConfig
+from pipelines.logs.reader import SPLITS, LogReader, split_bounds, within
+from pipelines.progress import Progress
+from ranking.encoding import encode_labels
+from ranking.errors import LogError
+from ranking.schema import Schema
+
+
+@dataclass
+class LabelSurvey:
+    """A label in one split: rows that have one, and its mean after the task's transform (a rate if binary)."""
+
+    rows: int = 0
+    total: float = 0.0
+    low: float = float("inf")
+    high: float = float("-inf")
+
+    @property
+    def mean(self) -> float | None:
+        """Mean label; None without rows."""
+        return self.total / self.rows if self.rows else None
+
+
+@dataclass
+class Survey:
+    """What a log holds.
+
+    Attributes:
+        rows: rows by split, after cleaning.
+        duplicates: exact repeats left out.
+        bad: rows left out, by reason.
+        nulls: null values by feature, after look-up.
+        labels: split → task → label.
+    """
+
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    duplicates: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    nulls: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, dict[str, LabelSurvey]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        total = sum(self.rows.values())
+        return {
+            "rows": dict(self.rows),
+            "duplicates": self.duplicates,
+            "bad": dict(self.bad),
+            "null_rate": {name: count / max(total, 1) for name, count in self.nulls.items()},
+            "labels": {
+                split: {task: {"rows": label.rows, "mean": label.mean} for task, label in labels.items()}
+                for split, labels in self.labels.items()
+            },
+        }
+
+
+def survey(
+    reader: LogReader,
+    logs: LogsConfig,
+    schema: Schema,
+    quarantine: Path | None = None,
+    on_train: Callable[[pa.Table], None] | None = None,
+) -> Survey:
+    """Reads the whole log once.
+
+    Args:
+        reader: the log.
+        logs: where time splits it.
+        schema: features and tasks.
+        quarantine: where bad rows go, a JSON object a line: file, file_row, reason, row. None: nowhere.
+        on_train: called with every cleaned batch of the training split.
+
+    Raises:
+        LogError: the log cannot be read, or no row can be used.
+    """
+    found = Survey(labels={split: {task.name: LabelSurvey() for task in schema.tasks} for split in SPLITS})
+    progress = Progress("reading the log", unit="rows")
+    with open(quarantine or os.devnull, "w") as sink:  # noqa: PTH123 — os.devnull is a plain name
+        for cleaned in reader.clean():
+            progress.advance(cleaned.rows.num_rows)
+            found.duplicates += cleaned.duplicates
+            found.bad.update(cleaned.bad["reason"].to_pylist())
+            _write(cleaned.bad, sink)
+            for split in SPLITS:
+                rows = within(cleaned.rows, schema.columns.time, *split_bounds(logs, split))
+                if rows.num_rows:
+                    _count(found, split, rows, schema)
+                    if split == "train" and on_train is not None:
+                        on_train(rows)
+    progress.close()
+    if not sum(found.rows.values()):
+        raise LogError(f"{logs.path}: no usable row; bad rows by reason: {dict(found.bad) or 'the log is empty'}")
+    return found
+
+
+def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
+    found.rows[split] += rows.num_rows
+    for feature in schema.features:
+        found.nulls[feature.name] += rows[feature.column].null_count
+    labels = encode_labels(rows, schema.tasks).numpy()
+    for i, task in enumerate(schema.tasks):
+        known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
+        if len(known):
+            label = found.labels[split][task.name]
+            label.rows += len(known)
+            label.total += float(known.sum())
+            label.low, label.high = min(label.low, float(known.min())), max(label.high, float(known.max()))
+
+
+def _write(bad: pa.Table, stream: IO[str]) -> None:
+    for row in bad.to_pylist():
+        where = {key: row.pop(key) for key in ("file", "file_row", "reason")}
+        stream.write(json.dumps({**where, "row": row}, default=str, ensure_ascii=False) + "\n")

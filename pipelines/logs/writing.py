@@ -1,0 +1,56 @@
+"""What every adapter writes: a partitioned log, its side tables, and a ranker.toml that reads them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import tomli_w
+
+from ranking.bundle import appearing
+from ranking.errors import LogError
+
+
+def feature(name: str, kind: str, owner: str, **more: Any) -> dict[str, Any]:
+    """One ``[[features]]`` entry."""
+    return {"name": name, "kind": kind, "owner": owner, **more}
+
+
+def task(name: str, kind: str, **more: Any) -> dict[str, Any]:
+    """One ``[[tasks]]`` entry."""
+    return {"name": name, "kind": kind, **more}
+
+
+def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table, items: pa.Table) -> None:
+    """Writes ``out/ranker.toml``, ``out/log/date=YYYY-MM-DD/part-0.parquet``, ``out/users.parquet``, ``out/items.parquet``.
+
+    Args:
+        out: new or empty folder; appears whole or not at all.
+        config: the ranker.toml without the paths; datetimes as ISO text.
+        log: one row an impression, with the time column that the configuration names.
+        users: features by user id.
+        items: features by item id.
+
+    Raises:
+        LogError: ``out`` holds something already.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise LogError(f"{out} exists and is not empty: name another folder")
+    splits = {key: datetime.fromisoformat(value) for key, value in config["logs"].items()}
+    paths = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
+    log = log.drop_columns([c for c in ("date",) if c in log.column_names])
+    day = pc.strftime(log[config["columns"]["time"]], "%Y-%m-%d")
+    if out.exists():
+        out.rmdir()
+    with appearing(out) as draft:
+        (draft / "ranker.toml").write_text(tomli_w.dumps({**config, "logs": {**paths, **splits}}))
+        for date in sorted(pc.unique(day).to_pylist()):
+            folder = draft / "log" / f"date={date}"
+            folder.mkdir(parents=True)
+            pq.write_table(log.filter(pc.equal(day, date)), folder / "part-0.parquet")
+        pq.write_table(users, draft / "users.parquet")
+        pq.write_table(items, draft / "items.parquet")

@@ -1,0 +1,114 @@
+"""A training run on disk: its files, and how each is written and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pipelines import config as configs
+from pipelines.config import Config
+from ranking.embeddings import Embeddings
+from ranking.encoding import Encoder
+from ranking.errors import LogError
+from ranking.model import Mixture
+from ranking.schema import Schema
+
+
+class RunFolder:
+    """Paths and formats of one run.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.encoder = path / "encoder"
+        self.metrics = path / "metrics.jsonl"
+        self.quarantine = path / "quarantine.jsonl"
+        self.selection = path / "selection.json"
+        self.evaluation = path / "evaluation.json"
+        self.best = path / "checkpoints" / "best.safetensors"
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """A new run folder with its resolved configuration.
+
+        Raises:
+            LogError: something is there already, or it cannot be written.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise LogError(f"{path} exists and is not empty: a run is never overwritten, name another folder")
+        run = cls(path)
+        try:
+            run.best.parent.mkdir(parents=True)
+            config.write(run.config)
+        except OSError as error:
+            raise LogError(f"{path}: cannot be written ({error.strerror})") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A run folder whose training has finished.
+
+        Raises:
+            LogError: it is none, or its training did not finish.
+        """
+        run = cls(path)
+        if not run.config.is_file():
+            raise LogError(f"{path} is no run folder: it has no config.toml; make one with 'ranker train'")
+        if not (run.best.is_file() and run.selection.is_file()):
+            raise LogError(f"{path}: training has not finished; train again into a new folder")
+        return run
+
+    def load_config(self) -> Config:
+        """The configuration that the run was trained with."""
+        return configs.load(self.config)
+
+    def load_model(self, config: Config) -> tuple[Mixture, Encoder]:
+        """The best weights, ready to score, and the encoder that they were trained with.
+
+        Raises:
+            LogError: a file of the run is damaged.
+        """
+        try:
+            encoder = Encoder.read(self.encoder, config.schema_only)
+            weights = load_file(self.best)
+            model = build_model(config, encoder)
+            model.keep_experts(weights["active"].tolist())
+            model.load_state_dict(weights)
+        except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
+            raise LogError(f"{self.path}: the run is damaged ({error}); train again") from error
+        return model.eval(), encoder
+
+    def save_best(self, model: Mixture) -> None:
+        """Replaces the best weights, at no moment leaving half of them."""
+        draft = self.best.with_suffix(".draft")
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft)
+        draft.replace(self.best)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Appends a line to metrics.jsonl."""
+        with self.metrics.open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+
+def build_model(config: Config, encoder: Encoder) -> Mixture:
+    """An untrained model for what the encoder gives."""
+    schema: Schema = encoder.schema
+    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
+    gamma = config.training.convergence.gamma
+    return Mixture(config.model, len(schema.tasks), embeddings, encoder.dense_size, gamma)
+
+
+def write_json(data: dict[str, Any], file: Path) -> None:
+    """Writes JSON so that a reader sees the old file or the new one, never half."""
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_text(json.dumps(data, indent=2) + "\n")
+    draft.replace(file)
+

@@ -1,0 +1,27 @@
+"""What a ranker is: schema → encoding → embeddings → gates → experts → model → selection → frozen → bundle."""
+
+from ranking.bundle import load
+from ranking.errors import (
+    BundleError,
+    ConfigError,
+    InvalidInputError,
+    LogError,
+    NotConvergedError,
+    RankerError,
+)
+from ranking.frozen import FrozenRanker
+from ranking.schema import Schema
+from ranking.selection import Selection
+
+__all__ = [
+    "BundleError",
+    "ConfigError",
+    "FrozenRanker",
+    "InvalidInputError",
+    "LogError",
+    "NotConvergedError",
+    "RankerError",
+    "Schema",
+    "Selection",
+    "load",
+]

@@ -1,0 +1,196 @@
+"""The artefact on disk: write it whole, verify every byte, load it. Data only; nothing in it can execute.
+
+    manifest.json         schema, selection, objective, costs, how it was trained
+    weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
+    encoder/              vocabularies and scales (Parquet)
+    users.parquet, items.parquet   features by id, where the ranker has any to look up
+    golden.parquet        inputs and the scores that they must give
+    SHA256SUMS            of every other file, as sha256sum writes it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ranking.encoding import Encoder
+from ranking.errors import BundleError, RankerError
+from ranking.features import FeatureTable
+from ranking.frozen import FrozenGraph, FrozenRanker
+from ranking.schema import Owner, Schema, explain
+from ranking.selection import Selection
+
+FORMAT = 1
+SUMS = "SHA256SUMS"
+TOLERANCE = 1e-5
+"""Largest difference, absolute and relative, between golden scores and those of another machine."""
+
+OWNERS: tuple[Owner, Owner] = ("user", "item")
+
+
+def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
+    """Writes the bundle; the folder appears whole or not at all.
+
+    Args:
+        ranker: what to write.
+        golden: completed rows whose scores are kept, so that whoever loads the bundle can check theirs.
+        folder: where; must not exist.
+
+    Raises:
+        BundleError: the folder exists.
+    """
+    if folder.exists():
+        raise BundleError(f"{folder} exists: a bundle is never changed, name another folder")
+    schema = ranker.schema
+    manifest = {
+        "format": FORMAT,
+        "name": schema.name,
+        "schema": {
+            key: value
+            for key, value in schema.model_dump(mode="json", exclude_none=True).items()
+            if key in Schema.model_fields
+        },
+        "selection": ranker.selection.to_json(),
+        "objective": dict(ranker.objective),
+        "details": dict(ranker.details),
+    }
+    with appearing(folder) as draft:
+        (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        save_file(dict(ranker.graph.weights), draft / "weights.safetensors")
+        ranker.encoder.write(draft / "encoder")
+        for owner, table in ranker.tables.items():
+            pq.write_table(table.table, draft / f"{owner}s.parquet")
+        columns = list(dict.fromkeys(feature.column for feature in schema.features))
+        inputs = golden.select(columns)
+        scores, _ = ranker.score_completed(inputs, schema.tasks)
+        named = pa.table({task: pa.array(column.numpy()) for task, column in zip(schema.task_names, scores.T, strict=True)})
+        pq.write_table(pa.table({"inputs": _struct(inputs), "scores": _struct(named)}), draft / "golden.parquet")
+        sums = [f"{sha256(file)}  {file.relative_to(draft).as_posix()}\n" for file in _files(draft)]
+        (draft / SUMS).write_text("".join(sums))
+
+
+def load(folder: str | Path) -> FrozenRanker:
+    """Verifies a bundle and loads it.
+
+    Raises:
+        BundleError: a file is missing, altered or not listed, the format is not known, or a golden row scores otherwise.
+    """
+    folder = Path(folder)
+    verify_files(folder)
+    try:
+        ranker, golden = _read(folder)
+        scores, _ = ranker.score_completed(_table(golden["inputs"]), ranker.schema.tasks)
+    except ValidationError as error:
+        raise BundleError(f"{folder}/manifest.json: {explain(error, {})}") from None
+    except (KeyError, ValueError, TypeError, OSError, pa.ArrowException, SafetensorError, RankerError) as error:
+        raise BundleError(f"{folder} does not hold together: {error}; freeze the run again") from error
+    expected = _table(golden["scores"])
+    for task, column in zip(ranker.schema.task_names, scores.numpy().T, strict=True):
+        golden_scores = expected[task].to_numpy()
+        if not np.allclose(column, golden_scores, rtol=TOLERANCE, atol=TOLERANCE):
+            worst = float(np.abs(column - golden_scores).max())
+            raise BundleError(f"{folder}: golden rows score differently here (task '{task}', by up to {worst:.2g})")
+    return ranker
+
+
+def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    if manifest["format"] != FORMAT:
+        raise BundleError(f"format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker")
+    schema = Schema.model_validate(manifest["schema"])
+    tables = {}
+    for owner in OWNERS:
+        file = folder / f"{owner}s.parquet"
+        if file.exists():
+            tables[owner] = FeatureTable(pq.read_table(file), str(schema.id_column(owner)))
+    ranker = FrozenRanker(
+        schema,
+        Encoder.read(folder / "encoder", schema),
+        FrozenGraph(schema, Selection.from_json(manifest["selection"]), load_file(folder / "weights.safetensors")),
+        tables,
+        manifest["objective"],
+        manifest["details"],
+    )
+    return ranker, pq.read_table(folder / "golden.parquet")
+
+
+def verify_files(folder: Path) -> None:
+    """Checks every file of a bundle against SHA256SUMS.
+
+    Raises:
+        BundleError: names the first file that is missing, altered or not listed.
+    """
+    if not (folder / SUMS).is_file():
+        raise BundleError(f"{folder} is no bundle: it has no {SUMS}; make one with 'ranker freeze'")
+    try:
+        lines = (folder / SUMS).read_text().splitlines()
+        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    except ValueError:
+        raise BundleError(f"{folder}/{SUMS} is damaged; freeze the run again or copy the bundle again") from None
+    found = {file.relative_to(folder).as_posix() for file in _files(folder)} - {SUMS}
+    for name in sorted(found - set(expected)):
+        raise BundleError(f"{folder}/{name} is not listed in {SUMS}: something was added to the bundle")
+    for name, digest in expected.items():
+        if name not in found:
+            raise BundleError(f"{folder}/{name} is missing; copy the bundle again")
+        if sha256(folder / name) != digest:
+            raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A draft folder that is flushed to disk and becomes ``folder`` if the block succeeds; else nothing is left."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        draft.chmod(0o755)
+        yield draft
+        for path in [*_files(draft), *(d for d in draft.rglob("*") if d.is_dir()), draft]:
+            flush(path)
+        draft.rename(folder)
+        flush(folder.parent)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def flush(path: Path) -> None:
+    """Waits until a file's or folder's content is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(file: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if not file.is_dir())
+
+
+def _struct(table: pa.Table) -> pa.Array:
+    columns = table.combine_chunks()
+    return pa.StructArray.from_arrays([c.combine_chunks() for c in columns.columns], names=columns.column_names)
+
+
+def _table(column: pa.ChunkedArray) -> pa.Table:
+    return pa.Table.from_struct_array(column.combine_chunks())

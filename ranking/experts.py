@@ -1,0 +1,55 @@
+"""n small networks of one shape, held as stacked weights and run as batched matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class StackedLinear(nn.Module):
+    """n affine maps in one batched product, initialised as torch.nn.Linear is.
+
+    Args:
+        count: n.
+        inputs: width of the input.
+        outputs: width of the output.
+    """
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, batch, inputs], or [batch, inputs] for all alike → [n, batch, outputs]."""
+        if x.dim() == 2:
+            x = x.expand(len(self.weight), *x.shape)
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight)
+
+
+class StackedMLP(nn.Module):
+    """n networks: ReLU layers, each followed by dropout.
+
+    Args:
+        count: n.
+        inputs: width of the input.
+        layers: widths of the layers; none of them gives the input back.
+        dropout: probability of dropping a unit in training.
+    """
+
+    def __init__(self, count: int, inputs: int, layers: Sequence[int], dropout: float = 0.0) -> None:
+        super().__init__()
+        widths = [inputs, *layers]
+        self.layers = nn.ModuleList(StackedLinear(count, a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, batch, inputs], or [batch, inputs] for all alike → [n, batch, last width]."""
+        for layer in self.layers:
+            x = F.dropout(F.relu(layer(x)), self.dropout, self.training)
+        return x

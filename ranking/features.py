@@ -1,0 +1,201 @@
+"""Feature columns as Arrow: bring them to canonical types, find bad values, look up what is left out.
+
+Training, offline scoring and the service all pass through here, so that one row means the same thing everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ranking.errors import InvalidInputError
+from ranking.schema import Feature, NumericFeature, Owner, Schema
+
+
+def canonical(column: pa.Array, feature: Feature) -> pa.Array:
+    """The column in the one type of its kind: int64 or string, list of those, or float64.
+
+    Booleans become 0 and 1; whole numbers stored as floats (as pandas does beside nulls) become integers.
+
+    Raises:
+        InvalidInputError: the column's type cannot hold such a feature.
+    """
+    column = _plain(column)
+    kind = column.type
+    if pa.types.is_null(kind):
+        return column
+    if isinstance(feature, NumericFeature):
+        if _is_number(kind):
+            return column.cast(pa.int8() if pa.types.is_boolean(kind) else pa.float64()).cast(pa.float64())
+        raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is numeric: write numbers")
+    if feature.kind == "categorical":
+        return _ids(column, feature)
+    if not _is_list(kind):
+        raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is a bag: write lists of ids")
+    values = _plain(column.values)
+    values = values if pa.types.is_null(values.type) else _ids(values, feature)
+    offsets = pa.array(column.offsets.to_numpy(), pa.int64())  # a copy: the column may be a slice
+    return pa.LargeListArray.from_arrays(offsets, values, mask=pc.is_null(column) if column.null_count else None)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """One contiguous array, without dictionary encoding or fixed-size lists."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.large_list(column.type.value_type))
+    return column
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)
+    )
+
+
+def _ids(values: pa.Array, feature: Feature) -> pa.Array:
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return values.cast(pa.string())
+    if pa.types.is_boolean(kind):
+        return values.cast(pa.int8()).cast(pa.int64())
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        try:
+            return values.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise InvalidInputError(
+                feature.column, f"'{feature.name}' is a {feature.kind}: its ids must be integers or strings ({error})"
+            ) from None
+    raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is a {feature.kind}: write integers or strings")
+
+
+def bad_values(table: pa.Table, schema: Schema) -> pa.Array:
+    """Reason why a row cannot be used, per row; null where the row is fine. Columns must be canonical.
+
+    A number that is NaN or infinite is bad (a null is how a log says "unknown"), and so is log1p of −1 or less.
+    """
+    reasons = pa.nulls(table.num_rows, pa.string())
+    for feature in schema.numerics:
+        column = table[feature.column].combine_chunks()
+        if pa.types.is_null(column.type):
+            continue
+        reasons = mark(reasons, pc.invert(pc.is_finite(column)), f"feature '{feature.name}' is NaN or infinite")
+        if feature.transform == "log1p":
+            reasons = mark(reasons, pc.less_equal(column, -1.0), f"feature '{feature.name}' is −1 or less, but log1p")
+    return reasons
+
+
+def mark(reasons: pa.Array, bad: pa.Array, reason: str) -> pa.Array:
+    """``reasons`` with ``reason`` wherever ``bad`` is true and nothing worse was found before."""
+    if not pc.any(bad).as_py():
+        return reasons
+    new = pc.and_(pc.fill_null(bad, False), pc.is_null(reasons))
+    return pc.if_else(new, pa.scalar(reason), reasons)
+
+
+class FeatureTable:
+    """The features of users or items, by id; published with the bundle and looked up when a request leaves one out.
+
+    Args:
+        table: one row per id.
+        key: the id's column.
+
+    Raises:
+        InvalidInputError: the id column is missing, holds a null, or names an id twice.
+    """
+
+    def __init__(self, table: pa.Table, key: str) -> None:
+        if key not in table.column_names:
+            raise InvalidInputError(key, f"the id column is missing (found: {', '.join(table.column_names)})")
+        ids = table[key].combine_chunks()
+        if pa.types.is_dictionary(ids.type):
+            ids = ids.dictionary_decode()
+        values = ids.to_pylist()
+        self._row = {value: row for row, value in enumerate(values)}
+        if None in self._row:
+            raise InvalidInputError(key, "an id is null: every row needs one", values.index(None))
+        if len(self._row) < len(values):
+            first = next(row for row, value in enumerate(values) if self._row[value] != row)
+            raise InvalidInputError(key, f"id {values[first]!r} stands twice: keep one row per id", first)
+        self.table = table.combine_chunks()
+        self.key = key
+        self.key_type: pa.DataType = pa.int64() if pa.types.is_integer(ids.type) else pa.string()
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
+        """The asked-for columns, one value per id; null where the id is unknown. Columns it lacks are left out."""
+        encoded = ids.dictionary_encode()
+        of_unique = pa.array([self._row.get(value) for value in encoded.dictionary.to_pylist()], pa.int64())
+        rows = of_unique.take(encoded.indices)
+        return {c: self.table[c].combine_chunks().take(rows) for c in columns if c in self.table.column_names}
+
+
+def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTable]) -> pa.Table:
+    """The table with every feature column of the schema, canonical, and nothing else touched.
+
+    What the table leaves out (a column, or a null in it) is looked up by id in its owner's table; what is unknown
+    there too stays null.
+
+    Raises:
+        InvalidInputError: a column has a type that its feature cannot have.
+    """
+    by_column: dict[str, Feature] = {}
+    for feature in schema.features:
+        by_column.setdefault(feature.column, feature)
+    found: dict[str, pa.Array] = {}
+    for owner, lookup in tables.items():
+        id_column = schema.id_column(owner)
+        if id_column in table.column_names:
+            ids = as_type(table[id_column].combine_chunks(), lookup.key_type, str(id_column))
+            found |= lookup.columns(ids, schema.owned_columns(owner))
+    for column, feature in by_column.items():
+        given = canonical(table[column], feature) if column in table.column_names else None
+        known = canonical(found[column], feature) if column in found else None
+        value = _first_known(given, known, feature)
+        if value is None:
+            value = pa.nulls(table.num_rows)
+        table = (
+            table.set_column(table.column_names.index(column), column, value)
+            if given is not None
+            else table.append_column(column, value)
+        )
+    return table
+
+
+def _first_known(given: pa.Array | None, known: pa.Array | None, feature: Feature) -> pa.Array | None:
+    if given is None or known is None or given.null_count == 0:
+        return known if given is None else given
+    if pa.types.is_null(given.type):
+        return known
+    if feature.kind == "bag":  # Arrow's coalesce has no kernel for lists of another type
+        known = known.cast(given.type)
+        both = pa.concat_arrays([given, known])
+        rows = pc.if_else(pc.is_valid(given), pa.array(range(len(given))), pa.array(range(len(given), 2 * len(given))))
+        return both.take(rows)
+    return pc.coalesce(given, as_type(known, given.type, feature.column))
+
+
+def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
+    """Ids as integers or as strings, whichever the ranker knows them as.
+
+    Raises:
+        InvalidInputError: text that is no integer where integers are needed.
+    """
+    if ids.type == kind:
+        return ids
+    if pa.types.is_dictionary(ids.type):
+        ids = ids.dictionary_decode()
+    try:
+        return ids.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidInputError(field, f"ids must be {'integers' if kind == pa.int64() else 'strings'} ({error})") from None
