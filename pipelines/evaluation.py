@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipelines.logs.reader import LogReader, load_tables
-from pipelines.run_folder import RunFolder
-from pipelines.training.examples import Examples, encode, read
+from pipelines.logs.reader import LogReader
+from pipelines.training.examples import Examples, encode
 from ranking import metrics
 from ranking.encoding import Encoder, Inputs
 from ranking.errors import LogError
@@ -64,23 +63,6 @@ def evaluate(predictions: Predictions, tasks: Sequence[Task]) -> dict[str, Any]:
         measure = _binary if task.kind == "binary" else _regression
         result[task.name] = measure(labels, scores, users) if len(labels) else {"rows": 0}
     return {"rows": len(predictions.labels), "tasks": result}
-
-
-def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
-    """Measures a run's best weights on its test split, or on the whole of another log.
-
-    Raises:
-        LogError: the run or the log cannot be used, or holds no row to evaluate.
-    """
-    config = run.load_config()
-    model, encoder = run.load_model(config)
-    schema = config.schema_only
-    tables = load_tables(config.logs, schema)
-    if logs is None:
-        stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
-    else:
-        stream = whole_log(LogReader(logs, schema, tables), encoder)
-    return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), schema.tasks)), schema.tasks)
 
 
 def evaluate_bundle(ranker: FrozenRanker, logs: Path) -> dict[str, Any]:

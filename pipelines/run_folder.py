@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from pipelines import config as configs
 from pipelines.config import Config
-from ranking.embeddings import Embeddings
-from ranking.encoding import Encoder
 from ranking.errors import LogError
 from ranking.model import Mixture
-from ranking.schema import Schema
 
 
 class RunFolder:
@@ -70,22 +66,6 @@ class RunFolder:
         """The configuration that the run was trained with."""
         return configs.load(self.config)
 
-    def load_model(self, config: Config) -> tuple[Mixture, Encoder]:
-        """The best weights, ready to score, and the encoder that they were trained with.
-
-        Raises:
-            LogError: a file of the run is damaged.
-        """
-        try:
-            encoder = Encoder.read(self.encoder, config.schema_only)
-            weights = load_file(self.best)
-            model = build_model(config, encoder)
-            model.keep_experts(weights["active"].tolist())
-            model.load_state_dict(weights)
-        except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
-            raise LogError(f"{self.path}: the run is damaged ({error}); train again") from error
-        return model.eval(), encoder
-
     def save_best(self, model: Mixture) -> None:
         """Replaces the best weights, at no moment leaving half of them."""
         draft = self.best.with_suffix(".draft")
@@ -96,14 +76,6 @@ class RunFolder:
         """Appends a line to metrics.jsonl."""
         with self.metrics.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
-
-
-def build_model(config: Config, encoder: Encoder) -> Mixture:
-    """An untrained model for what the encoder gives."""
-    schema: Schema = encoder.schema
-    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
-    gamma = config.training.convergence.gamma
-    return Mixture(config.model, len(schema.tasks), embeddings, encoder.dense_size, gamma)
 
 
 def write_json(data: dict[str, Any], file: Path) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pipelines.config import Config
-from pipelines.evaluation import evaluate_run
+from pipelines.evaluation import evaluate, predict, whole_log
 from pipelines.logs.reader import LogReader, load_tables
-from pipelines.logs.survey import Survey, survey
+from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
-from pipelines.run_folder import RunFolder, build_model, write_json
+from pipelines.run_folder import RunFolder, write_json
+from pipelines.training.building import build_model, load_model
+from pipelines.training.examples import read
 from pipelines.training.loop import Trainer
-from ranking.errors import LogError
 from ranking.fitting import EncoderFitter
+from ranking.losses import scores as to_scores
 from ranking.selection import flops
 
 BASE_RATE_FLOOR = 1e-6
@@ -64,31 +67,6 @@ def train(config: Config, folder: Path) -> RunFolder:
     return run
 
 
-def require_learnable(found: Survey, config: Config) -> None:
-    """Refuses a log from which some task cannot be learnt or judged.
-
-    Raises:
-        LogError: an empty training or validation split, or a label that is absent or constant in training.
-    """
-    logs = config.logs
-    if found.rows["train"] < 2:
-        raise LogError(f"{logs.path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
-    if not found.rows["validation"]:
-        raise LogError(
-            f"{logs.path}: no row from {logs.validation_from} to {logs.test_from}: nothing to validate on; "
-            "move logs.validation_from or logs.test_from"
-        )
-    for task in config.tasks:
-        label = found.labels["train"][task.name]
-        if not label.rows:
-            raise LogError(f"{logs.path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task")
-        if label.low == label.high:
-            raise LogError(
-                f"{logs.path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "
-                "a constant cannot be learnt; drop the task or mend the label"
-            )
-
-
 def base_outputs(found: Survey, config: Config) -> torch.Tensor:
     """Outputs [tasks] of a model that knows only the training split's base rates and means."""
     outputs = []
@@ -97,3 +75,20 @@ def base_outputs(found: Survey, config: Config) -> torch.Tensor:
         rate = min(max(mean, BASE_RATE_FLOOR), 1 - BASE_RATE_FLOOR)
         outputs.append(math.log(rate / (1 - rate)) if task.kind == "binary" else mean)
     return torch.tensor(outputs)
+
+
+def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
+    """Measures a run's best weights on its test split, or on the whole of another log.
+
+    Raises:
+        LogError: the run or the log cannot be used, or holds no row to evaluate.
+    """
+    config = run.load_config()
+    model, encoder = load_model(run, config)
+    schema = config.schema_only
+    tables = load_tables(config.logs, schema)
+    if logs is None:
+        stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
+    else:
+        stream = whole_log(LogReader(logs, schema, tables), encoder)
+    return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), schema.tasks)), schema.tasks)

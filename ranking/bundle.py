@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.features import FeatureTable
-from ranking.frozen import FrozenGraph, FrozenRanker
+from ranking.frozen import FrozenGraph, FrozenRanker, score_table
 from ranking.schema import Owner, Schema, explain
 from ranking.selection import Selection
 
@@ -77,8 +77,8 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         columns = list(dict.fromkeys(feature.column for feature in schema.features))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
-        named = pa.table({task: pa.array(column.numpy()) for task, column in zip(schema.task_names, scores.T, strict=True)})
-        pq.write_table(pa.table({"inputs": _struct(inputs), "scores": _struct(named)}), draft / "golden.parquet")
+        rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
+        pq.write_table(pa.table(rows), draft / "golden.parquet")
         sums = [f"{sha256(file)}  {file.relative_to(draft).as_posix()}\n" for file in _files(draft)]
         (draft / SUMS).write_text("".join(sums))
 

@@ -123,13 +123,8 @@ class FrozenRanker:
             InvalidInputError: an unknown task, a column of the wrong type, a NaN or infinite number (names the row).
         """
         chosen = self.tasks(tasks)
-        parts = [
-            self.score_completed(self.complete(pa.Table.from_batches([batch])), chosen)[0]
-            for batch in table.to_batches(max_chunksize=SCORE_ROWS)
-            if batch.num_rows
-        ]
-        result = torch.cat(parts) if parts else torch.empty(0, len(chosen))
-        return pa.table({task.name: pa.array(column.numpy()) for task, column in zip(chosen, result.T, strict=True)})
+        scored, _ = self.score_completed(self.complete(table), chosen)
+        return score_table(scored, chosen)
 
     def complete(self, table: pa.Table) -> pa.Table:
         """The table with every feature of the schema, looked up or null where it lacks one.
@@ -147,8 +142,13 @@ class FrozenRanker:
     @torch.inference_mode()
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
         """Scores [rows, tasks] of a completed table, and which features were missing [rows, features] bool."""
-        inputs = self.encoder.encode(table)
-        return scores(self.graph(inputs, [task.name for task in tasks]), tasks), inputs.missing
+        names = [task.name for task in tasks]
+        scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.features), dtype=torch.bool)]
+        for start in range(0, table.num_rows, SCORE_ROWS):
+            inputs = self.encoder.encode(table.slice(start, SCORE_ROWS))
+            scored.append(scores(self.graph(inputs, names), tasks))
+            missing.append(inputs.missing)
+        return torch.cat(scored), torch.cat(missing)
 
     def tasks(self, names: Sequence[str] | None) -> list[Task]:
         """The named tasks, default all.
@@ -165,6 +165,11 @@ class FrozenRanker:
         if len(set(names)) < len(names):
             raise InvalidInputError("tasks", "a task is asked for twice")
         return [known[name] for name in names]
+
+
+def score_table(scored: Tensor, tasks: Sequence[Task]) -> pa.Table:
+    """Scores [rows, tasks] as a table with a column for each task."""
+    return pa.table({task.name: pa.array(column.numpy()) for task, column in zip(tasks, scored.T, strict=True)})
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""The ranking service: a bundle in, ranked candidates over HTTP out."""

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.config import LogsConfig
+from pipelines.config import Config, LogsConfig
 from pipelines.logs.reader import SPLITS, LogReader, split_bounds, within
 from pipelines.progress import Progress
 from ranking.encoding import encode_labels
@@ -68,6 +68,24 @@ class Survey:
             },
         }
 
+    def to_text(self) -> str:
+        """The same for a person."""
+        lines = ["rows: " + ", ".join(f"{split} {count:,}" for split, count in self.rows.items())]
+        lines.append(f"exact duplicates left out: {self.duplicates:,}")
+        lines.append(f"bad rows left out: {self.bad.total():,}")
+        lines += [f"  {count:,} × {reason}" for reason, count in self.bad.most_common()]
+        lines.append("labels, mean by split (a rate if binary; after the transform if there is one):")
+        for task in self.labels[SPLITS[0]]:
+            cells = []
+            for split in SPLITS:
+                label = self.labels[split][task]
+                cells.append(f"{split} {'–' if label.mean is None else format(label.mean, '.5f')} of {label.rows:,}")
+            lines.append(f"  {task:<16} " + "   ".join(cells))
+        total = max(sum(self.rows.values()), 1)
+        lines.append("features with nulls, after look-up:")
+        lines += [f"  {name:<24} {count / total:.2%}" for name, count in self.nulls.most_common() if count] or ["  none"]
+        return "\n".join(lines)
+
 
 def survey(
     reader: LogReader,
@@ -95,7 +113,7 @@ def survey(
             progress.advance(cleaned.rows.num_rows)
             found.duplicates += cleaned.duplicates
             found.bad.update(cleaned.bad["reason"].to_pylist())
-            _write(cleaned.bad, sink)
+            write_bad(cleaned.bad, sink)
             for split in SPLITS:
                 rows = within(cleaned.rows, schema.columns.time, *split_bounds(logs, split))
                 if rows.num_rows:
@@ -106,6 +124,31 @@ def survey(
     if not sum(found.rows.values()):
         raise LogError(f"{logs.path}: no usable row; bad rows by reason: {dict(found.bad) or 'the log is empty'}")
     return found
+
+
+def require_learnable(found: Survey, config: Config) -> None:
+    """Refuses a log from which some task cannot be learnt or judged.
+
+    Raises:
+        LogError: an empty training or validation split, or a label that is absent or constant in training.
+    """
+    logs = config.logs
+    if found.rows["train"] < 2:
+        raise LogError(f"{logs.path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
+    if not found.rows["validation"]:
+        raise LogError(
+            f"{logs.path}: no row from {logs.validation_from} to {logs.test_from}: nothing to validate on; "
+            "move logs.validation_from or logs.test_from"
+        )
+    for task in config.tasks:
+        label = found.labels["train"][task.name]
+        if not label.rows:
+            raise LogError(f"{logs.path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task")
+        if label.low == label.high:
+            raise LogError(
+                f"{logs.path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "
+                "a constant cannot be learnt; drop the task or mend the label"
+            )
 
 
 def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
@@ -122,7 +165,8 @@ def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
             label.low, label.high = min(label.low, float(known.min())), max(label.high, float(known.max()))
 
 
-def _write(bad: pa.Table, stream: IO[str]) -> None:
+def write_bad(bad: pa.Table, stream: IO[str]) -> None:
+    """Appends bad rows to a quarantine, a JSON object a line."""
     for row in bad.to_pylist():
         where = {key: row.pop(key) for key in ("file", "file_row", "reason")}
         stream.write(json.dumps({**where, "row": row}, default=str, ensure_ascii=False) + "\n")

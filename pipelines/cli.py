@@ -1,0 +1,221 @@
+"""The command line ``ranker``: parses, calls, prints. Each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ranking.errors import RankerError
+
+TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu")
+
+Command = Callable[[argparse.Namespace], None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly.
+    """
+    arguments = parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except RankerError as error:
+        print(f"ranker: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name not in TRAINING_EXTRAS:
+            raise
+        print(f"ranker: this command needs {error.name}: install requirements/train.lock", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("ranker: interrupted", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    top = argparse.ArgumentParser(prog="ranker", description="Train, freeze, publish and serve a DSelect-k ranker.")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Command, text: str, within: Any = commands) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = within.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    demo = command("demo", run_demo, "the whole loop on generated logs, up to one ranked answer")
+    demo.add_argument("--dir", type=Path, default=Path("demo"), help="new folder for all files (default: demo)")
+
+    logs = commands.add_parser("logs", help="write a log, its side tables and a ranker.toml")
+    sources = logs.add_subparsers(title="sources", required=True, metavar="SOURCE")
+    synthetic = command("synthetic", run_synthetic, "a generated log whose true probabilities are known", sources)
+    synthetic.add_argument("--out", type=Path, required=True)
+    synthetic.add_argument("--rows", type=positive, default=200_000)
+    synthetic.add_argument("--seed", type=int, default=0)
+    kuairand = command("kuairand", run_kuairand, "KuaiRand's original files (CSV or Parquet)", sources)
+    kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
+    kuairand.add_argument("--out", type=Path, required=True)
+
+    check = command("check", run_check, "validate a configuration and its log")
+    check.add_argument("config", type=Path, metavar="CONFIG")
+    check.add_argument("--quarantine", type=Path, help="write bad rows there, a JSON object a line")
+    check.add_argument("--json", action="store_true")
+
+    train = command("train", run_train, "train, converge and evaluate")
+    train.add_argument("config", type=Path, metavar="CONFIG")
+    train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    train.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="such as training.epochs=3")
+    train.add_argument("--json", action="store_true")
+
+    evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
+    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE")
+    evaluate.add_argument("--logs", type=Path)
+    evaluate.add_argument("--json", action="store_true")
+
+    freeze = command("freeze", run_freeze, "write the bundle of a converged run")
+    freeze.add_argument("source", type=Path, metavar="RUN")
+    freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE")
+
+    publish = command("publish", run_publish, "make a bundle the current version in a repository")
+    publish.add_argument("bundle", type=Path, metavar="BUNDLE")
+    publish.add_argument("repository", type=Path, metavar="REPOSITORY")
+    publish.add_argument("--name", help="model name (default: the bundle's)")
+
+    score = command("score", run_score, "score a log with a bundle")
+    score.add_argument("bundle", type=Path, metavar="BUNDLE")
+    score.add_argument("--logs", type=Path, required=True)
+    score.add_argument("--out", type=Path, required=True)
+    score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
+
+    serve = command("serve", run_serve, "serve a repository over HTTP")
+    serve.add_argument("repository", type=Path, metavar="REPOSITORY")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
+    return top
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def run_demo(arguments: argparse.Namespace) -> None:
+    """``ranker demo``."""
+    from pipelines.demo import demo
+
+    demo(arguments.dir)
+
+
+def run_synthetic(arguments: argparse.Namespace) -> None:
+    """``ranker logs synthetic``."""
+    from pipelines.logs.synthetic import generate
+
+    generate(arguments.out, arguments.rows, arguments.seed)
+    print(arguments.out / "ranker.toml")
+
+
+def run_kuairand(arguments: argparse.Namespace) -> None:
+    """``ranker logs kuairand``."""
+    from pipelines.logs.kuairand import convert
+
+    convert(arguments.raw, arguments.out)
+    print(arguments.out / "ranker.toml")
+
+
+def run_check(arguments: argparse.Namespace) -> None:
+    """``ranker check``."""
+    from pipelines import config
+    from pipelines.logs.reader import LogReader, load_tables
+    from pipelines.logs.survey import require_learnable, survey
+
+    loaded = config.load(arguments.config)
+    schema = loaded.schema_only
+    reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
+    found = survey(reader, loaded.logs, schema, arguments.quarantine)
+    print(as_json(found.to_json()) if arguments.json else found.to_text())
+    require_learnable(found, loaded)
+
+
+def run_train(arguments: argparse.Namespace) -> None:
+    """``ranker train``."""
+    from pipelines import config
+    from pipelines.evaluation import table
+
+    loaded = config.load(arguments.config, arguments.overrides)
+    from pipelines.train import train
+
+    run = train(loaded, arguments.folder)
+    evaluation = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else None
+    if arguments.json:
+        print(as_json({"run": str(run.path), "selection": json.loads(run.selection.read_text()), "evaluation": evaluation}))
+        return
+    if evaluation is not None:
+        print(table(evaluation))
+    print(run.path)
+
+
+def run_evaluate(arguments: argparse.Namespace) -> None:
+    """``ranker evaluate``."""
+    from pipelines.evaluation import evaluate_bundle, table
+
+    if (arguments.source / "manifest.json").exists():
+        from ranking import bundle
+
+        if arguments.logs is None:
+            raise RankerError(f"{arguments.source} is a bundle, which carries no log: name one with --logs")
+        evaluation = evaluate_bundle(bundle.load(arguments.source), arguments.logs)
+    else:
+        from pipelines.run_folder import RunFolder
+
+        run = RunFolder.open(arguments.source)
+        from pipelines.train import evaluate_run
+
+        evaluation = evaluate_run(run, arguments.logs)
+    print(as_json(evaluation) if arguments.json else table(evaluation))
+
+
+def run_freeze(arguments: argparse.Namespace) -> None:
+    """``ranker freeze``."""
+    from pipelines.freezing import freeze_run
+
+    freeze_run(arguments.source, arguments.out)
+    print(arguments.out)
+
+
+def run_publish(arguments: argparse.Namespace) -> None:
+    """``ranker publish``."""
+    from pipelines.publishing import publish
+
+    name, version = publish(arguments.bundle, arguments.repository, arguments.name)
+    print(arguments.repository / name / str(version))
+
+
+def run_score(arguments: argparse.Namespace) -> None:
+    """``ranker score``."""
+    from pipelines.scoring import score_log
+    from ranking import bundle
+
+    counts = score_log(bundle.load(arguments.bundle), arguments.logs, arguments.out, arguments.tasks)
+    print(as_json({"out": str(arguments.out), **counts}))
+
+
+def run_serve(arguments: argparse.Namespace) -> None:
+    """``ranker serve``."""
+    from service.app import serve
+    from service.settings import Settings
+
+    serve(Settings(repository=arguments.repository, default_model=arguments.model), arguments.host, arguments.port)
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """A result for programs."""
+    return json.dumps(data, indent=2)

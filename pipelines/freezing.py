@@ -1,0 +1,76 @@
+"""From a run to a bundle, checked on held-out rows before it is written."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+
+from pipelines.config import LogsConfig
+from pipelines.logs.reader import LogReader, load_tables, split_bounds
+from pipelines.progress import say
+from pipelines.run_folder import RunFolder
+from pipelines.training.building import load_model
+from ranking import bundle
+from ranking.errors import BundleError, LogError
+from ranking.frozen import FrozenRanker
+from ranking.frozen import freeze as frozen
+from ranking.losses import scores
+from ranking.model import Mixture
+from ranking.selection import flops
+
+GOLDEN_ROWS = 32
+VERIFIED_ROWS = 4096
+TOLERANCE = 1e-5
+"""Largest difference between a frozen score and the dense model's."""
+
+
+def freeze_run(path: Path, out: Path) -> FrozenRanker:
+    """Writes the bundle of a run, after checking on held-out rows that it scores as the dense model does.
+
+    Raises:
+        NotConvergedError: a gate's codes are not binary; names task, selector and distance.
+        BundleError: ``out`` exists, or the frozen graph scores otherwise than the dense model.
+        LogError: the run or its log cannot be used.
+    """
+    if out.exists():
+        raise BundleError(f"{out} exists: a bundle is never changed, name another folder")
+    run = RunFolder.open(path)
+    config = run.load_config()
+    schema = config.schema_only
+    model, encoder = load_model(run, config)
+    tables = load_tables(config.logs, schema)
+    details = {
+        "made_by": f"dselect-ranker {installed('dselect-ranker')}",
+        "flops": flops(model.gate.selection(schema.task_names), model.shape),
+        "training": config.training.model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"),
+    }
+    ranker = frozen(model, encoder, tables, config.objective, details)
+    held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
+    difference = largest_difference(model, ranker, held_out)
+    if difference > TOLERANCE:
+        raise BundleError(f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written")
+    say(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
+    bundle.write(ranker, held_out.slice(0, GOLDEN_ROWS), out)
+    return ranker
+
+
+def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
+    """Up to VERIFIED_ROWS rows of the validation split."""
+    for cleaned in reader.clean(*split_bounds(logs, "validation")):
+        if cleaned.rows.num_rows:
+            return cleaned.rows.slice(0, VERIFIED_ROWS)
+    raise LogError(f"{logs.path}: no row of the validation split is left to verify the frozen graph on; restore the log")
+
+
+@torch.inference_mode()
+def largest_difference(model: Mixture, ranker: FrozenRanker, rows: pa.Table) -> float:
+    """Largest difference between dense and frozen scores of completed rows, over all tasks and each task alone."""
+    tasks = ranker.schema.tasks
+    dense = scores(model(ranker.encoder.encode(rows)), tasks)
+    together, _ = ranker.score_completed(rows, tasks)
+    alone = torch.cat([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
+    return max(float((dense - frozen).abs().max()) for frozen in (together, alone))

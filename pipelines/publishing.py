@@ -1,0 +1,41 @@
+"""From a bundle to a version in a repository."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from pathlib import Path
+
+from pipelines.run_folder import write_json
+from ranking import bundle, repository
+from ranking.errors import BundleError
+
+
+def publish(source: Path, repo: Path, name: str | None = None) -> tuple[str, int]:
+    """Copies a bundle into a repository as its next version and makes that the current one.
+
+    A crash at any point leaves the repository as it was: the copy becomes a version by one rename, and current.json is
+    replaced by another.
+
+    Returns:
+        The model's name and the version.
+
+    Raises:
+        BundleError: the bundle does not verify, or the name is none that a folder can have.
+    """
+    ranker = bundle.load(source)
+    name = ranker.schema.name if name is None else name
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise BundleError(f"name '{name}': use letters, digits, '_' and '-'")
+    version = max(repository.versions(repo, name), default=0) + 1
+    try:
+        with bundle.appearing(repository.folder(repo, name, version)) as draft:
+            shutil.copytree(source, draft, dirs_exist_ok=True)
+            bundle.verify_files(draft)
+        write_json({"version": version}, repo / name / repository.CURRENT)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise BundleError(f"{repo}: version {version} of '{name}' was published meanwhile; publish again") from None
+        raise BundleError(f"{repo}: cannot be written ({error.strerror or error})") from None
+    return name, version

@@ -1,0 +1,113 @@
+"""Requests and responses of ranking, as the OpenAPI document shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, JsonValue, PositiveFloat, PositiveInt, StrictInt, StrictStr, Tag
+
+Id = Annotated[StrictInt | StrictStr, Field(description="an integer or a string, as in the log")]
+Features = Annotated[dict[str, JsonValue], Field(description="by the column's name in the log; null is left out")]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class User(_Message):
+    """Who the candidates are ranked for; features that are left out are looked up by the id."""
+
+    id: Id | None = None
+    features: Features = {}
+
+
+class Item(_Message):
+    """One candidate; features that are left out are looked up by the id."""
+
+    id: Id
+    features: Features = {}
+
+
+class ItemColumns(_Message):
+    """Candidates by column: the cheaper form; every list is as long as ``id``."""
+
+    id: list[Id]
+    features: dict[str, list[JsonValue]] = {}
+
+
+def _form(items: Any) -> str:
+    return "columns" if isinstance(items, dict | ItemColumns) else "rows"
+
+
+class RankRequest(_Message):
+    """Candidates to put in order.
+
+    ``tasks``: which scores to return, default all; only the experts that these tasks chose run. ``objective``: task →
+    weight in the sum that sorts; default: the model's, as far as its tasks are asked for, else the first task alone.
+    ``deadline_ms``: from arrival; if it has passed before scoring starts the answer is 504.
+    """
+
+    request_id: Annotated[str, Field(max_length=256)] | None = None
+    user: User = User()
+    context: Features = {}
+    items: Annotated[Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_form)]
+    tasks: Annotated[list[str], Field(min_length=1)] | None = None
+    objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
+    top_n: PositiveInt | None = None
+    deadline_ms: PositiveFloat | None = None
+    explain: bool = False
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "request_id": "r-1",
+                "user": {"id": "u1", "features": {"age": 31}},
+                "context": {"hour": 9},
+                "items": [{"id": "v1", "features": {"price": 3.2}}, {"id": "v2"}],
+                "tasks": ["click", "like"],
+                "objective": {"click": 1.0, "like": 5.0},
+                "top_n": 50,
+            }
+        }
+    )
+
+
+class RankedItem(_Message):
+    """``score`` sorts; ``scores`` by task; ``missing`` names the features that were known neither here nor by id."""
+
+    id: Id
+    score: float
+    scores: dict[str, float]
+    missing: list[str]
+
+
+class Explanation(_Message):
+    """``experts_run``: what was evaluated; ``tasks``: task → expert → weight."""
+
+    experts_run: list[int]
+    experts_total: int
+    tasks: dict[str, dict[str, float]]
+
+
+class RankResponse(_Message):
+    """Candidates, best first (ties in the order of the request)."""
+
+    request_id: str
+    model: str
+    version: str
+    degraded: bool
+    items: list[RankedItem]
+    explain: Explanation | None = None
+
+
+class ModelMetadata(_Message):
+    """Names of the Open Inference Protocol, and what this ranker needs and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    objective: dict[str, float]
+    experts_used: list[int]
+    experts_total: int

@@ -1,0 +1,123 @@
+"""The HTTP operations; each finds a model, calls the engine and writes the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic_core
+from fastapi import APIRouter, Request, Response
+
+from service.api.messages import ModelMetadata, RankRequest, RankResponse
+from service.engine.candidates import item_ids
+from service.engine.ranking import Ranked
+from service.engine.runtime import Runtime
+from service.metrics import Metrics
+from service.problems import DOCUMENTED, Problem
+from service.repository import Repository, Served
+from service.settings import Settings
+
+
+def ranking_routes(settings: Settings, repository: Repository, runtime: Runtime, metrics: Metrics) -> APIRouter:
+    """``POST …/rank``: the default model, a named one, or a named version."""
+    router = APIRouter(tags=["ranking"])
+    documented: Any = {"response_model": RankResponse, "responses": DOCUMENTED}
+
+    async def answer(request: RankRequest, http: Request, served: Served) -> Response:
+        count = len(item_ids(request))
+        if count > settings.max_candidates:
+            raise Problem(413, f"{count} candidates: this service ranks at most {settings.max_candidates} at a time")
+        ranked = await runtime.rank(served.ranker, request, http.state.arrived)
+        metrics.rows.labels(served.name).inc(count)
+        metrics.missing.labels(served.name).inc(sum(map(len, ranked.missing)))
+        document = rank_document(ranked, served, request, http.state.request_id)
+        return Response(pydantic_core.to_json(document), media_type="application/json")
+
+    @router.post("/v1/rank", **documented)
+    async def rank(request: RankRequest, http: Request) -> Response:
+        """Ranks candidates with the default model."""
+        return await answer(request, http, repository.find())
+
+    @router.post("/v1/models/{model}/rank", **documented)
+    async def rank_with_model(request: RankRequest, http: Request, model: str) -> Response:
+        """Ranks candidates with the current version of a model."""
+        return await answer(request, http, repository.find(model))
+
+    @router.post("/v1/models/{model}/versions/{version}/rank", **documented)
+    async def rank_with_version(request: RankRequest, http: Request, model: str, version: str) -> Response:
+        """Ranks candidates with a version of a model, if it is the one being served."""
+        return await answer(request, http, repository.find(model, version))
+
+    return router
+
+
+def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
+    """Health and metadata by the Open Inference Protocol's names, and metrics."""
+    router = APIRouter(tags=["operations"])
+    not_found: Any = {404: DOCUMENTED[404]}
+
+    @router.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        """The process answers."""
+        return {"live": True}
+
+    @router.get("/v2/health/ready")
+    async def ready() -> dict[str, bool]:
+        """Models are loaded, verified, and requests are welcome: the process does not listen before."""
+        return {"ready": True}
+
+    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=not_found)
+    async def metadata(model: str) -> ModelMetadata:
+        """What a model reads and predicts."""
+        return model_metadata(repository.find(model))
+
+    @router.get("/v2/models/{model}/ready", responses=not_found)
+    async def model_ready(model: str) -> dict[str, bool | str]:
+        """Whether a model is being served, and which version."""
+        served = repository.find(model)
+        return {"name": served.name, "version": served.version, "ready": True}
+
+    @router.get("/metrics")
+    async def exposition() -> Response:
+        """Prometheus metrics."""
+        return Response(metrics.exposition(), media_type=metrics.content_type)
+
+    return router
+
+
+def rank_document(ranked: Ranked, served: Served, request: RankRequest, request_id: str) -> dict[str, Any]:
+    """The answer as ``RankResponse`` describes it."""
+    document: dict[str, Any] = {
+        "request_id": request.request_id or request_id,
+        "model": served.name,
+        "version": served.version,
+        "degraded": False,
+        "items": [
+            {"id": id_, "score": total, "scores": dict(zip(ranked.tasks, scores, strict=True)), "missing": missing}
+            for id_, total, scores, missing in zip(
+                ranked.ids, ranked.total.tolist(), ranked.scores.tolist(), ranked.missing, strict=True
+            )
+        ],
+    }
+    if request.explain:
+        selection = served.ranker.selection
+        document["explain"] = {
+            "experts_run": ranked.experts_run,
+            "experts_total": selection.num_experts,
+            "tasks": {task: {str(e): w for e, w in selection.tasks[task].items()} for task in ranked.tasks},
+        }
+    return document
+
+
+def model_metadata(served: Served) -> ModelMetadata:
+    """Inputs by owner and kind, outputs by task."""
+    ranker = served.ranker
+    return ModelMetadata(
+        name=served.name,
+        versions=[served.version],
+        platform="dselect-ranker",
+        inputs=[{"name": f.column, "kind": f.kind, "owner": f.owner} for f in ranker.schema.features],
+        outputs=[task.model_dump(include={"name", "kind", "transform", "group"}) for task in ranker.schema.tasks],
+        objective=dict(ranker.objective),
+        experts_used=ranker.selection.experts_used,
+        experts_total=ranker.selection.num_experts,
+    )

@@ -1,0 +1,54 @@
+"""Wires the service together; nothing is decided here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from service import problems
+from service.api.routes import operations_routes, ranking_routes
+from service.engine.runtime import Runtime
+from service.metrics import Metrics
+from service.middleware import Envelope
+from service.repository import Repository
+from service.settings import Settings
+
+log = logging.getLogger("ranker.service")
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service as an ASGI application, its models loaded and verified.
+
+    Raises:
+        BundleError: nothing can be served; says which bundle and why.
+    """
+    repository, runtime, metrics = Repository(settings.repository, settings.default_model), Runtime(), Metrics()
+    for served in repository:
+        metrics.loaded(served)
+        log.info("serving %s version %s, loaded in %.2f s", served.name, served.version, served.load_seconds)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        runtime.close()
+
+    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
+    app.add_middleware(Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes)
+    problems.install(app)
+    app.include_router(ranking_routes(settings, repository, runtime, metrics))
+    app.include_router(operations_routes(repository, metrics))
+    return app
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Serves until the process is told to stop.
+
+    Raises:
+        BundleError: nothing can be served.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    uvicorn.run(create_app(settings), host=host, port=port, log_config=None)

@@ -1,0 +1,121 @@
+"""A ranking request → the table of candidates that the ranker scores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ranking.errors import InvalidInputError
+from ranking.schema import Feature, Owner, Schema
+from service.api.messages import ItemColumns, RankRequest
+from service.problems import FieldError, Problem
+
+
+def to_table(request: RankRequest, schema: Schema) -> pa.Table:
+    """One row a candidate: ids and the features that the request gives, each a column named as in the log.
+
+    Raises:
+        Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
+    """
+    ids = item_ids(request)
+    _require_distinct(ids)
+    count = len(ids)
+    columns: dict[str, pa.Array] = {schema.columns.item: _id_array(ids)}
+    columns[schema.columns.user] = _repeat(_id_array([request.user.id]), count)
+    shared: tuple[tuple[Owner, Mapping[str, Any]], ...] = (("user", request.user.features), ("context", request.context))
+    for owner, features in shared:
+        for column, feature in _known(schema, owner, features).items():
+            columns[column] = _repeat(_array([features[column]], feature, owner, rows=False), count)
+    for column, values in _item_features(request).items():
+        feature = _known(schema, "item", [column])[column]
+        if len(values) != count:
+            raise invalid(f"items.features.{column}", f"has {len(values)} values for {count} ids: give one for each")
+        columns[column] = _array(values, feature, "item", rows=True)
+    return pa.table(columns)
+
+
+def item_ids(request: RankRequest) -> list[int | str]:
+    """Candidates' ids in the order of the request."""
+    return request.items.id if isinstance(request.items, ItemColumns) else [item.id for item in request.items]
+
+
+def _item_features(request: RankRequest) -> Mapping[str, Sequence[Any]]:
+    if isinstance(request.items, ItemColumns):
+        return request.items.features
+    names = dict.fromkeys(name for item in request.items for name in item.features)
+    return {name: [item.features.get(name) for item in request.items] for name in names}
+
+
+def _require_distinct(ids: Sequence[int | str]) -> None:
+    if len(set(ids)) < len(ids):
+        repeated = next(value for value, times in Counter(ids).items() if times > 1)
+        first, second = [i for i, value in enumerate(ids) if value == repeated][:2]
+        raise invalid(f"items[{second}].id", f"candidate {repeated!r} stands at {first} already: send each candidate once")
+
+
+def _known(schema: Schema, owner: Owner, names: Iterable[str]) -> dict[str, Feature]:
+    """The owner's features by column, for the columns that the request names."""
+    features = {f.column: f for f in schema.features if f.owner == owner and f.column != schema.id_column(owner)}
+    for name in names:
+        if name not in features:
+            raise invalid(f"{_place(owner)}.{name}", f"unknown {owner} feature: this ranker reads {', '.join(features) or 'none'}")
+    return {name: features[name] for name in names}
+
+
+def _place(owner: Owner) -> str:
+    return {"user": "user.features", "item": "items.features", "context": "context"}[owner]
+
+
+def _array(values: Sequence[Any], feature: Feature, owner: Owner, *, rows: bool) -> pa.Array:
+    allowed, what = _allowed(feature)
+    for row, value in enumerate(values):
+        if value is not None and not allowed(value):
+            where = f"items[{row}].features.{feature.column}" if rows else f"{_place(owner)}.{feature.column}"
+            raise invalid(where, f"must be {what}, not {value!r:.80}")
+    try:
+        return pa.array(values, pa.float64()) if feature.kind == "numeric" else pa.array(values)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        raise invalid(f"{_place(owner)}.{feature.column}", "mixes integers and strings, or holds one out of range") from None
+
+
+def _allowed(feature: Feature) -> tuple[Any, str]:
+    def number(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    def identifier(value: Any) -> bool:
+        return isinstance(value, int | str)
+
+    def bag(value: Any) -> bool:
+        return isinstance(value, list) and all(v is None or identifier(v) for v in value)
+
+    return {
+        "numeric": (number, "a number"),
+        "categorical": (identifier, "an integer or a string"),
+        "bag": (bag, "a list of integers or strings"),
+    }[feature.kind]
+
+
+def _id_array(ids: Sequence[int | str | None]) -> pa.Array:
+    if all(value is None or (isinstance(value, int) and -(2**63) <= value < 2**63) for value in ids):
+        return pa.array(ids, pa.int64())
+    return pa.array([None if value is None else str(value) for value in ids], pa.string())
+
+
+def _repeat(one: pa.Array, count: int) -> pa.Array:
+    return one.take(pa.array(np.zeros(count, np.int64)))
+
+
+def invalid(field: str, reason: str) -> Problem:
+    """422 for one field."""
+    return Problem(422, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
+
+
+def explained(error: InvalidInputError, schema: Schema) -> Problem:
+    """A ranker's complaint about a column, in terms of the request."""
+    places = {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
+    places |= {f.column: f"{_place(f.owner)}.{f.column}" for f in schema.features if f.column not in places}
+    return invalid(places.get(error.field, error.field), error.reason)

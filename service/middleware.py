@@ -1,0 +1,69 @@
+"""Around every request: its id and trace, its size limit, its arrival time, and its count in the metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.metrics import Metrics
+
+SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+class Envelope:
+    """Pure ASGI middleware, so that nothing is copied on the way.
+
+    Args:
+        app: what it wraps.
+        metrics: where ranking requests are counted.
+        max_body_bytes: larger bodies are refused with 413, at the first byte too many.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+        self._app, self._metrics, self._max_body_bytes = app, metrics, max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request; passes anything but HTTP through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if SAFE_ID.fullmatch(given) else str(uuid.uuid4())
+        arrived = time.monotonic()
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived)
+        received = 0
+        status = 500
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_body_bytes:
+                raise HTTPException(413, f"the body is larger than {self._max_body_bytes} bytes; send fewer candidates")
+            return message
+
+        async def echoing(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                echo = MutableHeaders(scope=message)
+                echo["X-Request-ID"] = request_id
+                if "traceparent" in headers:
+                    echo["traceparent"] = headers["traceparent"]
+            await send(message)
+
+        if not scope["path"].endswith("/rank"):
+            await self._app(scope, limited, echoing)
+            return
+        try:
+            with self._metrics.in_flight.track_inprogress():
+                await self._app(scope, limited, echoing)
+        finally:
+            self._metrics.requests.labels(str(status)).inc()
+            self._metrics.seconds.observe(time.monotonic() - arrived)
