@@ -219,3 +219,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
 def as_json(data: dict[str, Any]) -> str:
     """A result for programs."""
     return json.dumps(data, indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

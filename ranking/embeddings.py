@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 
@@ -12,7 +13,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TorchRec's imports warn of features of PyTorch that we do not use
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
-from ranking.encoding import Inputs
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRec calls what PyTorch renamed
+
+from ranking.encoding import Inputs  # noqa: E402
 from ranking.schema import Schema
 
 INITIAL_STD = 0.01
