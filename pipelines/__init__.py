@@ -1,0 +1,1 @@
+"""Everything offline: logs in, bundle out."""

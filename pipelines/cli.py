@@ -70,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
     train = command("train", run_train, "train, converge and evaluate")
     train.add_argument("config", type=Path, metavar="CONFIG")
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
-    train.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="such as training.epochs=3")
+    train.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="such as training.epochs=3"
+    )
     train.add_argument("--json", action="store_true")
 
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
@@ -156,7 +158,11 @@ def run_train(arguments: argparse.Namespace) -> None:
     run = train(loaded, arguments.folder)
     evaluation = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else None
     if arguments.json:
-        print(as_json({"run": str(run.path), "selection": json.loads(run.selection.read_text()), "evaluation": evaluation}))
+        print(
+            as_json(
+                {"run": str(run.path), "selection": json.loads(run.selection.read_text()), "evaluation": evaluation}
+            )
+        )
         return
     if evaluation is not None:
         print(table(evaluation))

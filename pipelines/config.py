@@ -111,7 +111,7 @@ class ServingConfig(Record):
         objective: task → weight in the score that sorts; default: the first task alone.
     """
 
-    objective: dict[str, float] = {}
+    objective: dict[str, float] = Field(default_factory=dict)
 
 
 class Config(Schema):

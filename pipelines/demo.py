@@ -9,8 +9,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,5 +123,7 @@ def _ranked(answer: dict[str, Any]) -> str:
     explained = answer["explain"]
     lines.append(f"experts that ran: {explained['experts_run']} of {explained['experts_total']}")
     for task, experts in explained["tasks"].items():
-        lines.append(f"  {task:<12}" + " + ".join(f"{weight:.2f} × expert {expert}" for expert, weight in experts.items()))
+        lines.append(
+            f"  {task:<12}" + " + ".join(f"{weight:.2f} × expert {expert}" for expert, weight in experts.items())
+        )
     return "\n".join([*lines, ""])

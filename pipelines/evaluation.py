@@ -73,7 +73,9 @@ def evaluate_bundle(ranker: FrozenRanker, logs: Path) -> dict[str, Any]:
     """
     schema = ranker.schema
     stream = whole_log(LogReader(logs, schema, dict(ranker.tables)), ranker.encoder)
-    return evaluate(predict(stream, lambda x: to_scores(ranker.graph(x, schema.task_names), schema.tasks)), schema.tasks)
+    return evaluate(
+        predict(stream, lambda x: to_scores(ranker.graph(x, schema.task_names), schema.tasks)), schema.tasks
+    )
 
 
 def whole_log(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
@@ -109,12 +111,20 @@ def _regression(labels: Array, scores: Array, users: Ids) -> dict[str, Any]:
 
 def table(evaluation: dict[str, Any]) -> str:
     """The evaluation as lines of text for a person."""
-    lines = [f"{evaluation['rows']:,} rows", f"{'task':<16}{'positives':>10}{'auc':>8}{'95 % interval':>18}{'gauc':>8}{'logloss':>9}{'calibr.':>9}{'rmse':>8}"]
+    lines = [
+        f"{evaluation['rows']:,} rows",
+        f"{'task':<16}{'positives':>10}{'auc':>8}{'95 % interval':>18}"
+        f"{'gauc':>8}{'logloss':>9}{'calibr.':>9}{'rmse':>8}",
+    ]
     for name, m in evaluation["tasks"].items():
         interval = m.get("auc_interval") or m.get("rmse_interval")
         between = f"{interval[0]:.4f}–{interval[1]:.4f}" if interval else "–"
         cells = [_cell(m.get("positives"), ",d", 10), _cell(m.get("auc"), ".4f", 8), f"{between:>18}"]
-        cells += [_cell(m.get("gauc"), ".4f", 8), _cell(m.get("logloss"), ".4f", 9), _cell(m.get("calibration"), ".3f", 9)]
+        cells += [
+            _cell(m.get("gauc"), ".4f", 8),
+            _cell(m.get("logloss"), ".4f", 9),
+            _cell(m.get("calibration"), ".3f", 9),
+        ]
         lines.append(f"{name:<16}" + "".join(cells) + _cell(m.get("rmse"), ".4f", 8))
     return "\n".join(lines)
 

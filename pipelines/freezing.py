@@ -52,7 +52,9 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
     difference = largest_difference(model, ranker, held_out)
     if difference > TOLERANCE:
-        raise BundleError(f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written")
+        raise BundleError(
+            f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written"
+        )
     say(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
     bundle.write(ranker, held_out.slice(0, GOLDEN_ROWS), out)
     return ranker
@@ -63,7 +65,9 @@ def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
     for cleaned in reader.clean(*split_bounds(logs, "validation")):
         if cleaned.rows.num_rows:
             return cleaned.rows.slice(0, VERIFIED_ROWS)
-    raise LogError(f"{logs.path}: no row of the validation split is left to verify the frozen graph on; restore the log")
+    raise LogError(
+        f"{logs.path}: no row of the validation split is left to verify the frozen graph on; restore the log"
+    )
 
 
 @torch.inference_mode()

@@ -29,7 +29,9 @@ class Progress:
         self._what, self._unit, self._total = what, unit, total
         self._count, self._start, self._said = 0, time.monotonic(), time.monotonic()
         terminal = sys.stderr.isatty()
-        self._bar: Any = tqdm(desc=what, unit=f" {unit}", total=total, leave=False, unit_scale=True) if terminal else None
+        self._bar: Any = (
+            tqdm(desc=what, unit=f" {unit}", total=total, leave=False, unit_scale=True) if terminal else None
+        )
 
     def advance(self, count: int, note: str = "") -> None:
         """Counts on; ``note`` stands behind the bar or line."""

@@ -83,4 +83,3 @@ def write_json(data: dict[str, Any], file: Path) -> None:
     draft = file.with_name(f".{file.name}.draft")
     draft.write_text(json.dumps(data, indent=2) + "\n")
     draft.replace(file)
-

@@ -1,11 +1,11 @@
 """The artefact on disk: write it whole, verify every byte, load it. Data only; nothing in it can execute.
 
-    manifest.json         schema, selection, objective, costs, how it was trained
-    weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
-    encoder/              vocabularies and scales (Parquet)
-    users.parquet, items.parquet   features by id, where the ranker has any to look up
-    golden.parquet        inputs and the scores that they must give
-    SHA256SUMS            of every other file, as sha256sum writes it
+manifest.json         schema, selection, objective, costs, how it was trained
+weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
+encoder/              vocabularies and scales (Parquet)
+users.parquet, items.parquet   features by id, where the ranker has any to look up
+golden.parquet        inputs and the scores that they must give
+SHA256SUMS            of every other file, as sha256sum writes it
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def load(folder: str | Path) -> FrozenRanker:
     """Verifies a bundle and loads it.
 
     Raises:
-        BundleError: a file is missing, altered or not listed, the format is not known, or a golden row scores otherwise.
+        BundleError: a file is missing, altered or not listed, the format is unknown, or a golden row scores otherwise.
     """
     folder = Path(folder)
     verify_files(folder)

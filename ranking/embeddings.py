@@ -13,10 +13,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TorchRec's imports warn of features of PyTorch that we do not use
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
-logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRec calls what PyTorch renamed
-
-from ranking.encoding import Inputs  # noqa: E402
+from ranking.encoding import Inputs
 from ranking.schema import Schema
+
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRec calls what PyTorch has renamed
 
 INITIAL_STD = 0.01
 """Embeddings start near zero; the batch norm behind them sets their scale."""

@@ -137,7 +137,7 @@ def _by_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a number enters the model: (transformed number − shift) / scale; a null enters as ``fill``, the training mean.
+    """How a number enters the model: (transformed number − shift) / scale, and as ``fill`` (the training mean) if null.
 
     Attributes:
         flagged: some training rows lacked the number, so the model also sees a column that says "missing".
@@ -216,9 +216,7 @@ class Encoder:
         for name, space in self.id_spaces.items():
             if isinstance(space, Vocabulary):
                 pq.write_table(pa.table({"id": space.ids}), folder / "vocabularies" / f"{name}.parquet")
-        scales = pa.Table.from_pylist(
-            [{"feature": name, **vars(scale)} for name, scale in self.scales.items()], SCALES
-        )
+        scales = pa.Table.from_pylist([{"feature": name, **vars(scale)} for name, scale in self.scales.items()], SCALES)
         pq.write_table(scales, folder / "scales.parquet")
 
     @classmethod
@@ -248,7 +246,7 @@ SCALES = pa.schema(
 
 def transformed(column: pa.Array, transform: str) -> FloatArray:
     """The numbers [rows] float64 after ``none`` or ``log1p`` (``standardise`` comes later); null → NaN."""
-    values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values: FloatArray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return np.log1p(values) if transform == "log1p" else values
 
 

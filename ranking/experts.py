@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -45,11 +46,22 @@ class StackedMLP(nn.Module):
     def __init__(self, count: int, inputs: int, layers: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
         widths = [inputs, *layers]
-        self.layers = nn.ModuleList(StackedLinear(count, a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.layers = nn.ModuleList(StackedLinear(count, a, b) for a, b in itertools.pairwise(widths))
         self.dropout = dropout
+
+    @property
+    def stack(self) -> list[StackedLinear]:
+        """The affine maps, first layer first."""
+        return [layer for layer in self.layers if isinstance(layer, StackedLinear)]
+
+    def keep(self, positions: list[int]) -> None:
+        """Drops all networks but those at these positions; the parameters are new objects."""
+        for layer in self.stack:
+            layer.weight = nn.Parameter(layer.weight.detach()[positions])
+            layer.bias = nn.Parameter(layer.bias.detach()[positions])
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, batch, inputs], or [batch, inputs] for all alike → [n, batch, last width]."""
-        for layer in self.layers:
+        for layer in self.stack:
             x = F.dropout(F.relu(layer(x)), self.dropout, self.training)
         return x

@@ -5,7 +5,7 @@ Training, offline scoring and the service all pass through here, so that one row
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,7 +57,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
     )
 
 
@@ -74,31 +77,34 @@ def _ids(values: pa.Array, feature: Feature) -> pa.Array:
             raise InvalidInputError(
                 feature.column, f"'{feature.name}' is a {feature.kind}: its ids must be integers or strings ({error})"
             ) from None
-    raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is a {feature.kind}: write integers or strings")
+    raise InvalidInputError(
+        feature.column, f"holds {kind}, but '{feature.name}' is a {feature.kind}: write integers or strings"
+    )
 
 
-def bad_values(table: pa.Table, schema: Schema) -> pa.Array:
-    """Reason why a row cannot be used, per row; null where the row is fine. Columns must be canonical.
+def violations(table: pa.Table, schema: Schema) -> Iterator[tuple[NumericFeature, pa.Array, str]]:
+    """Each rule that numbers can break: the feature, which rows break it [rows] bool, and how.
 
     A number that is NaN or infinite is bad (a null is how a log says "unknown"), and so is log1p of −1 or less.
+
+    Args:
+        table: completed rows, see ``complete``.
+        schema: the features.
     """
-    reasons = pa.nulls(table.num_rows, pa.string())
     for feature in schema.numerics:
-        column = table[feature.column].combine_chunks()
-        if pa.types.is_null(column.type):
-            continue
-        reasons = mark(reasons, pc.invert(pc.is_finite(column)), f"feature '{feature.name}' is NaN or infinite")
+        column = table[feature.column].combine_chunks().cast(pa.float64())
+        yield feature, _true(pc.invert(pc.is_finite(column))), "is NaN or infinite: write null for unknown"
         if feature.transform == "log1p":
-            reasons = mark(reasons, pc.less_equal(column, -1.0), f"feature '{feature.name}' is −1 or less, but log1p")
-    return reasons
+            yield feature, _true(pc.less_equal(column, -1.0)), "is −1 or less, but its transform is log1p"
+
+
+def _true(condition: pa.Array) -> pa.Array:
+    return pc.fill_null(condition, False)
 
 
 def mark(reasons: pa.Array, bad: pa.Array, reason: str) -> pa.Array:
-    """``reasons`` with ``reason`` wherever ``bad`` is true and nothing worse was found before."""
-    if not pc.any(bad).as_py():
-        return reasons
-    new = pc.and_(pc.fill_null(bad, False), pc.is_null(reasons))
-    return pc.if_else(new, pa.scalar(reason), reasons)
+    """``reasons`` [rows] with ``reason`` wherever ``bad`` is true and nothing was found before."""
+    return pc.if_else(pc.and_(_true(bad), reasons.is_null()), pa.scalar(reason), reasons)
 
 
 class FeatureTable:
@@ -130,7 +136,7 @@ class FeatureTable:
         self.key_type: pa.DataType = pa.int64() if pa.types.is_integer(ids.type) else pa.string()
 
     def __len__(self) -> int:
-        return self.table.num_rows
+        return len(self._row)
 
     def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
         """The asked-for columns, one value per id; null where the id is unknown. Columns it lacks are left out."""
@@ -198,4 +204,6 @@ def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
     try:
         return ids.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidInputError(field, f"ids must be {'integers' if kind == pa.int64() else 'strings'} ({error})") from None
+        raise InvalidInputError(
+            field, f"ids must be {'integers' if kind == pa.int64() else 'strings'} ({error})"
+        ) from None

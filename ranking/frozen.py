@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ranking.encoding import Encoder, Inputs
 from ranking.errors import InvalidInputError
-from ranking.features import FeatureTable, bad_values, complete
+from ranking.features import FeatureTable, complete, violations
 from ranking.losses import scores
 from ranking.model import Mixture
 from ranking.schema import Owner, Schema, Task
@@ -54,7 +54,8 @@ class FrozenGraph:
     def _embedded(self, inputs: Inputs) -> list[Tensor]:
         weights = self.weights
         columns = [
-            weights[f"embedding.{feature.table}"][inputs.ids[:, i]] for i, feature in enumerate(self.schema.categoricals)
+            weights[f"embedding.{feature.table}"][inputs.ids[:, i]]
+            for i, feature in enumerate(self.schema.categoricals)
         ]
         for feature, bag in zip(self.schema.bags, inputs.bags, strict=True):
             starts = torch.cumsum(bag.lengths, 0) - bag.lengths
@@ -133,10 +134,10 @@ class FrozenRanker:
             InvalidInputError: a column of the wrong type, a NaN or infinite number (names the row).
         """
         whole = complete(table, self.schema, self.tables)
-        reasons = bad_values(whole, self.schema)
-        if reasons.null_count < len(reasons):
-            row, reason = next((i, r) for i, r in enumerate(reasons.to_pylist()) if r is not None)
-            raise InvalidInputError("features", reason, row)
+        for feature, broken, how in violations(whole, self.schema):
+            row = broken.index(True).as_py()
+            if row >= 0:
+                raise InvalidInputError(feature.column, how, row)
         return whole
 
     @torch.inference_mode()
@@ -195,13 +196,13 @@ def freeze(
     weights = {f"embedding.{name}": model.embeddings.weight(name) for name in schema.tables}
     position = {int(expert): i for i, expert in enumerate(model.active)}
     for expert in selection.experts_used:
-        for depth, layer in enumerate(model.experts.layers):
+        for depth, layer in enumerate(model.experts.stack):
             weight, bias = layer.weight[position[expert]].double(), layer.bias[position[expert]].double()
             if depth == 0:
                 weight, bias = scale.unsqueeze(1) * weight, bias + shift @ weight
             weights |= _named(f"expert.{expert}.{depth}", weight, bias)
     for t, task in enumerate(schema.task_names):
-        for depth, layer in enumerate([*model.towers.layers, model.output]):
+        for depth, layer in enumerate([*model.towers.stack, model.output]):
             weights |= _named(f"tower.{task}.{depth}", layer.weight[t], layer.bias[t])
     weights = {name: weight.detach().float().clone().contiguous() for name, weight in weights.items()}
     return FrozenRanker(schema, encoder, FrozenGraph(schema, selection, weights), tables, objective, details or {})

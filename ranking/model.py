@@ -96,7 +96,5 @@ class Mixture(nn.Module):
         """
         position = {int(expert): i for i, expert in enumerate(self.active)}
         kept = [position[expert] for expert in experts]
-        for layer in self.experts.layers:
-            layer.weight = nn.Parameter(layer.weight.detach()[kept])
-            layer.bias = nn.Parameter(layer.bias.detach()[kept])
+        self.experts.keep(kept)
         self.active = self.active[kept]

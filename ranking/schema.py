@@ -188,7 +188,9 @@ class Schema(Record):
         owners: dict[str, str] = {}
         for feature in self.features:
             if owners.setdefault(feature.column, feature.owner) != feature.owner:
-                raise ValueError(f"column '{feature.column}' has two owners: features that share a column share its owner")
+                raise ValueError(
+                    f"column '{feature.column}' has two owners: features that share a column share its owner"
+                )
         return self
 
     @model_validator(mode="after")
@@ -198,11 +200,15 @@ class Schema(Record):
             other = first.setdefault(feature.table, feature)
             for key in ("dim", "min_count", "hash_buckets"):
                 if getattr(other, key) != getattr(feature, key):
-                    raise ValueError(f"features '{other.name}' and '{feature.name}' share table '{feature.table}' but differ in {key}")
+                    raise ValueError(
+                        f"features '{other.name}' and '{feature.name}' share table '{feature.table}', not {key}"
+                    )
         pooling: dict[str, BagFeature] = {}
         for bag in self.bags:
             if pooling.setdefault(bag.table, bag).pooling != bag.pooling:
-                raise ValueError(f"bags '{pooling[bag.table].name}' and '{bag.name}' share table '{bag.table}' but differ in pooling")
+                raise ValueError(
+                    f"bags '{pooling[bag.table].name}' and '{bag.name}' share table '{bag.table}' but differ in pooling"
+                )
         return self
 
     @property

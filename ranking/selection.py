@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -77,11 +78,11 @@ class Shape:
 
 def _dense_flops(widths: Sequence[int]) -> int:
     """A multiplication and an addition for each weight; biases and activations are left out."""
-    return sum(2 * a * b for a, b in zip(widths[:-1], widths[1:], strict=True))
+    return sum(2 * a * b for a, b in itertools.pairwise(widths))
 
 
 def flops(selection: Selection, shape: Shape) -> dict[str, Any]:
-    """FLOPs a row of experts, mixing and towers: ``dense`` (all experts), ``frozen`` (the chosen), ``per_task`` alone."""
+    """FLOPs a row of experts, mixing and towers: ``dense`` (all), ``frozen`` (chosen), and ``per_task`` (each alone)."""
     tasks = len(selection.tasks)
     used = shape.expert * len(selection.experts_used)
     mixed = sum(shape.mixing(len(chosen)) for chosen in selection.tasks.values())

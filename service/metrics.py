@@ -20,14 +20,22 @@ class Metrics:
         self._registry = registry
         self.requests = Counter("ranker_requests", "Ranking requests by status code.", ["status"], registry=registry)
         self.seconds = Histogram(
-            "ranker_request_seconds", "Time from a ranking request's arrival to its answer.", buckets=SECONDS, registry=registry
+            "ranker_request_seconds",
+            "Time from a ranking request's arrival to its answer.",
+            buckets=SECONDS,
+            registry=registry,
         )
         self.rows = Counter("ranker_rows_scored", "Candidates scored.", ["model"], registry=registry)
         self.missing = Counter(
-            "ranker_missing_features", "Feature values known neither in the request nor by id.", ["model"], registry=registry
+            "ranker_missing_features",
+            "Feature values known neither in the request nor by id.",
+            ["model"],
+            registry=registry,
         )
         self.in_flight = Gauge("ranker_requests_in_flight", "Ranking requests being worked on.", registry=registry)
-        self.models = Gauge("ranker_model_info", "1 for each version being served.", ["model", "version"], registry=registry)
+        self.models = Gauge(
+            "ranker_model_info", "1 for each version being served.", ["model", "version"], registry=registry
+        )
         self.load_seconds = Gauge("ranker_model_load_seconds", "Time to load and verify.", ["model"], registry=registry)
         self.experts = Gauge("ranker_experts", "Experts in the frozen graph.", ["model"], registry=registry)
 

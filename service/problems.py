@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -70,7 +69,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        fields = [FieldError(field=_path(e["loc"]), reason=_reason(e)) for e in error.errors()]
+        reasons: dict[str, list[str]] = {}
+        for e in error.errors():
+            reasons.setdefault(_path(e), []).append(_reason(e))
+        fields = [FieldError(field=field, reason=" or ".join(several)) for field, several in reasons.items()]
         malformed = any(e["type"] == "json_invalid" for e in error.errors())
         detail = "; ".join(f"{e.field}: {e.reason}" for e in fields)
         return response(Problem(400 if malformed else 422, detail, fields))
@@ -81,10 +83,10 @@ def install(app: FastAPI) -> None:
         return response(Problem(500, "the service failed; its log says why"))
 
 
-def _path(location: tuple[Any, ...]) -> str:
+def _path(error: Any) -> str:
     """``items[3].features.price`` from pydantic's location; "body" and the branches of a union are no part of it."""
     path = ""
-    for part in location:
+    for part in () if error["type"] == "json_invalid" else error["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part not in ("body", "rows", "columns", "str", "int"):
@@ -94,17 +96,20 @@ def _path(location: tuple[Any, ...]) -> str:
 
 def _reason(error: Any) -> str:
     if error["type"] == "json_invalid":
-        return f"not valid JSON: {error.get('ctx', {}).get('error', error['msg'])}"
+        return f"not valid JSON: {error['ctx']['error']} at character {error['loc'][-1]}"
     if error["type"] == "extra_forbidden":
         return "unknown field"
     return str(error["msg"])
 
 
+PROBLEM_SCHEMA = ProblemDocument.model_json_schema()
+PROBLEM_SCHEMA["properties"]["errors"]["items"] = PROBLEM_SCHEMA.pop("$defs")["FieldError"]
+
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     status: {
         "description": HTTPStatus(status).phrase,
-        "content": {"application/problem+json": {"schema": json.loads(json.dumps(ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")))}},
+        "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}},
     }
-    for status in (400, 404, 413, 422, 504)
+    for status in (400, 404, 413, 415, 422, 504)
 }
 """Error responses for the OpenAPI document."""

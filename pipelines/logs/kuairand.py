@@ -59,7 +59,9 @@ def convert(raw: Path, out: Path) -> None:
 
 
 def _read(raw: Path, name: str) -> pa.Table:
-    files = [f for folder in (raw, raw / "data") for f in sorted(folder.glob(f"{name}*")) if f.suffix in (".csv", ".parquet")]
+    files = [
+        f for folder in (raw, raw / "data") for f in sorted(folder.glob(f"{name}*")) if f.suffix in (".csv", ".parquet")
+    ]
     if not files:
         raise LogError(f"{raw}: no {name}*.csv or .parquet there; --raw names KuaiRand's folder")
     return _table(files)
@@ -67,7 +69,10 @@ def _read(raw: Path, name: str) -> pa.Table:
 
 def _read_log(raw: Path) -> pa.Table:
     files = sorted(raw.glob("log/**/*.parquet")) or [
-        f for folder in (raw, raw / "data") for f in sorted(folder.glob("log_standard*")) if f.suffix in (".csv", ".parquet")
+        f
+        for folder in (raw, raw / "data")
+        for f in sorted(folder.glob("log_standard*"))
+        if f.suffix in (".csv", ".parquet")
     ]
     if not files:
         raise LogError(f"{raw}: no log/**/*.parquet and no log_standard_* there; --raw names KuaiRand's folder")
@@ -92,7 +97,13 @@ def _impressions(log: pa.Table, uploaded: pa.Table) -> pa.Table:
     except KeyError as error:
         raise LogError(f"the KuaiRand log lacks a column: {error}") from None
     age = _days_between(upload, local)
-    added = {"time": local, "hour": pc.hour(local), "weekday": pc.day_of_week(local), "watch_time": seconds, "upload_age": age}
+    added = {
+        "time": local,
+        "hour": pc.hour(local),
+        "weekday": pc.day_of_week(local),
+        "watch_time": seconds,
+        "upload_age": age,
+    }
     for name, column in added.items():
         log = log.append_column(name, column)
     return log
@@ -128,7 +139,10 @@ def _config() -> dict[str, Any]:
     features += [feature(name, "numeric", "item", transform="log1p") for name in VIDEO_NUMBERS]
     features += [feature("upload_age", "numeric", "item")]
     features += [feature(name, "categorical", "context") for name in ("tab", "hour", "weekday")]
-    tasks = [task(name, "binary", label=label, weight=weight, group=group) for name, (label, weight, group) in SIGNALS.items()]
+    tasks = [
+        task(name, "binary", label=label, weight=weight, group=group)
+        for name, (label, weight, group) in SIGNALS.items()
+    ]
     tasks += [task("watch_time", "regression", transform="log1p", group="engagement")]
     return {
         "name": "kuairand",

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pipelines.config import LogsConfig
 from pipelines.logs.duplicates import DuplicateFilter
 from ranking.errors import InvalidInputError, LogError
-from ranking.features import FeatureTable, bad_values, complete, mark
+from ranking.features import FeatureTable, complete, mark, violations
 from ranking.schema import Owner, Schema
 
 BATCH_ROWS = 65_536
@@ -79,9 +79,7 @@ class LogReader:
         LogError: nothing there, or the first file is no Parquet.
     """
 
-    def __init__(
-        self, path: Path, schema: Schema, tables: dict[Owner, FeatureTable], *, labels: bool = True
-    ) -> None:
+    def __init__(self, path: Path, schema: Schema, tables: dict[Owner, FeatureTable], *, labels: bool = True) -> None:
         self._schema = schema
         self._tables = tables
         self._labels = labels
@@ -135,7 +133,9 @@ class LogReader:
                 if batch.num_rows:
                     table = pa.Table.from_batches([batch])
                     for key, value in keys.items():
-                        table = table.append_column(key, pa.array([value]).take(pa.array(np.zeros(len(batch), np.int64))))
+                        table = table.append_column(
+                            key, pa.array([value]).take(pa.array(np.zeros(len(batch), np.int64)))
+                        )
                     yield table, row
                     row += batch.num_rows
         except (OSError, pa.ArrowException) as error:
@@ -154,7 +154,9 @@ class LogReader:
                 raise LogError(f"{file}: column '{column}' ({what}) is missing{_hint(column, known)}")
         for task in schema.tasks if self._labels else ():
             if task.label not in names:
-                raise LogError(f"{file}: column '{task.label}' (label of task '{task.name}') is missing{_hint(task.label, names)}")
+                raise LogError(
+                    f"{file}: column '{task.label}' (label of task '{task.name}') is missing{_hint(task.label, names)}"
+                )
 
     def _clean(self, table: pa.Table, positions: np.ndarray[Any, Any], duplicates: int, file: str) -> Cleaned:
         try:
@@ -172,7 +174,9 @@ class LogReader:
     def _mark_bad(self, table: pa.Table) -> pa.Array:
         """Reason by row why it cannot be used; null where it can."""
         schema = self._schema
-        reasons = bad_values(table, schema)
+        reasons = pa.nulls(table.num_rows, pa.string())
+        for feature, broken, how in violations(table, schema):
+            reasons = mark(reasons, broken, f"feature '{feature.name}' {how}")
         reasons = mark(reasons, table[schema.columns.item].combine_chunks().is_null(), "the item id is null")
         if not self._labels:
             return reasons
@@ -184,8 +188,12 @@ class LogReader:
             label = table[task.label].combine_chunks()
             if pa.types.is_null(label.type):
                 continue
-            if not (pa.types.is_integer(label.type) or pa.types.is_floating(label.type) or pa.types.is_boolean(label.type)):
-                raise InvalidInputError(task.label, f"holds {label.type}, but is the label of '{task.name}': write numbers")
+            if not (
+                pa.types.is_integer(label.type) or pa.types.is_floating(label.type) or pa.types.is_boolean(label.type)
+            ):
+                raise InvalidInputError(
+                    task.label, f"holds {label.type}, but is the label of '{task.name}': write numbers"
+                )
             label = label.cast(pa.int8()) if pa.types.is_boolean(label.type) else label
             label = label.cast(pa.float64())
             if task.kind == "binary":
@@ -194,7 +202,9 @@ class LogReader:
             else:
                 reasons = mark(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
                 if task.transform == "log1p":
-                    reasons = mark(reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p")
+                    reasons = mark(
+                        reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p"
+                    )
         return reasons
 
 

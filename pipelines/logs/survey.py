@@ -83,7 +83,9 @@ class Survey:
             lines.append(f"  {task:<16} " + "   ".join(cells))
         total = max(sum(self.rows.values()), 1)
         lines.append("features with nulls, after look-up:")
-        lines += [f"  {name:<24} {count / total:.2%}" for name, count in self.nulls.most_common() if count] or ["  none"]
+        lines += [f"  {name:<24} {count / total:.2%}" for name, count in self.nulls.most_common() if count] or [
+            "  none"
+        ]
         return "\n".join(lines)
 
 
@@ -143,7 +145,9 @@ def require_learnable(found: Survey, config: Config) -> None:
     for task in config.tasks:
         label = found.labels["train"][task.name]
         if not label.rows:
-            raise LogError(f"{logs.path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task")
+            raise LogError(
+                f"{logs.path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task"
+            )
         if label.low == label.high:
             raise LogError(
                 f"{logs.path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "

@@ -1,4 +1,4 @@
-"""A generated feed log with a known truth: users and items with latent factors, labels from a latent mixture of experts.
+"""A generated feed log with a known truth: latent factors of users and items, labels from a latent mixture of experts.
 
 Every row carries the true probability (or mean) of each label as ``true_TASK``, so that the best possible AUC and RMSE
 can be computed. The same rows and seed give the same files.

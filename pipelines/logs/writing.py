@@ -26,7 +26,7 @@ def task(name: str, kind: str, **more: Any) -> dict[str, Any]:
 
 
 def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table, items: pa.Table) -> None:
-    """Writes ``out/ranker.toml``, ``out/log/date=YYYY-MM-DD/part-0.parquet``, ``out/users.parquet``, ``out/items.parquet``.
+    """Writes ``ranker.toml``, ``log/date=YYYY-MM-DD/part-0.parquet``, ``users.parquet`` and ``items.parquet``.
 
     Args:
         out: new or empty folder; appears whole or not at all.

@@ -1,0 +1,1 @@
+"""Training: examples, convergence of the gates, the loop."""

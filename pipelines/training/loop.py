@@ -49,6 +49,7 @@ class Trainer:
         self.steps = self._settings.epochs * self._steps_per_epoch
         self.convergence = Convergence(self._settings.convergence, model.gate, self.steps)
         self._optimiser = make_optimiser(model, self._settings)
+        self._rates = [group["lr"] for group in self._optimiser.param_groups]
         self._weights = torch.tensor([task.weight for task in config.tasks])
         self._best, self._checks_since_best = math.inf, 0
 
@@ -91,15 +92,26 @@ class Trainer:
         """One optimiser step; the data loss of each task, without penalties."""
         self._model.train()
         self.convergence.before(step)
+        self._decay(step)
         losses = task_losses(self._model(examples.inputs), examples.labels, self._config.tasks)
         loss = losses @ self._weights + self.convergence.penalty(step)
         if not bool(loss.isfinite()):
-            worst = [task.name for task, value in zip(self._config.tasks, losses, strict=True) if not bool(value.isfinite())]
-            raise RankerError(f"step {step}: the loss of {', '.join(worst)} is not finite; lower training.learning_rate")
+            worst = [
+                task.name for task, value in zip(self._config.tasks, losses, strict=True) if not bool(value.isfinite())
+            ]
+            raise RankerError(
+                f"step {step}: the loss of {', '.join(worst)} is not finite; lower training.learning_rate"
+            )
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self._optimiser.step()
         return losses.detach()
+
+    def _decay(self, step: int) -> None:
+        """Lets every learning rate fall linearly to 0 once the experts are chosen."""
+        left = (self.steps - step + 1) / (self.steps - self.convergence.last_step)
+        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * min(1.0, left)
 
     def _conclude_selection(self, step: int) -> None:
         selection = self._model.gate.selection(self._config.task_names)

@@ -15,7 +15,11 @@ def make_optimiser(model: Mixture, config: TrainingConfig) -> torch.optim.AdamW:
     trunk = [model.norm, model.experts, model.towers, model.output]
     groups = [
         {"params": list(model.embeddings.parameters()), "lr": rate.embeddings, "weight_decay": 0.0},
-        {"params": [p for part in trunk for p in part.parameters()], "lr": rate.trunk, "weight_decay": config.weight_decay},
+        {
+            "params": [p for part in trunk for p in part.parameters()],
+            "lr": rate.trunk,
+            "weight_decay": config.weight_decay,
+        },
         {"params": list(model.gate.parameters()), "lr": rate.gates, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]])

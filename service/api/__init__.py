@@ -1,0 +1,1 @@
+"""HTTP: messages and routes."""

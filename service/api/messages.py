@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, JsonValue, PositiveFloat, PositiveInt, StrictInt, StrictStr, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PositiveFloat,
+    PositiveInt,
+    StrictInt,
+    StrictStr,
+    Tag,
+)
 
 Id = Annotated[StrictInt | StrictStr, Field(description="an integer or a string, as in the log")]
 Features = Annotated[dict[str, JsonValue], Field(description="by the column's name in the log; null is left out")]

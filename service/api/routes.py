@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pydantic_core
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from service.api.messages import ModelMetadata, RankRequest, RankResponse
 from service.engine.candidates import item_ids
@@ -19,7 +19,7 @@ from service.settings import Settings
 
 def ranking_routes(settings: Settings, repository: Repository, runtime: Runtime, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
-    router = APIRouter(tags=["ranking"])
+    router = APIRouter(tags=["ranking"], dependencies=[Depends(require_json)])
     documented: Any = {"response_model": RankResponse, "responses": DOCUMENTED}
 
     async def answer(request: RankRequest, http: Request, served: Served) -> Response:
@@ -82,6 +82,17 @@ def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
         return Response(metrics.exposition(), media_type=metrics.content_type)
 
     return router
+
+
+def require_json(http: Request) -> None:
+    """Refuses a body that is not declared as JSON.
+
+    Raises:
+        Problem: 415.
+    """
+    kind = http.headers.get("content-type", "")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        raise Problem(415, f"Content-Type is {kind or 'missing'!r}: send application/json")
 
 
 def rank_document(ranked: Ranked, served: Served, request: RankRequest, request_id: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The request path behind the API."""

@@ -26,15 +26,18 @@ def to_table(request: RankRequest, schema: Schema) -> pa.Table:
     count = len(ids)
     columns: dict[str, pa.Array] = {schema.columns.item: _id_array(ids)}
     columns[schema.columns.user] = _repeat(_id_array([request.user.id]), count)
-    shared: tuple[tuple[Owner, Mapping[str, Any]], ...] = (("user", request.user.features), ("context", request.context))
+    shared: tuple[tuple[Owner, Mapping[str, Any]], ...] = (
+        ("user", request.user.features),
+        ("context", request.context),
+    )
     for owner, features in shared:
         for column, feature in _known(schema, owner, features).items():
-            columns[column] = _repeat(_array([features[column]], feature, owner, rows=False), count)
+            columns[column] = _repeat(_array([features[column]], feature, owner), count)
     for column, values in _item_features(request).items():
         feature = _known(schema, "item", [column])[column]
         if len(values) != count:
             raise invalid(f"items.features.{column}", f"has {len(values)} values for {count} ids: give one for each")
-        columns[column] = _array(values, feature, "item", rows=True)
+        columns[column] = _array(values, feature, "item")
     return pa.table(columns)
 
 
@@ -54,7 +57,9 @@ def _require_distinct(ids: Sequence[int | str]) -> None:
     if len(set(ids)) < len(ids):
         repeated = next(value for value, times in Counter(ids).items() if times > 1)
         first, second = [i for i, value in enumerate(ids) if value == repeated][:2]
-        raise invalid(f"items[{second}].id", f"candidate {repeated!r} stands at {first} already: send each candidate once")
+        raise invalid(
+            f"items[{second}].id", f"candidate {repeated!r} stands at {first} already: send each candidate once"
+        )
 
 
 def _known(schema: Schema, owner: Owner, names: Iterable[str]) -> dict[str, Feature]:
@@ -62,24 +67,27 @@ def _known(schema: Schema, owner: Owner, names: Iterable[str]) -> dict[str, Feat
     features = {f.column: f for f in schema.features if f.owner == owner and f.column != schema.id_column(owner)}
     for name in names:
         if name not in features:
-            raise invalid(f"{_place(owner)}.{name}", f"unknown {owner} feature: this ranker reads {', '.join(features) or 'none'}")
+            raise invalid(
+                f"{_place(owner)}.{name}", f"unknown {owner} feature: this ranker reads {', '.join(features) or 'none'}"
+            )
     return {name: features[name] for name in names}
 
 
-def _place(owner: Owner) -> str:
-    return {"user": "user.features", "item": "items.features", "context": "context"}[owner]
+def _place(owner: Owner, row: int | None = None) -> str:
+    items = "items.features" if row is None else f"items[{row}].features"
+    return {"user": "user.features", "item": items, "context": "context"}[owner]
 
 
-def _array(values: Sequence[Any], feature: Feature, owner: Owner, *, rows: bool) -> pa.Array:
+def _array(values: Sequence[Any], feature: Feature, owner: Owner) -> pa.Array:
     allowed, what = _allowed(feature)
     for row, value in enumerate(values):
         if value is not None and not allowed(value):
-            where = f"items[{row}].features.{feature.column}" if rows else f"{_place(owner)}.{feature.column}"
-            raise invalid(where, f"must be {what}, not {value!r:.80}")
+            where = _place(owner, row)
+            raise invalid(f"{where}.{feature.column}", f"must be {what}, not {value!r:.80}")
     try:
         return pa.array(values, pa.float64()) if feature.kind == "numeric" else pa.array(values)
-    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-        raise invalid(f"{_place(owner)}.{feature.column}", "mixes integers and strings, or holds one out of range") from None
+    except (pa.ArrowException, UnicodeEncodeError):
+        raise invalid(f"{_place(owner)}.{feature.column}", "mixes integers and strings: send one of the two") from None
 
 
 def _allowed(feature: Feature) -> tuple[Any, str]:
@@ -87,15 +95,15 @@ def _allowed(feature: Feature) -> tuple[Any, str]:
         return isinstance(value, int | float) and not isinstance(value, bool)
 
     def identifier(value: Any) -> bool:
-        return isinstance(value, int | str)
+        return isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**63)
 
     def bag(value: Any) -> bool:
         return isinstance(value, list) and all(v is None or identifier(v) for v in value)
 
     return {
         "numeric": (number, "a number"),
-        "categorical": (identifier, "an integer or a string"),
-        "bag": (bag, "a list of integers or strings"),
+        "categorical": (identifier, "a 64-bit integer or a string"),
+        "bag": (bag, "a list of 64-bit integers or strings"),
     }[feature.kind]
 
 
@@ -116,6 +124,6 @@ def invalid(field: str, reason: str) -> Problem:
 
 def explained(error: InvalidInputError, schema: Schema) -> Problem:
     """A ranker's complaint about a column, in terms of the request."""
-    places = {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
-    places |= {f.column: f"{_place(f.owner)}.{f.column}" for f in schema.features if f.column not in places}
-    return invalid(places.get(error.field, error.field), error.reason)
+    places = {f.column: f"{_place(f.owner, error.row)}.{f.column}" for f in schema.features}
+    places |= {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
+    return invalid(places[error.field], error.reason)

@@ -63,7 +63,9 @@ def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
     )
 
 
-def objective_weights(ranker: FrozenRanker, tasks: list[Task], asked: dict[str, float] | None) -> npt.NDArray[np.float64]:
+def objective_weights(
+    ranker: FrozenRanker, tasks: list[Task], asked: dict[str, float] | None
+) -> npt.NDArray[np.float64]:
     """Weight of each task [tasks] in the score that sorts: as asked, else the bundle's, else the first task alone."""
     names = [task.name for task in tasks]
     for task in asked or {}:

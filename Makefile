@@ -1,0 +1,43 @@
+# Two commands matter: `make demo` runs the whole loop, `make test` passes the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+
+.PHONY: demo serve test test-fast lint clean
+
+demo: .venv/train
+	$(BIN)/ranker demo --dir demo
+
+serve: .venv/train
+	@test -d demo/repository || { echo "nothing is published yet: run 'make demo' first"; exit 1; }
+	$(BIN)/ranker serve demo/repository
+
+test: .venv/dev
+	$(BIN)/pytest
+
+test-fast: .venv/dev
+	$(BIN)/pytest -m "not slow"
+
+lint: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf .venv demo
+
+# Locked environments: exact pins, installed without resolving.
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; name it with make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/train: requirements/serve.lock requirements/train.lock pyproject.toml | .venv/bin/python
+	@echo "installing the locked packages into .venv (a few minutes the first time)"
+	$(PIP) -r requirements/train.lock
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+.venv/dev: requirements/dev.lock .venv/train
+	$(PIP) -r requirements/dev.lock
+	@touch $@
