@@ -72,7 +72,10 @@ class ConvergenceConfig(Record):
 
 
 class LearningRates(Record):
-    """Adam's step sizes, by part of the model; gates need about ten times the others'."""
+    """Adam's step sizes, by part of the model; gates need about ten times the others'.
+
+    They fall linearly to 0 from the moment that the experts are chosen.
+    """
 
     embeddings: PositiveFloat = 1e-3
     trunk: PositiveFloat = 1e-3
@@ -83,8 +86,8 @@ class TrainingConfig(Record):
     """The loop.
 
     Attributes:
-        epochs: passes over the training split.
-        batch_size: rows a step.
+        epochs: passes over the training split; ids overfit in the second one on most logs.
+        batch_size: rows a step; small logs want smaller batches, so that there are enough steps to converge.
         learning_rate: by part of the model.
         weight_decay: on experts and towers only; never on gates, whose codes it would pull back from binary.
         shuffle_rows: rows that are held in memory and shuffled together.
@@ -93,8 +96,8 @@ class TrainingConfig(Record):
         seed: of initialisation, shuffling and dropout.
     """
 
-    epochs: PositiveInt = 2
-    batch_size: Annotated[int, Field(ge=2)] = 2048
+    epochs: PositiveInt = 1
+    batch_size: Annotated[int, Field(ge=2)] = 512
     learning_rate: LearningRates = LearningRates()
     weight_decay: NonNegativeFloat = 0.0
     shuffle_rows: PositiveInt = 262_144

@@ -1,0 +1,95 @@
+"""Fixtures that several rooms share: a small generated log, a run trained on it, its bundle, a repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipelines import config as configs
+from pipelines.config import Config
+from pipelines.freezing import freeze_run
+from pipelines.logs.synthetic import generate
+from pipelines.publishing import publish
+from pipelines.run_folder import RunFolder
+from pipelines.train import train
+from ranking.schema import Schema
+
+ROWS = 6_000
+
+RAW_SCHEMA: dict[str, Any] = {
+    "name": "shop",
+    "features": [
+        {"name": "user_id", "kind": "categorical", "owner": "user"},
+        {"name": "item_id", "kind": "categorical", "owner": "item"},
+        {"name": "age", "kind": "numeric", "owner": "user"},
+        {"name": "price", "kind": "numeric", "owner": "item", "transform": "log1p"},
+        {"name": "tags", "kind": "bag", "owner": "item", "dim": 4},
+        {"name": "tab", "kind": "categorical", "owner": "context", "hash_buckets": 7},
+    ],
+    "tasks": [
+        {"name": "click", "kind": "binary", "label": "is_click"},
+        {"name": "watch", "kind": "regression", "label": "seconds", "transform": "log1p"},
+    ],
+}
+"""A schema with every kind of feature and task, for tests that make their own tables."""
+
+
+@pytest.fixture
+def schema() -> Schema:
+    return Schema.model_validate(RAW_SCHEMA)
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small generated log with its ranker.toml; read only."""
+    folder = tmp_path_factory.mktemp("synthetic") / "logs"
+    generate(folder, ROWS, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def config(logs: Path) -> Config:
+    """Configuration of the small log, with a model that trains in seconds."""
+    overrides = ["model.experts=4", "model.expert_layers=[16]", "model.tower_layers=[8]", "training.batch_size=128"]
+    return configs.load(logs / "ranker.toml", overrides)
+
+
+@pytest.fixture(scope="session")
+def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run on the small log; read only."""
+    return train(config, tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="session")
+def bundle(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's bundle; read only."""
+    folder = tmp_path_factory.mktemp("bundles") / "bundle"
+    freeze_run(run.path, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the bundle as version 1 of model "feed"; read only."""
+    folder = tmp_path_factory.mktemp("repositories") / "repository"
+    publish(bundle, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kuairand_raw() -> Path:
+    """The real log's original files; in CI they must be there."""
+    folder = Path(os.environ.get("RANKER_DATA", "../shared/data")) / "kuairand-pure"
+    if not folder.is_dir():
+        message = f"{folder} is not there; set RANKER_DATA to the folder that holds kuairand-pure"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    torch.manual_seed(0)

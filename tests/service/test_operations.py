@@ -1,0 +1,136 @@
+"""Health, metadata, metrics, ids: what an operator looks at."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipelines.demo import post, service
+from pipelines.publishing import publish
+from ranking import BundleError, FrozenRanker
+from service.app import create_app
+from service.settings import Settings
+
+
+def test_live_and_ready(client: TestClient) -> None:
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v2/models/feed/ready").json() == {"name": "feed", "version": "1", "ready": True}
+    assert client.get("/v2/models/nope/ready").status_code == 404
+
+
+def test_metadata_says_what_goes_in_and_comes_out(client: TestClient, ranker: FrozenRanker) -> None:
+    metadata = client.get("/v2/models/feed").json()
+    assert metadata["versions"] == ["1"]
+    assert {"name": "price", "kind": "numeric", "owner": "item"} in metadata["inputs"]
+    assert [output["name"] for output in metadata["outputs"]] == ranker.schema.task_names
+    assert metadata["experts_used"] == ranker.selection.experts_used
+
+
+def test_the_openapi_document_describes_request_answer_and_errors(client: TestClient) -> None:
+    operation = client.get("/openapi.json").json()["paths"]["/v1/rank"]["post"]
+    assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/RankRequest")
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/RankResponse")
+    assert {"400", "404", "413", "415", "422", "504"} <= set(operation["responses"])
+    assert client.get("/docs").status_code == 200
+
+
+def test_metrics_count_requests_rows_and_missing_features(repository: Path) -> None:
+    with TestClient(create_app(Settings(repository=repository))) as client:
+        client.post("/v1/rank", json={"items": [{"id": "v1"}, {"id": "never"}], "tasks": ["click"]})
+        client.post("/v1/rank", json={"items": 3})
+        client.post("/v1/models/nope/rank", json={"items": []})
+        text = client.get("/metrics").text
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["ranker_requests_total", "200"] == 1
+    assert samples["ranker_requests_total", "422"] == 1
+    assert samples["ranker_requests_total", "404"] == 1
+    assert samples["ranker_request_seconds_count",] == 3
+    assert samples["ranker_rows_scored_total", "feed"] == 2
+    assert samples["ranker_missing_features_total", "feed"] > 0
+    assert samples["ranker_model_info", "feed", "1"] == 1
+
+
+def test_request_id_and_trace_are_echoed(client: TestClient, request_body: dict[str, Any]) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    response = client.post("/v1/rank", json=request_body, headers={"X-Request-ID": "abc-1", "traceparent": trace})
+    assert response.headers["x-request-id"] == "abc-1"
+    assert response.headers["traceparent"] == trace
+    assert response.json()["request_id"] == "r-1"  # the body's own id names the ranking
+    del request_body["request_id"]
+    response = client.post("/v1/rank", json=request_body, headers={"X-Request-ID": "abc-2"})
+    assert response.json()["request_id"] == "abc-2"
+    response = client.post("/v1/rank", json=request_body, headers={"X-Request-ID": "line\tbreak"})
+    assert response.headers["x-request-id"] == response.json()["request_id"] != "line\tbreak"
+
+
+def test_several_models_need_a_name_unless_one_is_the_default(bundle: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        publish(bundle, tmp_path, name)
+    with TestClient(create_app(Settings(repository=tmp_path))) as client:
+        assert client.post("/v1/rank", json={"items": []}).status_code == 404
+        assert client.post("/v1/models/b/rank", json={"items": []}).json()["model"] == "b"
+    with TestClient(create_app(Settings(repository=tmp_path, default_model="b"))) as client:
+        assert client.post("/v1/rank", json={"items": []}).json()["model"] == "b"
+
+
+def test_an_empty_or_unknown_or_altered_repository_is_refused_at_start(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="ranker publish"):
+        create_app(Settings(repository=tmp_path / "nowhere"))
+    with pytest.raises(BundleError, match="holds no published model"):
+        create_app(Settings(repository=tmp_path))
+    publish(bundle, tmp_path, "feed")
+    with pytest.raises(BundleError, match="no model 'other'"):
+        create_app(Settings(repository=tmp_path, default_model="other"))
+    weights = tmp_path / "feed" / "1" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(BundleError, match=r"weights\.safetensors was altered"):
+        create_app(Settings(repository=tmp_path))
+
+
+def test_a_real_process_serves_and_stops(repository: Path, request_body: dict[str, Any]) -> None:
+    with service(repository) as url:
+        answer = post(f"{url}/v1/rank", request_body)
+    assert len(answer["items"]) == len(request_body["items"])
+
+
+WITHOUT_TORCHREC = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torchrec", "fbgemm_gpu"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Refuse())
+from fastapi.testclient import TestClient
+from service.app import create_app
+from service.settings import Settings
+import json
+
+with TestClient(create_app(Settings(repository=sys.argv[1]))) as client:
+    print(json.dumps(client.post("/v1/rank", json=json.loads(sys.argv[2])).json()))
+assert not any(name.split(".")[0] in ("torchrec", "fbgemm_gpu", "pipelines") for name in sys.modules)
+"""
+
+
+def test_serving_needs_neither_torchrec_nor_the_pipelines(
+    client: TestClient, repository: Path, request_body: dict[str, Any], tmp_path: Path
+) -> None:
+    published = shutil.copytree(repository, tmp_path / "repository")
+    command = [sys.executable, "-c", WITHOUT_TORCHREC, str(published), json.dumps(request_body)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == client.post("/v1/rank", json=request_body).json()
