@@ -1,0 +1,80 @@
+"""What the default settings must reach: on the real log, and against the oracle of generated ones. Minutes each."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+
+from ranking import metrics
+
+SEEDS = (0, 1, 2)
+
+pytestmark = pytest.mark.slow
+
+
+def ranker(*arguments: str | Path) -> str:
+    """Runs the command line as a user does; its standard output."""
+    command = [sys.executable, "-m", "pipelines.cli", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def train(config: Path, run: Path, seed: int) -> dict[str, Any]:
+    """Trains one seed; the evaluation of its test split."""
+    ranker("train", config, "--run", run, "--set", f"training.seed={seed}")
+    selection = json.loads((run / "selection.json").read_text())
+    assert selection["converged"]
+    assert selection["binary_at_step"] < selection["steps"]
+    for weights in selection["tasks"].values():
+        assert 1 <= len(weights) <= selection["k"]
+        assert sum(weights.values()) == pytest.approx(1.0, abs=1e-5)
+    evaluation: dict[str, Any] = json.loads((run / "evaluation.json").read_text())
+    return evaluation
+
+
+def test_kuairand_from_raw_files_to_a_published_version(kuairand_raw: Path, tmp_path: Path) -> None:
+    start = time.monotonic()
+    ranker("logs", "kuairand", "--raw", kuairand_raw, "--out", tmp_path / "logs")
+    evaluations = [train(tmp_path / "logs" / "ranker.toml", tmp_path / f"run-{seed}", seed) for seed in SEEDS]
+    one_seed = (time.monotonic() - start) / len(SEEDS)
+    assert json.loads(ranker("evaluate", tmp_path / "run-0", "--json")) == evaluations[0]
+    ranker("freeze", tmp_path / "run-0", "--out", tmp_path / "bundle")
+    ranker("publish", tmp_path / "bundle", tmp_path / "repository")
+    assert one_seed < 15 * 60
+    peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert peak_bytes < 4 * 2**30
+
+    def mean(task: str, measure: str) -> float:
+        return float(np.mean([evaluation["tasks"][task][measure] for evaluation in evaluations]))
+
+    reached = {task: mean(task, "auc") for task in ("click", "long_view", "like", "profile_enter")}
+    assert reached["click"] >= 0.718, reached
+    assert reached["long_view"] >= 0.722, reached
+    assert reached["like"] >= 0.775, reached
+    assert reached["profile_enter"] >= 0.675, reached
+    assert mean("watch_time", "rmse") <= 1.225
+    for rare in ("follow", "comment", "forward", "hate"):
+        low, high = evaluations[0]["tasks"][rare]["auc_interval"]
+        assert low < evaluations[0]["tasks"][rare]["auc"] < high
+
+
+def test_synthetic_ranking_comes_close_to_the_oracle(tmp_path: Path) -> None:
+    ranker("logs", "synthetic", "--out", tmp_path / "logs", "--rows", "200000")
+    test = ds.dataset(tmp_path / "logs" / "log", partitioning="hive").to_table(filter=ds.field("date") == "2026-01-10")
+    evaluations = [train(tmp_path / "logs" / "ranker.toml", tmp_path / f"run-{seed}", seed) for seed in SEEDS]
+    shares = []
+    for task in ("click", "long_view", "share", "like", "follow", "dislike"):
+        oracle = metrics.auc(test[task].to_numpy().astype(np.float64), test[f"true_{task}"].to_numpy())
+        assert oracle is not None
+        shares += [(evaluation["tasks"][task]["auc"] - 0.5) / (oracle - 0.5) for evaluation in evaluations]
+    assert np.mean(shares) >= 0.85, shares
