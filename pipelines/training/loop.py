@@ -116,6 +116,11 @@ class Trainer:
     def _conclude_selection(self, step: int) -> None:
         selection = self._model.gate.selection(self._config.task_names)
         keep_experts(self._model, self._optimiser, selection.experts_used)
+        if self.convergence.snapped_codes:
+            say(
+                f"step {step}: {self.convergence.snapped_codes} selectors were not binary when the ramp ended and were "
+                "snapped; a longer ramp or a larger training.learning_rate.gates lets them choose"
+            )
         say(
             f"step {step}: the gates chose {len(selection.experts_used)} of {selection.num_experts} experts "
             f"(binary since step {self.convergence.binary_at_step}); only these train on"
