@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in TRAINING_EXTRAS:
             raise
-        print(f"ranker: this command needs {error.name}: install requirements/train.lock", file=sys.stderr)
+        how = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda.lock"
+        print(f"ranker: this command needs {error.name}, which serving does without: {how}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("ranker: interrupted", file=sys.stderr)
