@@ -25,8 +25,8 @@ UNKNOWN = -124
 SIGNALS = {
     "click": ("is_click", 1.0, "engagement"),
     "long_view": ("long_view", 1.0, "engagement"),
-    "like": ("is_like", 5.0, "satisfaction"),
-    "profile_enter": ("is_profile_enter", 5.0, "engagement"),
+    "like": ("is_like", 10.0, "satisfaction"),
+    "profile_enter": ("is_profile_enter", 10.0, "engagement"),
     "comment": ("is_comment", 10.0, "satisfaction"),
     "follow": ("is_follow", 10.0, "satisfaction"),
     "forward": ("is_forward", 10.0, "satisfaction"),
