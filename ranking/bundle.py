@@ -39,6 +39,12 @@ SUMS = "SHA256SUMS"
 TOLERANCE = 1e-5
 """Largest difference, absolute and relative, between golden scores and those of another machine."""
 
+MISFITS = (
+    *(LookupError, AttributeError, RuntimeError, ValueError, TypeError, OSError),
+    *(pa.ArrowException, SafetensorError, RankerError),
+)
+"""What reading files raises that are whole, but do not fit together."""
+
 OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 
@@ -94,11 +100,11 @@ def load(folder: str | Path) -> FrozenRanker:
     try:
         ranker, golden = _read(folder)
         scores, _ = ranker.score_completed(_table(golden["inputs"]), ranker.schema.tasks)
-    except ValidationError as error:
-        raise BundleError(f"{folder}/manifest.json: {explain(error, {})}") from None
-    except (KeyError, ValueError, TypeError, OSError, pa.ArrowException, SafetensorError, RankerError) as error:
+        expected = _table(golden["scores"])
+        if expected.column_names != ranker.schema.task_names or len(expected) != len(scores):
+            raise ValueError("golden scores are not those of the tasks")
+    except MISFITS as error:
         raise BundleError(f"{folder} does not hold together: {error}; freeze the run again") from error
-    expected = _table(golden["scores"])
     for task, column in zip(ranker.schema.task_names, scores.numpy().T, strict=True):
         golden_scores = expected[task].to_numpy()
         if not np.allclose(column, golden_scores, rtol=TOLERANCE, atol=TOLERANCE):
@@ -111,7 +117,10 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     if manifest["format"] != FORMAT:
         raise BundleError(f"format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker")
-    schema = Schema.model_validate(manifest["schema"])
+    try:
+        schema = Schema.model_validate(manifest["schema"])
+    except ValidationError as error:
+        raise BundleError(f"manifest.json: {explain(error, manifest['schema'])}") from None
     tables = {}
     for owner in OWNERS:
         file = folder / f"{owner}s.parquet"

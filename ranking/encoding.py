@@ -81,6 +81,10 @@ def _take(bag: Bag, rows: Tensor) -> Bag:
     return Bag(bag.values[torch.repeat_interleave(starts[rows], lengths) + within], lengths)
 
 
+LARGEST = 1e15
+"""Numbers are kept within ±this after scaling, so that no layer overflows float32."""
+
+
 class Vocabulary:
     """Known ids of one embedding table, most frequent first; row 0 is missing, row 1 unseen, then the ids.
 
@@ -188,7 +192,7 @@ class Encoder:
             scale, column = self.scales[number.name], columns[number.column]
             values = (transformed(column, number.transform) - scale.shift) / scale.scale
             unknown = np.isnan(values)
-            dense[:, i] = np.where(unknown, scale.fill, values)
+            dense[:, i] = np.where(unknown, scale.fill, np.clip(values, -LARGEST, LARGEST))
             if scale.flagged:
                 dense[:, flag] = unknown
                 flag += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,15 +29,15 @@ def canonical(column: pa.Array, feature: Feature) -> pa.Array:
         return column
     if isinstance(feature, NumericFeature):
         if _is_number(kind):
-            return column.cast(pa.int8() if pa.types.is_boolean(kind) else pa.float64()).cast(pa.float64())
+            return column.cast(pa.int8() if pa.types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
         raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is numeric: write numbers")
     if feature.kind == "categorical":
         return _ids(column, feature)
     if not _is_list(kind):
         raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is a bag: write lists of ids")
-    values = _plain(column.values)
+    values = _plain(pc.list_flatten(column))  # what lies outside a slice or under a null is no part of the column
     values = values if pa.types.is_null(values.type) else _ids(values, feature)
-    offsets = pa.array(column.offsets.to_numpy(), pa.int64())  # a copy: the column may be a slice
+    offsets = pa.array(np.append(0, np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, values, mask=pc.is_null(column) if column.null_count else None)
 
 
@@ -124,6 +125,8 @@ class FeatureTable:
         ids = table[key].combine_chunks()
         if pa.types.is_dictionary(ids.type):
             ids = ids.dictionary_decode()
+        if pa.types.is_floating(ids.type):
+            ids = as_type(ids, pa.int64(), key)
         values = ids.to_pylist()
         self._row = {value: row for row, value in enumerate(values)}
         if None in self._row:
@@ -156,7 +159,7 @@ def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTabl
         InvalidInputError: a column has a type that its feature cannot have.
     """
     by_column: dict[str, Feature] = {}
-    for feature in schema.features:
+    for feature in (*schema.sparse, *schema.numerics):  # ids decide: a number can be read from them
         by_column.setdefault(feature.column, feature)
     found: dict[str, pa.Array] = {}
     for owner, lookup in tables.items():
@@ -179,16 +182,25 @@ def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTabl
 
 
 def _first_known(given: pa.Array | None, known: pa.Array | None, feature: Feature) -> pa.Array | None:
+    """``given`` with its nulls filled from ``known``; either may be None or of Arrow's null type."""
     if given is None or known is None or given.null_count == 0:
         return known if given is None else given
-    if pa.types.is_null(given.type):
-        return known
-    if feature.kind == "bag":  # Arrow's coalesce has no kernel for lists of another type
-        known = known.cast(given.type)
-        both = pa.concat_arrays([given, known])
-        rows = pc.if_else(pc.is_valid(given), pa.array(range(len(given))), pa.array(range(len(given), 2 * len(given))))
-        return both.take(rows)
-    return pc.coalesce(given, as_type(known, given.type, feature.column))
+    if pa.types.is_null(given.type) or pa.types.is_null(known.type):
+        return known if pa.types.is_null(given.type) else given
+    if feature.kind != "bag":
+        return pc.coalesce(given, as_type(known, given.type, feature.column))
+    kind = known.type if pa.types.is_null(given.type.value_type) else given.type
+    both = pa.concat_arrays([_as_bag(given, kind, feature.column), _as_bag(known, kind, feature.column)])
+    rows = np.arange(len(given))  # Arrow's coalesce has no kernel for lists
+    return both.take(pa.array(np.where(given.is_valid().to_numpy(zero_copy_only=False), rows, rows + len(given))))
+
+
+def _as_bag(bags: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
+    """Bags whose ids are integers or strings as ``kind`` has them; ``bags`` is canonical."""
+    values = bags.values.cast(kind.value_type) if pa.types.is_null(bags.type.value_type) else bags.values
+    return pa.LargeListArray.from_arrays(
+        bags.offsets, as_type(values, kind.value_type, field), mask=bags.is_null() if bags.null_count else None
+    )
 
 
 def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:

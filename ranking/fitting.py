@@ -24,12 +24,15 @@ class _Moments:
     nulls: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
 
     def add(self, column: pa.Array, transform: str) -> None:
         values = transformed(column.drop_null(), transform)
         self.nulls += column.null_count
         if not len(values):
             return
+        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
         count, mean = len(values), float(values.mean())
         total, delta = self.count + count, mean - self.mean
         self.squares += float(np.square(values - mean).sum()) + delta**2 * self.count * count / total
@@ -40,7 +43,7 @@ class _Moments:
         flagged = self.nulls > 0
         if feature.transform == "none":
             return Scale(shift=0.0, scale=1.0, fill=self.mean, flagged=flagged)
-        std = math.sqrt(self.squares / self.count) if self.count else 0.0
+        std = math.sqrt(self.squares / self.count) if self.low < self.high else 0.0
         return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, flagged=flagged)
 
 

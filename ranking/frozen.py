@@ -27,7 +27,7 @@ Layer = tuple[Tensor, Tensor]
 
 
 class FrozenGraph:
-    """Tensors in, outputs out.
+    """Tensors in, outputs out. The reference: in float64, so that a row's scores do not depend on the rows beside it.
 
     Weights by name: ``embedding.TABLE`` [rows, dim]; ``expert.E.L.weight`` and ``.bias`` for layer L of expert E (the
     batch norm is folded into layer 0); ``tower.TASK.L.weight`` and ``.bias``, the last layer giving the output.
@@ -46,8 +46,8 @@ class FrozenGraph:
         self._towers = {task: _layers(weights, f"tower.{task}") for task in schema.task_names}
 
     def __call__(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
-        """Outputs [batch, tasks]: a logit for a binary task, the (transformed) number for a regression."""
-        x = torch.cat([*self._embedded(inputs), inputs.dense], 1)
+        """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number for a regression."""
+        x = torch.cat([*self._embedded(inputs), inputs.dense], 1).double()
         experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
         return torch.cat([self._task(task, experts) for task in tasks], 1)
 
@@ -81,7 +81,7 @@ def _layers(weights: Mapping[str, Tensor], prefix: str) -> list[Layer]:
     layers: list[Layer] = []
     while f"{prefix}.{len(layers)}.weight" in weights:
         name = f"{prefix}.{len(layers)}"
-        layers.append((weights[f"{name}.weight"], weights[f"{name}.bias"]))
+        layers.append((weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double()))
     return layers
 
 
@@ -142,12 +142,12 @@ class FrozenRanker:
 
     @torch.inference_mode()
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-        """Scores [rows, tasks] of a completed table, and which features were missing [rows, features] bool."""
+        """Scores [rows, tasks] float32 of a completed table, and which features were missing [rows, features] bool."""
         names = [task.name for task in tasks]
         scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.features), dtype=torch.bool)]
         for start in range(0, table.num_rows, SCORE_ROWS):
             inputs = self.encoder.encode(table.slice(start, SCORE_ROWS))
-            scored.append(scores(self.graph(inputs, names), tasks))
+            scored.append(scores(self.graph(inputs, names), tasks).float())
             missing.append(inputs.missing)
         return torch.cat(scored), torch.cat(missing)
 
@@ -160,6 +160,8 @@ class FrozenRanker:
         known = {task.name: task for task in self.schema.tasks}
         if names is None:
             return list(known.values())
+        if not names:
+            raise InvalidInputError("tasks", f"none is asked for: choose from {', '.join(known)}")
         for name in names:
             if name not in known:
                 raise InvalidInputError("tasks", f"unknown task '{name}': choose from {', '.join(known)}")

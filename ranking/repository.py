@@ -40,7 +40,7 @@ def current(repository: Path, name: str) -> int:
         raise BundleError(f"{file} cannot be read: publish a bundle with 'ranker publish'") from None
     except (ValueError, KeyError, TypeError):
         version = None
-    if not isinstance(version, int):
+    if type(version) is not int:
         raise BundleError(f'{file} is damaged: it should read {{"version": N}}')
     return version
 

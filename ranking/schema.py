@@ -22,6 +22,7 @@ from pydantic import (
 
 Owner = Literal["user", "item", "context"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+ColumnName = Annotated[str, Field(min_length=1)]
 
 
 class Record(BaseModel):
@@ -39,7 +40,7 @@ class _Feature(Record):
     """Something known before the impression, read from one column; default column: the feature's name."""
 
     name: Name
-    column: str = ""
+    column: ColumnName = ""
     owner: Owner
 
     @model_validator(mode="before")
@@ -117,7 +118,7 @@ class Task(Record):
 
     name: Name
     kind: Literal["binary", "regression"]
-    label: str = ""
+    label: ColumnName = ""
     transform: Literal["none", "log1p"] = "none"
     weight: PositiveFloat = 1.0
     group: str | None = None
@@ -261,7 +262,11 @@ def _repeated(names: Iterable[str]) -> list[str]:
 def explain(error: ValidationError, data: Any) -> str:
     """One readable line for a pydantic error: each problem by the names in the document, not by index."""
     problems = []
-    for problem in error.errors():
+    errors = error.errors()
+    lists_with_errors = {problem["loc"][0] for problem in errors if len(problem["loc"]) > 1}
+    for problem in errors:
+        if problem["type"] == "too_short" and problem["loc"][0] in lists_with_errors:
+            continue  # pydantic counts the valid entries only
         place: Any = data
         path: list[str] = []
         for key in problem["loc"]:
@@ -286,6 +291,10 @@ def _plain(problem: Any) -> str:
         case "missing":
             key = problem["loc"][-1]
             return "missing; choose user, item or context" if key == "owner" else "missing"
+        case "union_tag_not_found":
+            return "kind is missing; choose categorical, bag or numeric"
+        case "union_tag_invalid":
+            return f"kind is {problem['ctx']['tag']!r}; choose categorical, bag or numeric"
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:

@@ -82,7 +82,7 @@ def _dense_flops(widths: Sequence[int]) -> int:
 
 
 def flops(selection: Selection, shape: Shape) -> dict[str, Any]:
-    """FLOPs a row of experts, mixing and towers: ``dense`` (all), ``frozen`` (chosen), and ``per_task`` (each alone)."""
+    """FLOPs a row of experts, mixing and towers: ``dense`` (all), ``frozen`` (chosen), ``per_task`` (each alone)."""
     tasks = len(selection.tasks)
     used = shape.expert * len(selection.experts_used)
     mixed = sum(shape.mixing(len(chosen)) for chosen in selection.tasks.values())

@@ -1,0 +1,180 @@
+"""A ranker made by hand: every kind of feature, five experts of two layers, gates whose choice is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from ranking.embeddings import Embeddings
+from ranking.encoding import Encoder
+from ranking.features import FeatureTable, complete
+from ranking.fitting import EncoderFitter
+from ranking.frozen import FrozenRanker, freeze
+from ranking.gates import DSelectK
+from ranking.model import GateConfig, Mixture, ModelConfig
+from ranking.schema import Owner, Schema
+
+USERS, ITEMS = 20, 30
+
+HAND: dict[str, Any] = {
+    "name": "hand",
+    "features": [
+        {"name": "user_id", "kind": "categorical", "owner": "user", "dim": 4},
+        {"name": "item_id", "kind": "categorical", "owner": "item", "dim": 4, "min_count": 2},
+        {"name": "country", "kind": "categorical", "owner": "user", "dim": 3, "hash_buckets": 7},
+        {"name": "tab", "kind": "categorical", "owner": "context", "dim": 2},
+        {"name": "genres", "kind": "bag", "owner": "item", "dim": 4},
+        {
+            "name": "liked",
+            "kind": "bag",
+            "owner": "user",
+            "dim": 4,
+            "min_count": 2,
+            "table": "item_id",
+            "pooling": "sum",
+        },
+        {"name": "words", "kind": "bag", "owner": "item", "dim": 3, "hash_buckets": 11, "pooling": "sum"},
+        {"name": "age", "kind": "numeric", "owner": "user"},
+        {"name": "price", "kind": "numeric", "owner": "item", "transform": "log1p"},
+        {"name": "hour", "kind": "numeric", "owner": "context", "transform": "none"},
+    ],
+    "tasks": [
+        {"name": "click", "kind": "binary"},
+        {"name": "like", "kind": "binary"},
+        {"name": "watch", "kind": "regression", "transform": "log1p"},
+        {"name": "rating", "kind": "regression"},
+    ],
+}
+
+HAND_CODES = [[0, 1], [6, 3], [2, 7], [3, 5]]
+"""By task, its selectors' codes. With five experts, codes 5, 6 and 7 stand for experts 0, 1 and 2; nobody chose 4."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads only get in each other's way on tensors as small as these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def hand_schema() -> Schema:
+    return Schema.model_validate(HAND)
+
+
+@pytest.fixture(scope="session")
+def hand_tables() -> dict[Owner, FeatureTable]:
+    """Features of 20 users and 30 items, with gaps."""
+    random = np.random.default_rng(3)
+
+    def sometimes(values: Sequence[Any]) -> list[Any]:
+        return [None if random.random() < 0.15 else value for value in values]
+
+    def bags(pool: Sequence[Any], count: int) -> list[list[Any]]:
+        return [[pool[i] for i in random.integers(len(pool), size=random.integers(0, 4))] for _ in range(count)]
+
+    users = {
+        "user_id": [f"u{i}" for i in range(USERS)],
+        "country": sometimes([f"C{i % 9}" for i in range(USERS)]),
+        "liked": sometimes(bags(range(ITEMS), USERS)),
+        "age": sometimes(random.integers(15, 80, USERS).astype(float).tolist()),
+    }
+    items = {
+        "item_id": list(range(ITEMS)),
+        "genres": sometimes(bags(["drama", "news", "sport", "music"], ITEMS)),
+        "words": sometimes(bags([f"w{i}" for i in range(40)], ITEMS)),
+        "price": sometimes(random.lognormal(1.0, 1.0, ITEMS).tolist()),
+    }
+    return {
+        "user": FeatureTable(pa.table(users), "user_id"),
+        "item": FeatureTable(pa.table(items), "item_id"),
+    }
+
+
+@pytest.fixture(scope="session")
+def draw_rows() -> Callable[[int, int], pa.Table]:
+    """(rows, seed) → raw rows: ids (a few unknown), context and labels (some null); the tables hold the rest."""
+
+    def draw(rows: int, seed: int) -> pa.Table:
+        random = np.random.default_rng(seed)
+
+        def label(values: np.ndarray[Any, Any]) -> pa.Array:
+            return pa.array(values, mask=random.random(rows) < 0.1)
+
+        return pa.table(
+            {
+                "user_id": [f"u{i}" for i in random.integers(USERS + 3, size=rows)],
+                "item_id": random.integers(ITEMS + 3, size=rows),
+                "tab": pa.array(random.choice(["home", "search"], rows), mask=random.random(rows) < 0.1),
+                "hour": pa.array(random.integers(24, size=rows), mask=random.random(rows) < 0.1),
+                "click": label(random.integers(2, size=rows)),
+                "like": label(random.integers(2, size=rows)),
+                "watch": label(random.exponential(10.0, rows)),
+                "rating": label(random.normal(3.0, 1.0, rows)),
+            }
+        )
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def hand_encoder(
+    hand_schema: Schema, hand_tables: dict[Owner, FeatureTable], draw_rows: Callable[[int, int], pa.Table]
+) -> Encoder:
+    fitter = EncoderFitter(hand_schema)
+    fitter.add(complete(draw_rows(300, 0), hand_schema, hand_tables))
+    return fitter.encoder()
+
+
+@pytest.fixture(scope="session")
+def set_codes() -> Callable[[DSelectK, list[list[int]]], None]:
+    """(gate, codes [tasks][k]) → the gate is converged to these codes."""
+
+    def set_(gate: DSelectK, codes: list[list[int]]) -> None:
+        m = gate.z.shape[-1]
+        bits = torch.tensor([[[(code >> j) & 1 for j in range(m)] for code in task] for task in codes])
+        with torch.no_grad():
+            gate.z.copy_((2.0 * bits - 1.0) * gate.gamma)
+
+    return set_
+
+
+@pytest.fixture(scope="session")
+def make_model(
+    hand_schema: Schema, hand_encoder: Encoder, set_codes: Callable[[DSelectK, list[list[int]]], None]
+) -> Callable[[], Mixture]:
+    """A new dense model, the same each time: converged, in eval mode, with a batch norm that does something."""
+
+    def make() -> Mixture:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            embeddings = Embeddings(hand_schema, {name: space.size for name, space in hand_encoder.id_spaces.items()})
+            config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=GateConfig(k=2))
+            model = Mixture(config, len(hand_schema.tasks), embeddings, hand_encoder.dense_size)
+            with torch.no_grad():
+                for table in hand_schema.tables:
+                    embeddings.weight(table).normal_()
+                model.norm.weight.uniform_(0.5, 1.5)
+                model.norm.bias.normal_()
+                model.norm.running_mean.normal_()
+                model.norm.running_var.uniform_(0.3, 3.0)
+                model.gate.alpha.normal_()
+            set_codes(model.gate, HAND_CODES)
+        return model.eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def hand_ranker(
+    make_model: Callable[[], Mixture], hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable]
+) -> FrozenRanker:
+    """The frozen model; read only."""
+    return freeze(make_model(), hand_encoder, hand_tables, {"click": 1.0, "like": 2.0}, {"made_by": "hand"})

@@ -1,0 +1,405 @@
+"""The static DSelect-k gate: a choice of at most k of n experts for each task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import functional_call
+
+from ranking.errors import NotConvergedError
+from ranking.gates import DSelectK, smooth_step
+
+SetCodes = Callable[[DSelectK, list[list[int]]], None]
+
+EXPERTS = [1, 2, 3, 5, 6, 7, 8, 12, 16]
+ROUND = [n for n in EXPERTS if n & (n - 1)]
+"""Numbers of experts that leave surplus codes."""
+
+
+def with_z(gate: DSelectK, z: list[list[list[float]]]) -> DSelectK:
+    with torch.no_grad():
+        gate.z.copy_(torch.tensor(z))
+    return gate
+
+
+def assert_on_simplex(weights: Tensor) -> None:
+    assert weights.isfinite().all()
+    assert (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), rtol=0.0, atol=1e-5)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("k", [0, -1, 5])
+def test_k_lies_between_1_and_n(k: int) -> None:
+    with pytest.raises(ValueError, match=f"k = {k}: choose 1 ≤ k ≤ num_experts = 4"):
+        DSelectK(num_tasks=2, num_experts=4, k=k)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0])
+def test_gamma_is_above_zero(gamma: float) -> None:
+    with pytest.raises(ValueError, match=f"gamma = {gamma}"):
+        DSelectK(num_tasks=2, num_experts=4, k=2, gamma=gamma)
+
+
+@pytest.mark.parametrize(("tasks", "experts"), [(0, 4), (2, 0)])
+def test_there_is_at_least_one_task_and_one_expert(tasks: int, experts: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        DSelectK(tasks, experts, k=1)
+
+
+# How it starts.
+
+
+def test_every_code_starts_near_the_middle_of_the_fractional_region() -> None:
+    gate = DSelectK(num_tasks=50, num_experts=8, k=2, gamma=4.0)
+    assert float(gate.z.detach().abs().max()) <= 0.02 * 4.0
+    assert float(gate.z.detach().std()) > 0.0, "equal selectors would stay equal for ever"
+    assert not gate.converged().any()
+    torch.testing.assert_close(gate(), torch.full((50, 8), 1 / 8), rtol=0.0, atol=0.03)
+
+
+def test_selectors_start_with_equal_weights() -> None:
+    assert torch.equal(DSelectK(3, 8, 2).alpha.detach(), torch.zeros(3, 2))
+
+
+# What it computes.
+
+
+@pytest.mark.parametrize("n", EXPERTS)
+def test_weights_are_a_distribution_over_the_experts(n: int) -> None:
+    gate = DSelectK(num_tasks=6, num_experts=n, k=min(3, n))
+    weights = gate()
+    assert weights.shape == (6, n)
+    assert_on_simplex(weights)
+
+
+@pytest.mark.parametrize("n", EXPERTS)
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.5, 3.0]))
+@settings(max_examples=20, deadline=None)
+def test_weights_stay_a_distribution_wherever_the_codes_are(n: int, seed: int, spread: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    gate = DSelectK(num_tasks=4, num_experts=n, k=min(2, n))
+    with torch.no_grad():
+        gate.z.normal_(std=spread, generator=random)
+        gate.alpha.normal_(std=spread, generator=random)
+    assert_on_simplex(gate())
+    assert_on_simplex(gate.selectors())
+
+
+def test_four_experts_by_hand() -> None:
+    """Equation 3: r(z) = [z̄₁z̄₂, z₁z̄₂, z̄₁z₂, z₁z₂], and equation 6 with softmax(α) = (¾, ¼)."""
+    gate = with_z(DSelectK(num_tasks=1, num_experts=4, k=2), [[[0.25, -0.1], [-1.0, 1.0]]])
+    with torch.no_grad():
+        gate.alpha.copy_(torch.tensor([[math.log(3.0), 0.0]]))
+    first = [0.15625 * 0.648, 0.84375 * 0.648, 0.15625 * 0.352, 0.84375 * 0.352]  # S(¼) = 0.84375, S(−0.1) = 0.352
+    second = [0.0, 0.0, 1.0, 0.0]  # z₁ = 0, z₂ = 1
+    torch.testing.assert_close(gate.selectors(), torch.tensor([[first, second]]))
+    expected = [0.75 * a + 0.25 * b for a, b in zip(first, second, strict=True)]
+    torch.testing.assert_close(gate(), torch.tensor([expected]))
+
+
+@pytest.mark.parametrize("n", [2, 8, 16])
+def test_a_binary_code_chooses_the_expert_of_its_number(n: int, set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=n, num_experts=n, k=1)
+    set_codes(gate, [[code] for code in range(n)])
+    assert torch.equal(gate(), torch.eye(n))
+    assert gate.codes().flatten().tolist() == list(range(n))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_k_distinct_codes_choose_k_experts(k: int, set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=1, num_experts=8, k=k)
+    set_codes(gate, [[1, 6, 3, 4][:k]])
+    assert gate()[0].nonzero().flatten().tolist() == sorted([1, 6, 3, 4][:k])
+
+
+def test_one_expert_is_always_chosen() -> None:
+    gate = DSelectK(num_tasks=2, num_experts=1, k=1)
+    assert torch.equal(gate(), torch.ones(2, 1))
+    assert gate.converged().all()
+    assert gate.selection().tasks == {"0": {0: 1.0}, "1": {0: 1.0}}
+    gate.snap()
+    assert gate.codes_changed() == 0
+
+
+# Surplus codes.
+
+
+@pytest.mark.parametrize("n", ROUND)
+def test_surplus_codes_fold_onto_real_experts(n: int, set_codes: SetCodes) -> None:
+    codes = 2 ** (n - 1).bit_length()
+    gate = DSelectK(num_tasks=codes, num_experts=n, k=1)
+    set_codes(gate, [[code] for code in range(codes)])
+    weights = gate()
+    assert_on_simplex(weights)
+    assert weights.argmax(1).tolist() == [code if code < n else code - n for code in range(codes)]
+    assert (weights.max(1).values == 1.0).all()
+    assert gate.selection().experts_used == list(range(n))
+
+
+@pytest.mark.parametrize("n", ROUND)
+def test_between_codes_a_surplus_codes_share_goes_to_its_expert(n: int) -> None:
+    codes = 2 ** (n - 1).bit_length()
+    folded, full = DSelectK(3, n, 1), DSelectK(3, codes, 1)
+    with torch.no_grad():
+        folded.z.uniform_(-0.5, 0.5)
+        full.z.copy_(folded.z)
+    expected = full()
+    expected[:, : codes - n] += expected[:, n:]
+    torch.testing.assert_close(folded(), expected[:, :n])
+
+
+@pytest.mark.parametrize("n", ROUND)
+@pytest.mark.parametrize("depth", [0.999, 1.0, 5.0], ids=["just inside", "at the edge", "far outside"])
+def test_gradients_are_finite_at_surplus_codes(n: int, depth: float, set_codes: SetCodes) -> None:
+    surplus = list(range(n, 2 ** (n - 1).bit_length()))
+    gate = DSelectK(num_tasks=len(surplus), num_experts=n, k=2)
+    set_codes(gate, [[code, code] for code in surplus])
+    with torch.no_grad():
+        gate.z.mul_(depth / 2)
+    assert_on_simplex(gate())
+    (gate() * torch.randn(len(surplus), n)).sum().backward()
+    for parameter in gate.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
+# Gradients.
+
+
+def test_its_gradients_are_those_of_its_values() -> None:
+    gate = DSelectK(num_tasks=2, num_experts=5, k=2).double()
+    z = torch.empty(2, 2, 3, dtype=torch.float64).uniform_(-0.7, 0.7).requires_grad_()
+    alpha = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+
+    def weights(z: Tensor, alpha: Tensor) -> Tensor:
+        found: Tensor = functional_call(gate, {"z": z, "alpha": alpha}, ())
+        return found
+
+    assert torch.autograd.gradcheck(weights, (z, alpha))
+
+
+def test_every_code_and_selector_weight_learns_at_the_start() -> None:
+    gate = DSelectK(num_tasks=3, num_experts=6, k=2)
+    (gate() * torch.randn(3, 6)).sum().backward()
+    assert gate.z.grad is not None
+    assert gate.alpha.grad is not None
+    assert (gate.z.grad != 0).all()
+    assert (gate.alpha.grad != 0).all()
+
+
+def test_a_binary_code_no_longer_moves(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=1, num_experts=8, k=2)
+    set_codes(gate, [[5, 2]])
+    (gate() * torch.randn(1, 8)).sum().backward()
+    assert gate.z.grad is not None
+    assert torch.equal(gate.z.grad, torch.zeros_like(gate.z))
+
+
+# Precision.
+
+
+def test_it_stays_in_float32_under_autocast() -> None:
+    gate = DSelectK(num_tasks=4, num_experts=6, k=2)
+    with torch.no_grad():
+        gate.z.uniform_(-0.6, 0.6)
+        gate.alpha.normal_()
+    outside = gate()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, overlap = gate(), gate.overlap()
+    assert inside.dtype == overlap.dtype == torch.float32
+    assert torch.equal(inside, outside)
+    assert torch.equal(overlap, gate.overlap())
+
+
+# Convergence.
+
+
+def test_a_gate_has_converged_once_every_code_is_outside_the_region_not_once_it_rounds_to_1() -> None:
+    gate = with_z(DSelectK(num_tasks=1, num_experts=2, k=1), [[[0.5 - 1e-5]]])
+    assert float(smooth_step(gate.z, gate.gamma).detach()) == 1.0, "float32 rounds to 1 already"
+    assert gate.converged().tolist() == [False]
+    assert float(gate.distance()) > 0.0
+    with pytest.raises(NotConvergedError):
+        gate.selection()
+
+
+def test_the_edge_of_the_region_is_outside() -> None:
+    gate = with_z(DSelectK(num_tasks=2, num_experts=4, k=1), [[[0.5, -0.5]], [[0.5, -0.4999]]])
+    assert gate.converged().tolist() == [True, False]
+
+
+def test_converged_is_told_by_task(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=3, num_experts=8, k=2)
+    set_codes(gate, [[1, 2], [3, 4], [5, 6]])
+    with torch.no_grad():
+        gate.z[1, 1, 0] = 0.2
+    assert gate.converged().tolist() == [True, False, True]
+
+
+def test_distance_is_that_of_the_least_binary_code_variable() -> None:
+    gate = with_z(DSelectK(num_tasks=1, num_experts=4, k=2, gamma=2.0), [[[0.25, 3.0], [-1.0, 7.0]]])
+    torch.testing.assert_close(gate.distance(), torch.tensor([[0.75, 0.0]]))
+
+
+@given(
+    st.floats(2**-12, 16.0, width=32),
+    st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=2, max_size=2),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_gate_has_converged_exactly_when_its_distance_is_zero(gamma: float, off: list[float]) -> None:
+    gate = DSelectK(num_tasks=1, num_experts=4, k=1, gamma=gamma)
+    with_z(gate, [[[gamma / 2 * (1 + part) for part in off]]])  # all near the edge
+    assert bool(gate.converged()[0]) == bool((gate.distance() == 0).all())
+
+
+def test_shrinking_gamma_makes_codes_binary() -> None:
+    gate = DSelectK(num_tasks=2, num_experts=8, k=2)
+    before = gate.codes()
+    gate.set_gamma(1e-9)
+    assert gate.converged().all()
+    assert torch.equal(gate.codes(), before)
+
+
+# Snap.
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("seed", range(5))
+def test_snap_makes_any_gate_choose_at_most_k_experts(n: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    k = min(3, n)
+    gate = DSelectK(num_tasks=6, num_experts=n, k=k, gamma=0.3 * (seed + 1))
+    with torch.no_grad():
+        gate.z.normal_(std=float(gate.gamma))
+        gate.alpha.normal_()
+    codes = gate.codes()
+    gate.snap()
+    assert gate.converged().all()
+    assert torch.equal(gate.codes(), codes), "each code goes to its nearer edge"
+    weights = gate()
+    assert_on_simplex(weights)
+    assert int((weights > 0).sum(1).max()) <= k
+    for chosen, row in zip(gate.selection().tasks.values(), weights, strict=True):
+        assert sorted(chosen) == row.nonzero().flatten().tolist()
+        torch.testing.assert_close(row[list(chosen)], torch.tensor(list(chosen.values())))
+
+
+@pytest.mark.parametrize("gamma", [1e-3, 0.3, 1.0])
+def test_snap_changes_nothing_on_a_converged_gate(gamma: float) -> None:
+    gate = DSelectK(num_tasks=4, num_experts=12, k=3, gamma=gamma)
+    with torch.no_grad():
+        gate.z.normal_(std=gamma)
+        gate.z.copy_(torch.where(gate.z.abs() < gamma / 2, gamma, gate.z))
+    z, weights = gate.z.detach().clone(), gate()
+    gate.snap()
+    assert torch.equal(gate.z, z)
+    assert torch.equal(gate(), weights)
+
+
+def test_snap_moves_only_what_is_inside_the_region() -> None:
+    gate = with_z(DSelectK(num_tasks=1, num_experts=8, k=1), [[[0.1, -0.2, 3.0]]])
+    gate.snap()
+    assert gate.z.flatten().tolist() == [0.5, -0.5, 3.0]
+
+
+# Overlap.
+
+
+def test_selectors_that_differ_do_not_overlap(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=2, num_experts=8, k=3)
+    set_codes(gate, [[0, 1, 2], [7, 3, 4]])
+    assert float(gate.overlap().detach()) == 0.0
+
+
+def test_each_pair_of_selectors_that_agree_overlaps_by_one(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=3, num_experts=8, k=3)
+    set_codes(gate, [[0, 0, 2], [5, 5, 5], [1, 2, 3]])
+    assert float(gate.overlap().detach()) == 1.0 + 3.0
+
+
+def test_a_surplus_code_overlaps_with_the_expert_that_it_stands_for(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=1, num_experts=5, k=2)
+    set_codes(gate, [[5, 0]])
+    assert float(gate.overlap().detach()) == 1.0
+
+
+def test_the_overlap_pushes_selectors_apart() -> None:
+    gate = DSelectK(num_tasks=4, num_experts=8, k=2)
+    before = float(gate.overlap().detach())
+    gate.overlap().backward()
+    assert gate.z.grad is not None
+    with torch.no_grad():
+        gate.z.sub_(0.1 * gate.z.grad)
+    assert float(gate.overlap().detach()) < before
+
+
+# Selection.
+
+
+def test_an_unconverged_gate_has_no_selection_and_says_which_selector_is_how_far(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=3, num_experts=4, k=2)
+    set_codes(gate, [[0, 1], [2, 3], [1, 2]])
+    with torch.no_grad():
+        gate.z[1, 1, 0] = 0.1
+        gate.z[2, 0, 1] = -0.25
+    with pytest.raises(NotConvergedError) as caught:
+        gate.selection(["click", "like", "watch"])
+    text = str(caught.value)
+    assert "task 'like' selector 1 is 80.0%" in text
+    assert "task 'watch' selector 0 is 50.0%" in text
+    assert "click" not in text
+
+
+def test_selectors_that_chose_the_same_expert_are_summed(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=1, num_experts=5, k=3)
+    set_codes(gate, [[7, 4, 2]])  # 7 stands for expert 2
+    with torch.no_grad():
+        gate.alpha.copy_(torch.tensor([[1.0, 2.0, 3.0]]))
+    (chosen,) = gate.selection(["click"]).tasks.values()
+    total = math.e + math.e**2 + math.e**3
+    assert list(chosen) == [2, 4]
+    assert chosen == pytest.approx({2: (math.e + math.e**3) / total, 4: math.e**2 / total})
+    torch.testing.assert_close(gate()[0, [2, 4]], torch.tensor(list(chosen.values())))
+
+
+def test_a_selection_says_what_was_chosen_from(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=2, num_experts=6, k=2)
+    set_codes(gate, [[0, 1], [1, 1]])
+    selection = gate.selection()
+    assert (selection.num_experts, selection.k) == (6, 2)
+    assert selection.tasks == {"0": {0: 0.5, 1: 0.5}, "1": {1: 1.0}}
+
+
+# Was it learned?
+
+
+def test_codes_changed_counts_the_selectors_that_left_their_first_choice() -> None:
+    gate = DSelectK(num_tasks=4, num_experts=8, k=2)
+    assert gate.codes_changed() == 0
+    gate.snap()
+    assert gate.codes_changed() == 0, "rounding is not learning"
+    with torch.no_grad():
+        gate.z[0, 0] *= -1
+        gate.z[3, 1, 2] *= -1
+    assert gate.codes_changed() == 2
+
+
+def test_the_first_choice_and_gamma_are_kept_in_the_state() -> None:
+    gate = DSelectK(num_tasks=4, num_experts=8, k=2)
+    gate.set_gamma(0.25)
+    with torch.no_grad():
+        gate.z[0, 0] *= -1
+    again = DSelectK(num_tasks=4, num_experts=8, k=2)
+    again.load_state_dict(gate.state_dict())
+    assert again.codes_changed() == 1
+    assert float(again.gamma) == 0.25
+    assert torch.equal(again(), gate())

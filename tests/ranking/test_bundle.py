@@ -1,0 +1,372 @@
+"""The artefact on disk: whole or not at all, every byte verified, nothing in it that can execute."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ranking
+from ranking import bundle
+from ranking.errors import BundleError
+from ranking.frozen import FrozenRanker
+
+DrawRows = Callable[[int, int], pa.Table]
+
+FILES = [
+    "SHA256SUMS",
+    "encoder/scales.parquet",
+    "encoder/vocabularies/genres.parquet",
+    "encoder/vocabularies/item_id.parquet",
+    "encoder/vocabularies/tab.parquet",
+    "encoder/vocabularies/user_id.parquet",
+    "golden.parquet",
+    "items.parquet",
+    "manifest.json",
+    "users.parquet",
+    "weights.safetensors",
+]
+
+
+@pytest.fixture(scope="module")
+def golden(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> pa.Table:
+    return hand_ranker.complete(draw_rows(16, 11))
+
+
+@pytest.fixture(scope="module")
+def written(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hand-made ranker's bundle; read only."""
+    folder = tmp_path_factory.mktemp("written") / "bundle"
+    bundle.write(hand_ranker, golden, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(written: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle, to be damaged."""
+    return Path(shutil.copytree(written, tmp_path / "bundle"))
+
+
+def sum_again(folder: Path) -> None:
+    """Makes SHA256SUMS agree with whatever the files hold now."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != bundle.SUMS)
+    lines = [f"{bundle.sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
+    (folder / bundle.SUMS).write_text("".join(lines))
+
+
+def edit_manifest(folder: Path, **changes: Any) -> None:
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    sum_again(folder)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BundleError) as caught:
+        ranking.load(folder)
+    return str(caught.value)
+
+
+# What goes in comes out.
+
+
+def test_a_loaded_ranker_scores_as_the_written_one(
+    written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
+) -> None:
+    loaded = ranking.load(written)
+    for tasks in (None, ["watch"], ["rating", "click"]):
+        assert loaded.score(draw_rows(100, 12), tasks).equals(hand_ranker.score(draw_rows(100, 12), tasks))
+
+
+def test_a_loaded_ranker_knows_what_the_written_one_knew(written: Path, hand_ranker: FrozenRanker) -> None:
+    loaded = ranking.load(str(written))
+    assert loaded.schema == hand_ranker.schema
+    assert loaded.selection == hand_ranker.selection
+    assert loaded.objective == hand_ranker.objective
+    assert loaded.details == hand_ranker.details
+    assert {owner: table.table for owner, table in loaded.tables.items()} == {
+        owner: table.table for owner, table in hand_ranker.tables.items()
+    }
+
+
+def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    bare = FrozenRanker(hand_ranker.schema, hand_ranker.encoder, hand_ranker.graph, {}, hand_ranker.objective)
+    bundle.write(bare, golden, tmp_path / "bundle")
+    assert not (tmp_path / "bundle" / "users.parquet").exists()
+    loaded = ranking.load(tmp_path / "bundle")
+    assert loaded.tables == {}
+    assert loaded.score(golden).equals(hand_ranker.score(golden))
+
+
+def test_the_same_ranker_gives_the_same_bytes(
+    written: Path, hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    bundle.write(hand_ranker, golden, tmp_path / "again")
+    assert (tmp_path / "again" / bundle.SUMS).read_text() == (written / bundle.SUMS).read_text()
+
+
+def test_a_bundle_needs_no_golden_rows(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+    bundle.write(hand_ranker, golden.slice(0, 0), tmp_path / "bundle")
+    assert ranking.load(tmp_path / "bundle").schema == hand_ranker.schema
+
+
+# What a bundle is made of.
+
+
+def test_a_bundle_holds_these_files(written: Path) -> None:
+    assert sorted(file.relative_to(written).as_posix() for file in written.rglob("*") if file.is_file()) == FILES
+
+
+def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
+    for folder in (written, bundle):
+        for file in folder.rglob("*"):
+            assert not file.is_symlink()
+            if file.is_file():
+                assert file.name == "SHA256SUMS" or file.suffix in {".json", ".safetensors", ".parquet"}
+                assert not file.stat().st_mode & 0o111, f"{file} is executable"
+
+
+def test_the_manifest_is_json_that_says_what_the_bundle_is(written: Path) -> None:
+    manifest = json.loads((written / "manifest.json").read_text())
+    assert manifest["format"] == 1
+    assert manifest["name"] == "hand"
+    assert manifest["selection"]["experts_used"] == [0, 1, 2, 3]
+    assert manifest["objective"] == {"click": 1.0, "like": 2.0}
+    assert manifest["details"] == {"made_by": "hand"}
+
+
+def test_sha256sum_itself_verifies_a_bundle(written: Path, copied: Path) -> None:
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    found = subprocess.run(command, cwd=written, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count(": OK\n") == len(FILES) - 1
+    (copied / "golden.parquet").write_bytes(b"")
+    assert subprocess.run(command, cwd=copied, capture_output=True, check=False).returncode == 1
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_named(copied: Path, name: str) -> None:
+    file = copied / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert name in refusal(copied)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_byte_is_noticed_and_its_file_named(copied: Path, name: str) -> None:
+    file = copied / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    assert name in refusal(copied)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_deleted_file_is_named(copied: Path, name: str) -> None:
+    (copied / name).unlink()
+    assert name in refusal(copied)
+
+
+@pytest.mark.parametrize("name", ["run.py", "encoder/more.parquet", ".hidden", "encoder/SHA256SUMS"])
+def test_an_added_file_is_named(copied: Path, name: str) -> None:
+    (copied / name).write_text("x")
+    assert f"{name} is not listed" in refusal(copied)
+
+
+def test_a_folder_that_is_no_bundle_says_how_to_make_one(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        assert "ranker freeze" in refusal(folder)
+
+
+def test_an_unknown_format_is_refused(copied: Path) -> None:
+    edit_manifest(copied, format=2)
+    text = refusal(copied)
+    assert "format 2 is not known here (known: 1)" in text
+    assert "update" in text
+
+
+def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(copied: Path) -> None:
+    golden = pq.read_table(copied / "golden.parquet")
+    scores = pa.Table.from_struct_array(golden["scores"].combine_chunks())
+    like = scores["like"].to_numpy().copy()
+    like[3] += 0.01
+    changed = scores.set_column(1, "like", pa.array(like))
+    struct = pa.StructArray.from_arrays(
+        [column.combine_chunks() for column in changed.columns], names=changed.column_names
+    )
+    pq.write_table(golden.set_column(1, "scores", struct), copied / "golden.parquet")
+    sum_again(copied)
+    text = refusal(copied)
+    assert "golden rows score differently" in text
+    assert "task 'like', by up to 0.01" in text
+
+
+def test_other_weights_are_refused_even_if_the_sums_agree(copied: Path) -> None:
+    weights = load_file(copied / "weights.safetensors")
+    weights["tower.watch.1.bias"] = weights["tower.watch.1.bias"] + 0.01
+    save_file(weights, copied / "weights.safetensors")
+    sum_again(copied)
+    assert "golden rows score differently here (task 'watch'" in refusal(copied)
+
+
+def without_weight(folder: Path, name: str) -> None:
+    weights = load_file(folder / "weights.safetensors")
+    del weights[name]
+    save_file(weights, folder / "weights.safetensors")
+
+
+def with_weight(folder: Path, name: str, weight: torch.Tensor) -> None:
+    weights = load_file(folder / "weights.safetensors") | {name: weight}
+    save_file(weights, folder / "weights.safetensors")
+
+
+def with_manifest(folder: Path, key: str, value: Any) -> None:
+    edit_manifest(folder, **{key: value})
+
+
+def with_golden(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(change(pq.read_table(folder / "golden.parquet")), folder / "golden.parquet")
+
+
+def fewer_scores(golden: pa.Table) -> pa.Table:
+    scores = golden["scores"].combine_chunks()
+    return golden.set_column(
+        1, "scores", pa.StructArray.from_arrays([scores.field(0)], names=[scores.type.field(0).name])
+    )
+
+
+INCOHERENT: dict[str, Callable[[Path], object]] = {
+    "no weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
+    "no bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
+    "no layers of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
+    "no embedding": lambda folder: without_weight(folder, "embedding.genres"),
+    "weights of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", torch.zeros(3, 8)),
+    "an embedding with too few rows": lambda folder: with_weight(folder, "embedding.user_id", torch.zeros(2, 4)),
+    "a manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
+    "a manifest that is no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
+    "a manifest that is empty": lambda folder: (folder / "manifest.json").write_text("{}"),
+    "a selection of lists": lambda folder: with_manifest(folder, "selection", {"num_experts": 5, "k": 2, "tasks": []}),
+    "a selection without tasks": lambda folder: with_manifest(
+        folder, "selection", {"num_experts": 5, "k": 2, "tasks": {}}
+    ),
+    "a schema of nothing": lambda folder: with_manifest(folder, "schema", {}),
+    "no golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
+    "no golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
+    "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
+    "weights that are no safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
+    "a table that is no Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
+    "a vocabulary without ids": lambda folder: pq.write_table(
+        pa.table({"key": [1]}), folder / "encoder" / "vocabularies" / "tab.parquet"
+    ),
+    "no vocabulary": lambda folder: (folder / "encoder" / "vocabularies" / "tab.parquet").unlink(),
+    "no scale of a number": lambda folder: pq.write_table(
+        pq.read_table(folder / "encoder" / "scales.parquet").slice(1), folder / "encoder" / "scales.parquet"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INCOHERENT)
+def test_files_that_do_not_fit_together_are_refused_even_if_the_sums_agree(copied: Path, what: str) -> None:
+    INCOHERENT[what](copied)
+    sum_again(copied)
+    assert str(copied) in refusal(copied)
+
+
+def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
+    schema = json.loads((copied / "manifest.json").read_text())["schema"]
+    schema["features"][1]["colour"] = "red"
+    edit_manifest(copied, schema=schema)
+    text = refusal(copied)
+    assert "manifest.json" in text
+    assert "'item_id'.colour: unknown key" in text
+
+
+# Writing.
+
+
+def test_an_existing_folder_is_not_overwritten(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="exists: a bundle is never changed"):
+        bundle.write(hand_ranker, golden, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyError, match="words"):
+        bundle.write(hand_ranker, golden.drop_columns(["words"]), tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
+    with bundle.appearing(tmp_path / "new") as draft:
+        (draft / "file").write_text("x")
+        assert not (tmp_path / "new").exists()
+        assert draft.name.startswith(".")
+    assert (tmp_path / "new" / "file").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_an_interrupted_draft_leaves_nothing_behind(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with bundle.appearing(tmp_path / "new") as draft:
+            (draft / "folder").mkdir()
+            (draft / "folder" / "file").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Elsewhere.
+
+SCORE = """
+import sys
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torchrec", "fbgemm_gpu", "pipelines", "service"):
+            raise ImportError(f"{name} is not to be imported")
+
+
+sys.meta_path.insert(0, Refuse())
+
+import pyarrow.parquet as pq
+
+import ranking
+
+_, folder, rows, out = sys.argv
+pq.write_table(ranking.load(folder).score(pq.read_table(rows)), out)
+assert not {"torchrec", "fbgemm_gpu", "pipelines", "service"} & set(sys.modules)
+"""
+
+
+def test_a_bundle_scores_where_torchrec_is_not_installed(
+    written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path
+) -> None:
+    rows, out = draw_rows(50, 13), tmp_path / "scores.parquet"
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    command = [sys.executable, "-c", SCORE, str(written), str(tmp_path / "rows.parquet"), str(out)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    expected = hand_ranker.score(rows)
+    scores = pq.read_table(out)
+    assert scores.column_names == expected.column_names
+    for a, b in zip(scores.columns, expected.columns, strict=True):
+        np.testing.assert_allclose(a.to_numpy(), b.to_numpy(), rtol=0.0, atol=1e-6)

@@ -1,0 +1,237 @@
+"""The dense model: what it computes, where it starts, and the conditional phase that trains the chosen experts only."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from pydantic import ValidationError
+
+from ranking.embeddings import Embeddings
+from ranking.encoding import Encoder, Inputs, encode_labels
+from ranking.features import complete
+from ranking.fitting import EncoderFitter
+from ranking.gates import DSelectK
+from ranking.losses import scores, task_losses
+from ranking.model import GateConfig, Mixture, ModelConfig
+from ranking.schema import Owner, Schema
+
+MakeModel = Callable[[], Mixture]
+
+
+@pytest.fixture(scope="module")
+def rows(
+    draw_rows: Callable[[int, int], pa.Table], hand_schema: Schema, hand_tables: dict[Owner, Any]
+) -> Callable[[int, int], pa.Table]:
+    """(rows, seed) → completed rows."""
+    return lambda count, seed: complete(draw_rows(count, seed), hand_schema, hand_tables)
+
+
+@pytest.fixture(scope="module")
+def inputs(rows: Callable[[int, int], pa.Table], hand_encoder: Encoder) -> Inputs:
+    return hand_encoder.encode(rows(40, 1))
+
+
+# Configuration.
+
+
+def test_a_task_cannot_use_more_experts_than_there_are() -> None:
+    with pytest.raises(ValidationError, match=r"gate\.k = 4 of 3 experts: choose k ≤ experts"):
+        ModelConfig(experts=3, gate=GateConfig(k=4))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"experts": 0},
+        {"expert_layers": ()},
+        {"expert_layers": (8, 0)},
+        {"tower_layers": ()},
+        {"dropout": 1.0},
+        {"dropout": -0.1},
+        {"layers": 3},
+    ],
+    ids=str,
+)
+def test_sizes_that_make_no_model_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        ModelConfig.model_validate(wrong)
+
+
+# What it computes.
+
+
+def test_it_gives_an_output_for_each_row_and_task(make_model: MakeModel, inputs: Inputs) -> None:
+    outputs = make_model()(inputs)
+    assert outputs.shape == (40, 4)
+    assert outputs.dtype == torch.float32
+    assert outputs.isfinite().all()
+
+
+def test_each_tasks_tower_reads_its_gates_mixture_of_the_experts(make_model: MakeModel, inputs: Inputs) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.gate.z.uniform_(-0.4, 0.4)  # every expert has a share
+    x = model.norm(torch.cat([model.embeddings(inputs), inputs.dense], 1))
+    experts, weights, found = model.experts(x), model.gate(), model(inputs)
+    for t in range(4):
+        hidden = sum(weights[t, e] * experts[e] for e in range(5))
+        for layer in model.towers.stack:
+            hidden = torch.relu(hidden @ layer.weight[t] + layer.bias[t])
+        torch.testing.assert_close(found[:, t], (hidden @ model.output.weight[t] + model.output.bias[t])[:, 0])
+
+
+def test_its_shape_is_that_of_its_layers(make_model: MakeModel) -> None:
+    model = make_model()
+    assert model.shape.inputs == model.experts.stack[0].weight.shape[1] == model.norm.num_features
+    assert model.shape.expert_layers == (12, 8)
+    assert model.shape.tower_layers == (6,)
+
+
+@pytest.mark.parametrize(
+    ("feature", "values"),
+    [
+        ({"name": "age", "kind": "numeric", "owner": "user"}, [1.0, None, 3.0]),
+        ({"name": "brand", "kind": "categorical", "owner": "item"}, ["a", "b", None]),
+        ({"name": "tags", "kind": "bag", "owner": "item"}, [["a"], [], None]),
+    ],
+    ids=["numbers only", "ids only", "bags only"],
+)
+def test_one_kind_of_feature_is_enough(feature: dict[str, Any], values: list[Any]) -> None:
+    schema = Schema.model_validate({"name": "s", "features": [feature], "tasks": [{"name": "click", "kind": "binary"}]})
+    table = complete(pa.table({feature["name"]: values}), schema, {})
+    fitter = EncoderFitter(schema)
+    fitter.add(table)
+    encoder = fitter.encoder()
+    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
+    outputs = Mixture(ModelConfig(experts=2), 1, embeddings, encoder.dense_size)(encoder.encode(table))
+    assert outputs.shape == (3, 1)
+    outputs.sum().backward()
+
+
+def test_everything_learns_at_the_start(make_model: MakeModel, inputs: Inputs) -> None:
+    model = make_model().train()
+    with torch.no_grad():
+        model.gate.z.uniform_(-0.02, 0.02)
+    model(inputs).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.ne(0).any(), name
+
+
+# Where it starts.
+
+
+def test_it_can_start_at_the_base_rates(make_model: MakeModel, inputs: Inputs, hand_schema: Schema) -> None:
+    model, rates = make_model(), torch.tensor([0.1, 0.75, 2.0, -1.0])
+    with torch.no_grad():
+        model.output.weight.zero_()
+    model.start_at(torch.cat([torch.logit(rates[:2]), rates[2:]]))
+    torch.testing.assert_close(scores(model(inputs), hand_schema.tasks), rates.expand(40, 4))
+
+
+def test_starting_elsewhere_shifts_every_output_alike(make_model: MakeModel, inputs: Inputs) -> None:
+    model, shift = make_model(), torch.tensor([1.0, -2.0, 3.0, 0.0])
+    before = model(inputs)
+    model.start_at(model.output.bias.detach().squeeze(1) + shift)
+    torch.testing.assert_close(model(inputs), before + shift)
+
+
+# Only the chosen experts.
+
+
+def chosen(model: Mixture) -> list[int]:
+    return model.gate.selection().experts_used
+
+
+def test_dropping_experts_that_nobody_chose_leaves_the_outputs_as_they_were(
+    make_model: MakeModel, inputs: Inputs
+) -> None:
+    model = make_model()
+    before = model(inputs)
+    model.keep_experts(chosen(model))
+    assert model.active.tolist() == [0, 1, 2, 3], "nobody chose expert 4"
+    assert len(model.experts.stack[0].weight) == 4
+    torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_snap_too(make_model: MakeModel, inputs: Inputs, seed: int) -> None:
+    model = make_model()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        model.gate.z.uniform_(-0.3, 0.3)
+    model.gate.snap()
+    before = model(inputs)
+    model.keep_experts(chosen(model))
+    torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-6)
+
+
+def test_experts_are_dropped_by_number_not_by_position(
+    make_model: MakeModel, inputs: Inputs, set_codes: Callable[[DSelectK, list[list[int]]], None]
+) -> None:
+    model = make_model()
+    set_codes(model.gate, [[1, 3], [3, 1], [3, 3], [1, 1]])
+    before = model(inputs)
+    for kept in ([0, 1, 3], [1, 3]):
+        model.keep_experts(kept)
+        assert model.active.tolist() == kept
+        torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-6)
+
+
+def test_a_pruned_models_state_loads_into_a_new_model(make_model: MakeModel, inputs: Inputs) -> None:
+    model, again = make_model(), make_model()
+    model.keep_experts(chosen(model))
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    again.keep_experts(model.state_dict()["active"].tolist())
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam])
+def test_training_the_chosen_experts_only_gives_the_numbers_of_training_all(
+    make_model: MakeModel,
+    rows: Callable[[int, int], pa.Table],
+    hand_encoder: Encoder,
+    hand_schema: Schema,
+    optimiser: type[torch.optim.Optimizer],
+) -> None:
+    dense = make_model().double().train()
+    with torch.no_grad():
+        dense.gate.z.mul_(0.3)  # inside the fractional region
+    dense.gate.snap()
+    pruned = copy.deepcopy(dense)
+    start = copy.deepcopy(dense.state_dict())
+    kept = chosen(pruned)
+    pruned.keep_experts(kept)
+    assert len(kept) < 5
+
+    for model in (dense, pruned):
+        steps = optimiser(model.parameters(), lr=0.01)  # type: ignore[call-arg]
+        for batch in range(6):
+            table = rows(32, 100 + batch)
+            inputs = hand_encoder.encode(table)
+            outputs = model(dataclasses.replace(inputs, dense=inputs.dense.double()))
+            loss = task_losses(outputs, encode_labels(table, hand_schema.tasks).double(), hand_schema.tasks).sum()
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+
+    for name, value in pruned.state_dict().items():
+        expected = dense.state_dict()[name]
+        if name.startswith("experts."):
+            expected = expected[kept]
+        if name == "active":
+            continue
+        torch.testing.assert_close(value, expected, rtol=0.0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+    assert torch.equal(pruned.gate.z, start["gate.z"]), "the choice stays"
+    for part in ("gate.alpha", "experts.layers.0.weight", "towers.layers.0.weight", "output.bias"):
+        assert not torch.allclose(dense.state_dict()[part], start[part], rtol=0.0, atol=1e-5), f"{part} was trained"

@@ -1,0 +1,56 @@
+"""The choice as plain data, and what it costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ranking.selection import Selection, Shape, flops
+
+SELECTION = Selection(5, 2, {"click": {0: 0.25, 3: 0.75}, "like": {3: 1.0}, "watch": {1: 0.5, 0: 0.5}})
+SHAPE = Shape(inputs=10, expert_layers=(4, 3), tower_layers=(2,))
+
+
+def test_experts_used_are_those_that_some_task_chose() -> None:
+    assert SELECTION.experts_used == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "experts"),
+    [(["click"], [0, 3]), (["like"], [3]), (["watch", "like"], [0, 1, 3]), (["click", "watch"], [0, 1, 3]), ([], [])],
+)
+def test_experts_for_tasks_are_those_that_one_of_them_chose(tasks: list[str], experts: list[int]) -> None:
+    assert SELECTION.experts_for(tasks) == experts
+
+
+def test_json_has_the_documented_keys() -> None:
+    assert SELECTION.to_json() == {
+        "num_experts": 5,
+        "k": 2,
+        "tasks": {"click": {"0": 0.25, "3": 0.75}, "like": {"3": 1.0}, "watch": {"1": 0.5, "0": 0.5}},
+        "experts_used": [0, 1, 3],
+    }
+
+
+def test_json_reads_back_as_the_same_selection() -> None:
+    assert Selection.from_json(json.loads(json.dumps(SELECTION.to_json()))) == SELECTION
+
+
+def test_flops_of_the_parts_by_hand() -> None:
+    assert SHAPE.expert == 2 * 10 * 4 + 2 * 4 * 3 == 104
+    assert SHAPE.tower == 2 * 3 * 2 + 2 * 2 * 1 == 16
+    assert SHAPE.mixing(2) == 2 * 2 * 3 == 12
+
+
+def test_flops_by_hand() -> None:
+    assert flops(SELECTION, SHAPE) == {
+        "dense": 5 * 104 + 3 * (2 * 5 * 3 + 16),
+        "frozen": 3 * 104 + (12 + 6 + 12) + 3 * 16,
+        "per_task": {"click": 2 * 104 + 12 + 16, "like": 104 + 6 + 16, "watch": 2 * 104 + 12 + 16},
+    }
+
+
+def test_flops_are_json() -> None:
+    found = flops(SELECTION, SHAPE)
+    assert json.loads(json.dumps(found)) == found
