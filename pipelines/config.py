@@ -36,6 +36,8 @@ class LogsConfig(Record):
 
     @model_validator(mode="after")
     def _splits_in_order(self) -> Self:
+        if (self.validation_from.tzinfo is None) != (self.test_from.tzinfo is None):
+            raise ValueError("validation_from and test_from: give both a time zone or neither")
         if self.validation_from >= self.test_from:
             raise ValueError("validation_from must be earlier than test_from")
         return self

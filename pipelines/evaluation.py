@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from pipelines.logs.reader import LogReader
-from pipelines.training.examples import Examples, encode
+from pipelines.training.examples import Examples, read_whole
 from ranking import metrics
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Inputs
 from ranking.errors import LogError
 from ranking.frozen import FrozenRanker
 from ranking.losses import scores as to_scores
@@ -72,15 +72,10 @@ def evaluate_bundle(ranker: FrozenRanker, logs: Path) -> dict[str, Any]:
         LogError: the log cannot be used, or holds no row to evaluate.
     """
     schema = ranker.schema
-    stream = whole_log(LogReader(logs, schema, dict(ranker.tables)), ranker.encoder)
+    stream = read_whole(LogReader(logs, schema, dict(ranker.tables)), ranker.encoder)
     return evaluate(
         predict(stream, lambda x: to_scores(ranker.graph(x, schema.task_names), schema.tasks)), schema.tasks
     )
-
-
-def whole_log(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
-    """Every good row of a log as examples."""
-    return (encode(cleaned.rows, encoder) for cleaned in reader.clean() if cleaned.rows.num_rows)
 
 
 def _binary(labels: Array, scores: Array, users: Ids) -> dict[str, Any]:

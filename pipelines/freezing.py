@@ -15,6 +15,7 @@ from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
 from ranking import bundle
 from ranking.errors import BundleError, LogError
+from ranking.files import require_free
 from ranking.frozen import FrozenRanker
 from ranking.frozen import freeze as frozen
 from ranking.losses import scores
@@ -32,11 +33,11 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
 
     Raises:
         NotConvergedError: a gate's codes are not binary; names task, selector and distance.
-        BundleError: ``out`` exists, or the frozen graph scores otherwise than the dense model.
+        OutputError: ``out`` exists or cannot be written.
+        BundleError: the frozen graph scores otherwise than the dense model.
         LogError: the run or its log cannot be used.
     """
-    if out.exists():
-        raise BundleError(f"{out} exists: a bundle is never changed, name another folder")
+    require_free(out)
     run = RunFolder.open(path)
     config = run.load_config()
     schema = config.schema_only
@@ -51,7 +52,7 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     ranker = frozen(model, encoder, tables, config.objective, details)
     held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
     difference = largest_difference(model, ranker, held_out)
-    if difference > TOLERANCE:
+    if not difference <= TOLERANCE:  # NaN is not
         raise BundleError(
             f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written"
         )

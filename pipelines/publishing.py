@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
 from pathlib import Path
 
-from pipelines.run_folder import write_json
 from ranking import bundle, repository
 from ranking.errors import BundleError
+from ranking.files import appearing, write_json
 
 
 def publish(source: Path, repo: Path, name: str | None = None) -> tuple[str, int]:
@@ -23,19 +22,15 @@ def publish(source: Path, repo: Path, name: str | None = None) -> tuple[str, int
 
     Raises:
         BundleError: the bundle does not verify, or the name is none that a folder can have.
+        OutputError: the repository cannot be written.
     """
     ranker = bundle.load(source)
     name = ranker.schema.name if name is None else name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise BundleError(f"name '{name}': use letters, digits, '_' and '-'")
     version = max(repository.versions(repo, name), default=0) + 1
-    try:
-        with bundle.appearing(repository.folder(repo, name, version)) as draft:
-            shutil.copytree(source, draft, dirs_exist_ok=True)
-            bundle.verify_files(draft)
-        write_json({"version": version}, repo / name / repository.CURRENT)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            raise BundleError(f"{repo}: version {version} of '{name}' was published meanwhile; publish again") from None
-        raise BundleError(f"{repo}: cannot be written ({error.strerror or error})") from None
+    with appearing(repository.folder(repo, name, version)) as draft:
+        shutil.copytree(source, draft, dirs_exist_ok=True)
+        bundle.verify_files(draft)
+    write_json({"version": version}, repo / name / repository.CURRENT)
     return name, version

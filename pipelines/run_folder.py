@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from pipelines import config as configs
 from pipelines.config import Config
-from ranking.errors import LogError
+from ranking.errors import LogError, OutputError
+from ranking.files import require_free
 from ranking.model import Mixture
 
 
@@ -36,16 +37,15 @@ class RunFolder:
         """A new run folder with its resolved configuration.
 
         Raises:
-            LogError: something is there already, or it cannot be written.
+            OutputError: something is there already, or it cannot be written.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise LogError(f"{path} exists and is not empty: a run is never overwritten, name another folder")
+        require_free(path)
         run = cls(path)
         try:
             run.best.parent.mkdir(parents=True)
             config.write(run.config)
         except OSError as error:
-            raise LogError(f"{path}: cannot be written ({error.strerror})") from None
+            raise OutputError(f"{path}: cannot be written ({error.strerror})") from None
         return run
 
     @classmethod
@@ -76,10 +76,3 @@ class RunFolder:
         """Appends a line to metrics.jsonl."""
         with self.metrics.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
-
-
-def write_json(data: dict[str, Any], file: Path) -> None:
-    """Writes JSON so that a reader sees the old file or the new one, never half."""
-    draft = file.with_name(f".{file.name}.draft")
-    draft.write_text(json.dumps(data, indent=2) + "\n")
-    draft.replace(file)

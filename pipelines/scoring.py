@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.logs.reader import LogReader
-from pipelines.logs.survey import write_bad
+from pipelines.logs.reader import LogReader, blaming
+from pipelines.logs.survey import quarantine_file, write_bad
 from pipelines.progress import Progress
-from ranking.errors import InvalidInputError, LogError
+from ranking.errors import LogError, OutputError
 from ranking.frozen import FrozenRanker, score_table
 
 
@@ -27,10 +28,13 @@ def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] 
         Numbers of ``scored`` and ``bad`` rows.
 
     Raises:
-        LogError: the log cannot be read, is empty, or ``out`` cannot be written.
+        LogError: the log cannot be read or is empty.
+        OutputError: ``out`` cannot be written.
         InvalidInputError: an unknown task.
     """
     chosen = ranker.tasks(tasks)
+    if not out.parent.is_dir():
+        raise OutputError(f"{out}: cannot be written (there is no folder {out.parent})")
     columns = ranker.schema.columns
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
     draft, quarantine = out.with_name(f".{out.name}.draft"), out.with_name(f"{out.name}.quarantine.jsonl")
@@ -38,26 +42,24 @@ def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] 
     progress = Progress("scoring", unit="rows")
     writer = None
     try:
-        with quarantine.open("w") as bad_rows:
+        with quarantine_file(quarantine) as bad_rows:
             for cleaned in reader.clean(drop_duplicates=False):
                 write_bad(cleaned.bad, bad_rows)
-                scored = score_table(ranker.score_completed(cleaned.rows, chosen)[0], chosen)
-                for position, column in enumerate((columns.user, columns.item, columns.time)):
-                    if column in cleaned.rows.column_names:
-                        scored = scored.add_column(min(position, scored.num_columns), column, cleaned.rows[column])
-                writer = writer or pq.ParquetWriter(draft, scored.schema)
-                writer.write_table(scored.cast(writer.schema))
-                counts["scored"] += scored.num_rows
+                names = [c for c in (columns.user, columns.item, columns.time) if c in cleaned.rows.column_names]
+                with blaming(cleaned.file):
+                    scored = score_table(ranker.score_completed(cleaned.rows, chosen)[0], chosen)
+                table = pa.table({c: cleaned.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
+                writer = writer or pq.ParquetWriter(draft, table.schema)
+                writer.write_table(_as_before(table, writer.schema, cleaned.file))
+                counts["scored"] += table.num_rows
                 counts["bad"] += cleaned.bad.num_rows
-                progress.advance(cleaned.rows.num_rows)
+                progress.advance(table.num_rows)
         if writer is None:
             raise LogError(f"{logs}: the log is empty, there is nothing to score")
         writer.close()
         draft.replace(out)
     except OSError as error:
-        raise LogError(f"{out}: cannot be written ({error.strerror or error})") from None
-    except InvalidInputError as error:
-        raise LogError(f"{logs}: column {error}") from None
+        raise OutputError(f"{out}: cannot be written ({error.strerror or error})") from None
     finally:
         if writer is not None and writer.is_open:
             writer.close()
@@ -66,3 +68,15 @@ def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] 
             quarantine.unlink(missing_ok=True)
     progress.close()
     return counts
+
+
+def _as_before(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+    """The table with the columns and types of the first file's.
+
+    Raises:
+        LogError: this file's ids or time are others.
+    """
+    try:
+        return table.cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise LogError(f"{file}: its ids or time differ from the files before ({error}); write all alike") from None

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from pipelines.config import Config
-from pipelines.evaluation import evaluate, predict, whole_log
+from pipelines.evaluation import evaluate, predict
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
-from pipelines.run_folder import RunFolder, write_json
+from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import read
+from pipelines.training.examples import read, read_whole
 from pipelines.training.loop import Trainer
+from ranking.files import write_json
 from ranking.fitting import EncoderFitter
 from ranking.losses import scores as to_scores
 from ranking.selection import flops
@@ -29,7 +30,8 @@ def train(config: Config, folder: Path) -> RunFolder:
     """Trains on the configured log.
 
     Raises:
-        LogError: the log cannot be used (says why), or the run folder exists.
+        LogError: the log cannot be used; says why.
+        OutputError: the run folder holds something already, or cannot be written.
         RankerError: the loss became NaN.
     """
     schema = config.schema_only
@@ -49,6 +51,7 @@ def train(config: Config, folder: Path) -> RunFolder:
     trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
     trainer.fit()
 
+    model, _ = load_model(run, config)  # the best weights, which need not be the last
     selection = model.gate.selection(schema.task_names)
     write_json(
         {
@@ -90,5 +93,5 @@ def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
     if logs is None:
         stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
     else:
-        stream = whole_log(LogReader(logs, schema, tables), encoder)
+        stream = read_whole(LogReader(logs, schema, tables), encoder)
     return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), schema.tasks)), schema.tasks)

@@ -7,6 +7,7 @@ from ranking.errors import (
     InvalidInputError,
     LogError,
     NotConvergedError,
+    OutputError,
     RankerError,
 )
 from ranking.frozen import FrozenRanker
@@ -20,6 +21,7 @@ __all__ = [
     "InvalidInputError",
     "LogError",
     "NotConvergedError",
+    "OutputError",
     "RankerError",
     "Schema",
     "Selection",

@@ -12,11 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.features import FeatureTable
+from ranking.files import appearing, files_in
 from ranking.frozen import FrozenGraph, FrozenRanker, score_table
 from ranking.schema import Owner, Schema, explain
 from ranking.selection import Selection
@@ -57,10 +53,8 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         folder: where; must not exist.
 
     Raises:
-        BundleError: the folder exists.
+        OutputError: the folder exists or cannot be written.
     """
-    if folder.exists():
-        raise BundleError(f"{folder} exists: a bundle is never changed, name another folder")
     schema = ranker.schema
     manifest = {
         "format": FORMAT,
@@ -85,7 +79,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
         pq.write_table(pa.table(rows), draft / "golden.parquet")
-        sums = [f"{sha256(file)}  {file.relative_to(draft).as_posix()}\n" for file in _files(draft)]
+        sums = [f"{sha256(file)}  {file.relative_to(draft).as_posix()}\n" for file in files_in(draft)]
         (draft / SUMS).write_text("".join(sums))
 
 
@@ -150,7 +144,7 @@ def verify_files(folder: Path) -> None:
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     except ValueError:
         raise BundleError(f"{folder}/{SUMS} is damaged; freeze the run again or copy the bundle again") from None
-    found = {file.relative_to(folder).as_posix() for file in _files(folder)} - {SUMS}
+    found = {file.relative_to(folder).as_posix() for file in files_in(folder)} - {SUMS}
     for name in sorted(found - set(expected)):
         raise BundleError(f"{folder}/{name} is not listed in {SUMS}: something was added to the bundle")
     for name, digest in expected.items():
@@ -160,40 +154,10 @@ def verify_files(folder: Path) -> None:
             raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
 
 
-@contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """A draft folder that is flushed to disk and becomes ``folder`` if the block succeeds; else nothing is left."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        draft.chmod(0o755)
-        yield draft
-        for path in [*_files(draft), *(d for d in draft.rglob("*") if d.is_dir()), draft]:
-            flush(path)
-        draft.rename(folder)
-        flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-
-
-def flush(path: Path) -> None:
-    """Waits until a file's or folder's content is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sha256(file: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if not file.is_dir())
 
 
 def _struct(table: pa.Table) -> pa.Array:

@@ -19,6 +19,10 @@ class BundleError(RankerError):
     """A bundle or repository that is missing, altered or not understood."""
 
 
+class OutputError(RankerError):
+    """A place that cannot be written, or that holds something already."""
+
+
 class NotConvergedError(RankerError):
     """A gate whose codes are not all binary, so that it has not chosen its experts yet."""
 

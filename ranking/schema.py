@@ -263,9 +263,9 @@ def explain(error: ValidationError, data: Any) -> str:
     """One readable line for a pydantic error: each problem by the names in the document, not by index."""
     problems = []
     errors = error.errors()
-    lists_with_errors = {problem["loc"][0] for problem in errors if len(problem["loc"]) > 1}
+    containers = {problem["loc"][:depth] for problem in errors for depth in range(len(problem["loc"]))}
     for problem in errors:
-        if problem["type"] == "too_short" and problem["loc"][0] in lists_with_errors:
+        if problem["type"] == "too_short" and problem["loc"] in containers:
             continue  # pydantic counts the valid entries only
         place: Any = data
         path: list[str] = []

@@ -10,6 +10,8 @@ from ranking.encoding import hash_column, stable_hash
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ / golden ratio: Fibonacci hashing
 
+NULL = np.uint64(0xD1B54A32D192ED03)  # stands for a null among integers; no id or time in use
+
 
 class DuplicateFilter:
     """Remembers 8 bytes of every row it has seen.
@@ -41,14 +43,14 @@ def row_hashes(table: pa.Table) -> npt.NDArray[np.uint64]:
 
 
 def _values(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """64 bits for each value; a null differs from every number."""
+    """64 bits for each value."""
     if pa.types.is_nested(column.type):
         return np.fromiter(map(stable_hash, column.to_pylist()), np.uint64, len(column))
     if pa.types.is_integer(column.type) or pa.types.is_temporal(column.type) or pa.types.is_boolean(column.type):
         wide = column.cast(pa.int8()).cast(pa.int64()) if pa.types.is_boolean(column.type) else _as_int64(column)
         null = column.is_null().to_numpy(zero_copy_only=False)
         values = wide.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)
-        return values * np.uint64(2) + null
+        return np.where(null, NULL, values)
     return hash_column(column).astype(np.uint64)
 
 

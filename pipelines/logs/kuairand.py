@@ -49,13 +49,18 @@ def convert(raw: Path, out: Path) -> None:
     ``upload_age`` (days from upload to impression). Training ends with 2 May 2022, validation is 3 May, test 4 May.
 
     Raises:
-        LogError: a file is missing or lacks a column, or ``out`` holds something already.
+        LogError: a file is missing or lacks a column.
+        OutputError: ``out`` holds something already, or cannot be written.
     """
     videos = _read(raw, "video_features_basic")
     users = _read(raw, "user_features")
-    uploaded = videos.select(["video_id", "upload_dt"])
-    log = _impressions(_read_log(raw), uploaded)
-    write_logs(out, _config(), log, users=_users(users), items=_items(videos, log))
+    try:
+        uploaded = videos.select(["video_id", "upload_dt"])
+        log = _impressions(_read_log(raw), uploaded)
+        users, items = _users(users), _items(videos, log)
+    except KeyError as error:
+        raise LogError(f"{raw}: a file lacks a column: {error.args[0]}; restore KuaiRand's original files") from None
+    write_logs(out, _config(), log, users, items)
 
 
 def _read(raw: Path, name: str) -> pa.Table:
@@ -82,20 +87,18 @@ def _read_log(raw: Path) -> pa.Table:
 def _table(files: list[Path]) -> pa.Table:
     try:
         if files[0].suffix == ".csv":
-            return pa.concat_tables([pa_csv.read_csv(f) for f in files])
+            empty_is_null = pa_csv.ConvertOptions(strings_can_be_null=True)
+            return pa.concat_tables([pa_csv.read_csv(f, convert_options=empty_is_null) for f in files])
         return ds.dataset(files, format="parquet").to_table()
     except (OSError, pa.ArrowException) as error:
         raise LogError(f"{', '.join(map(str, files))}: cannot be read ({error})") from None
 
 
 def _impressions(log: pa.Table, uploaded: pa.Table) -> pa.Table:
-    try:
-        local = pc.add(log["time_ms"], CHINA).cast(pa.timestamp("ms"))
-        seconds = pc.divide(log["play_time_ms"].cast(pa.float64()), 1000.0)
-        row = pc.index_in(log["video_id"], uploaded["video_id"])
-        upload = uploaded["upload_dt"].cast(pa.date32()).take(row).cast(pa.timestamp("ms"))
-    except KeyError as error:
-        raise LogError(f"the KuaiRand log lacks a column: {error}") from None
+    local = pc.add(log["time_ms"], CHINA).cast(pa.timestamp("ms"))
+    seconds = pc.divide(log["play_time_ms"].cast(pa.float64()), 1000.0)
+    row = pc.index_in(log["video_id"], uploaded["video_id"])
+    upload = uploaded["upload_dt"].cast(pa.date32()).take(row).cast(pa.timestamp("ms"))
     age = _days_between(upload, local)
     added = {
         "time": local,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector, LocalFileSystem
+from pydantic_core import to_json
 
 from pipelines.config import LogsConfig
 from pipelines.logs.duplicates import DuplicateFilter
@@ -31,7 +35,7 @@ class Cleaned:
 
     Attributes:
         rows: completed rows that can be used.
-        bad: rows that cannot, as they stand in the file, with their ``reason``, ``file`` and position (``file_row``).
+        bad: rows that cannot: ``file``, position in it (``file_row``), ``reason``, and the ``row`` as JSON text.
         duplicates: exact repeats that were left out.
         file: where the batch came from.
     """
@@ -60,7 +64,7 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
             tables[owner] = FeatureTable(table.select([key, *wanted]) if key in table.column_names else table, key)
             complete(table.slice(0, 1), schema, {})  # types
         except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{path}: cannot be read as Parquet ({error})") from None
+            raise LogError(f"{path}: cannot be read as Parquet ({_line(error)})") from None
         except InvalidInputError as error:
             raise LogError(f"{path}: column {error}") from None
     return tables
@@ -86,9 +90,11 @@ class LogReader:
         if not path.exists():
             raise LogError(f"{path}: no such log; name a Parquet file or a folder of them")
         try:
-            dataset = ds.dataset(path, format="parquet", partitioning="hive")
+            dataset = _dataset(path)
         except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{path}: cannot be read as Parquet ({error}); restore the file or move it away") from None
+            raise LogError(
+                f"{path}: cannot be read as Parquet ({_line(error)}); restore the file or move it away"
+            ) from None
         self._fragments = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
         if not self._fragments:
             raise LogError(f"{path}: holds no Parquet file; an empty log trains nothing")
@@ -108,42 +114,53 @@ class LogReader:
         Raises:
             LogError: a file that cannot be read, lacks a column or has one of the wrong type; names it.
         """
-        fragments = self._fragments
-        if order is not None:
-            fragments = [fragments[i] for i in order.permutation(len(fragments))]
-        seen, folder = DuplicateFilter(), None
-        for fragment in fragments:
-            if Path(fragment.path).parent != folder:  # exact repeats have one time, so they lie in one partition
-                seen, folder = DuplicateFilter(), Path(fragment.path).parent
-            for table, first_row in self._read(fragment, since, until):
-                kept = np.arange(table.num_rows)
-                if drop_duplicates:
-                    kept = np.flatnonzero(seen.first_seen(table))
-                yield self._clean(table.take(kept), kept + first_row, table.num_rows - len(kept), fragment.path)
+        for partition in self._partitions(order):
+            seen = DuplicateFilter()  # exact repeats have one time, so they lie in one partition
+            for fragment in partition:
+                for table, first_row in self._read(fragment, since, until):
+                    kept = np.arange(table.num_rows)
+                    if drop_duplicates:
+                        kept = np.flatnonzero(seen.first_seen(table))
+                    yield self._clean(table.take(kept), kept + first_row, table.num_rows - len(kept), fragment.path)
+
+    def _partitions(self, order: np.random.Generator | None) -> list[list[Any]]:
+        """Files by folder; in a random order, folders and the files in them are shuffled, but folders stay together."""
+        folders: dict[Path, list[Any]] = {}
+        for fragment in self._fragments:
+            folders.setdefault(Path(fragment.path).parent, []).append(fragment)
+        partitions = list(folders.values())
+        if order is None:
+            return partitions
+        return [
+            [partition[i] for i in order.permutation(len(partition))]
+            for partition in (partitions[i] for i in order.permutation(len(partitions)))
+        ]
 
     def _read(self, fragment: Any, since: datetime | None, until: datetime | None) -> Iterator[tuple[pa.Table, int]]:
         """Raw tables of a file, partition keys included, and the position of their first row."""
         try:
             schema = fragment.physical_schema
             keys = ds.get_partition_keys(fragment.partition_expression)
-            self._check_columns(fragment.path, {*schema.names, *keys})
-            time, row = self._schema.columns.time, 0
-            in_split = None if since is None and until is None else _within(time, schema.field(time).type, since, until)
+            keys = {key: value for key, value in keys.items() if key not in schema.names}
+            self._check_columns(fragment.path, schema, set(keys))
+            time, row, in_split = self._schema.columns.time, 0, None
+            if since is not None or until is not None:
+                in_split = _within(time, schema.field(time).type, since, until)
             for batch in fragment.to_batches(schema=schema, batch_size=BATCH_ROWS, filter=in_split):
                 if batch.num_rows:
                     table = pa.Table.from_batches([batch])
                     for key, value in keys.items():
-                        table = table.append_column(
-                            key, pa.array([value]).take(pa.array(np.zeros(len(batch), np.int64)))
-                        )
+                        table = table.append_column(key, pa.repeat(value, len(batch)))
                     yield table, row
                     row += batch.num_rows
         except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{fragment.path}: cannot be read ({error}); restore the file or move it away") from None
+            raise LogError(
+                f"{fragment.path}: cannot be read ({_line(error)}); restore the file or move it away"
+            ) from None
 
-    def _check_columns(self, file: str, names: set[str]) -> None:
-        """Every label, id and feature must come from the log or from a side table."""
-        schema = self._schema
+    def _check_columns(self, file: str, columns: pa.Schema, keys: set[str]) -> None:
+        """Every label, id and feature must come from the log or from a side table, and the time must be one."""
+        schema, names = self._schema, {*columns.names, *keys}
         known = names | {column for table in self._tables.values() for column in table.table.column_names}
         needed = {feature.column: f"feature '{feature.name}'" for feature in schema.features}
         needed |= {schema.columns.item: "the item id"}
@@ -152,23 +169,31 @@ class LogReader:
         for column, what in needed.items():
             if column not in (names if column in (schema.columns.item, schema.columns.user) else known):
                 raise LogError(f"{file}: column '{column}' ({what}) is missing{_hint(column, known)}")
-        for task in schema.tasks if self._labels else ():
+        if not self._labels:
+            return
+        for task in schema.tasks:
             if task.label not in names:
-                raise LogError(
-                    f"{file}: column '{task.label}' (label of task '{task.name}') is missing{_hint(task.label, names)}"
-                )
+                what = f"label of task '{task.name}'"
+                raise LogError(f"{file}: column '{task.label}' ({what}) is missing{_hint(task.label, names)}")
+        time = columns.field(schema.columns.time).type if schema.columns.time in columns.names else pa.string()
+        if not (pa.types.is_timestamp(time) or pa.types.is_date(time)):
+            raise LogError(f"{file}: column '{schema.columns.time}' holds {time}, but is the time: write timestamps")
 
-    def _clean(self, table: pa.Table, positions: np.ndarray[Any, Any], duplicates: int, file: str) -> Cleaned:
-        try:
+    def _clean(self, table: pa.Table, positions: npt.NDArray[np.int64], duplicates: int, file: str) -> Cleaned:
+        with blaming(file):
             whole = complete(table, self._schema, self._tables)
             reasons = self._mark_bad(whole)
-        except InvalidInputError as error:
-            raise LogError(f"{file}: column {error}") from None
         good = reasons.is_null()
-        bad = table.filter(pc.invert(good))
-        bad = bad.append_column("reason", reasons.drop_null())
-        bad = bad.append_column("file", pa.array([file] * bad.num_rows, pa.string()))
-        bad = bad.append_column("file_row", pa.array(positions).filter(pc.invert(good)))
+        wrong = pc.invert(good)
+        rows = [to_json(row, inf_nan_mode="strings", fallback=str).decode() for row in table.filter(wrong).to_pylist()]
+        bad = pa.table(
+            {
+                "file": pa.array([file] * len(rows), pa.string()),
+                "file_row": pa.array(positions).filter(wrong),
+                "reason": reasons.drop_null(),
+                "row": pa.array(rows, pa.string()),
+            }
+        )
         return Cleaned(whole.filter(good), bad, duplicates, file)
 
     def _mark_bad(self, table: pa.Table) -> pa.Array:
@@ -181,8 +206,6 @@ class LogReader:
         if not self._labels:
             return reasons
         time = table[schema.columns.time].combine_chunks()
-        if not (pa.types.is_timestamp(time.type) or pa.types.is_date(time.type)):
-            raise InvalidInputError(schema.columns.time, f"holds {time.type}, but is the time: write timestamps")
         reasons = mark(reasons, time.is_null(), "the time is null")
         for task in schema.tasks:
             label = table[task.label].combine_chunks()
@@ -208,6 +231,19 @@ class LogReader:
         return reasons
 
 
+@contextmanager
+def blaming(file: str) -> Iterator[None]:
+    """Turns a complaint about a column into one that names the file.
+
+    Raises:
+        LogError: in place of an ``InvalidInputError``.
+    """
+    try:
+        yield
+    except InvalidInputError as error:
+        raise LogError(f"{file}: column {error}") from None
+
+
 def split_bounds(logs: LogsConfig, split: str) -> tuple[datetime | None, datetime | None]:
     """[since, until) of a split; the three are disjoint and cover all time."""
     return {
@@ -220,6 +256,17 @@ def split_bounds(logs: LogsConfig, split: str) -> tuple[datetime | None, datetim
 def within(table: pa.Table, column: str, since: datetime | None, until: datetime | None) -> pa.Table:
     """The rows with since ≤ time < until; None is no bound."""
     return table.filter(_within(column, table.schema.field(column).type, since, until))
+
+
+def _dataset(path: Path) -> ds.Dataset:
+    """The files of a log; a partition key may be a column of its files too, whatever its type there."""
+    if path.is_file():
+        return ds.dataset(path, format="parquet")
+    options = ds.FileSystemFactoryOptions(partition_base_dir=str(path), exclude_invalid_files=False)
+    options.partitioning_factory = ds.HivePartitioning.discover()
+    files = FileSelector(str(path), recursive=True)
+    factory = ds.FileSystemDatasetFactory(LocalFileSystem(), files, ds.ParquetFileFormat(), options)
+    return factory.finish(factory.inspect(promote_options="permissive", fragments=1))
 
 
 def _within(column: str, kind: pa.DataType, since: datetime | None, until: datetime | None) -> pc.Expression:
@@ -238,6 +285,11 @@ def _moment(moment: datetime, kind: pa.DataType) -> pa.Scalar:
     if getattr(kind, "tz", None) is None:
         return pa.scalar(moment.replace(tzinfo=None), kind)
     return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), kind)
+
+
+def _line(error: Exception) -> str:
+    """An error's text on one line."""
+    return " ".join(str(error).split())
 
 
 def _hint(name: str, known: set[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -14,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import Config, LogsConfig
-from pipelines.logs.reader import SPLITS, LogReader, split_bounds, within
+from pipelines.logs.reader import SPLITS, LogReader, blaming, split_bounds, within
 from pipelines.progress import Progress
 from ranking.encoding import encode_labels
-from ranking.errors import LogError
+from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
 
 
@@ -107,10 +108,11 @@ def survey(
 
     Raises:
         LogError: the log cannot be read, or no row can be used.
+        OutputError: the quarantine cannot be written.
     """
     found = Survey(labels={split: {task.name: LabelSurvey() for task in schema.tasks} for split in SPLITS})
     progress = Progress("reading the log", unit="rows")
-    with open(quarantine or os.devnull, "w") as sink:  # noqa: PTH123 — os.devnull is a plain name
+    with quarantine_file(quarantine) as sink:
         for cleaned in reader.clean():
             progress.advance(cleaned.rows.num_rows)
             found.duplicates += cleaned.duplicates
@@ -121,7 +123,8 @@ def survey(
                 if rows.num_rows:
                     _count(found, split, rows, schema)
                     if split == "train" and on_train is not None:
-                        on_train(rows)
+                        with blaming(cleaned.file):
+                            on_train(rows)
     progress.close()
     if not sum(found.rows.values()):
         raise LogError(f"{logs.path}: no usable row; bad rows by reason: {dict(found.bad) or 'the log is empty'}")
@@ -170,7 +173,21 @@ def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
 
 
 def write_bad(bad: pa.Table, stream: IO[str]) -> None:
-    """Appends bad rows to a quarantine, a JSON object a line."""
-    for row in bad.to_pylist():
-        where = {key: row.pop(key) for key in ("file", "file_row", "reason")}
-        stream.write(json.dumps({**where, "row": row}, default=str, ensure_ascii=False) + "\n")
+    """Appends ``Cleaned.bad`` to a quarantine, a JSON object a line."""
+    for record in bad.to_pylist():
+        row = record.pop("row")
+        stream.write(json.dumps(record, ensure_ascii=False)[:-1] + f', "row": {row}}}\n')
+
+
+@contextmanager
+def quarantine_file(path: Path | None) -> Iterator[IO[str]]:
+    """Where bad rows are written; None: nowhere.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        with open(path or os.devnull, "w") as stream:  # noqa: PTH123 — os.devnull is a plain name
+            yield stream
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from None

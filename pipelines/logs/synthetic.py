@@ -78,7 +78,7 @@ def generate(out: Path, rows: int = 200_000, seed: int = 0) -> None:
         seed: of everything that is drawn.
 
     Raises:
-        LogError: ``out`` holds something already.
+        OutputError: ``out`` holds something already, or cannot be written.
     """
     random = np.random.default_rng(seed)
     users, user_factors = _users(max(50, rows // 20), random)
@@ -165,7 +165,7 @@ def _labels(x: Array, random: np.random.Generator) -> dict[str, pa.Array]:
         share = random.uniform(0.35, 0.65)
         first, second = truth.experts
         signal = (share * experts[first] + (1 - share) * experts[second]) @ random.standard_normal(HIDDEN)
-        signal = truth.spread * (signal - signal.mean()) / signal.std()
+        signal = truth.spread * (signal - signal.mean()) / (signal.std() or 1.0)
         if truth.noise:
             mean = truth.level + signal
             label = mean + truth.noise * random.standard_normal(len(mean))

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tomli_w
 
-from ranking.bundle import appearing
-from ranking.errors import LogError
+from ranking.files import appearing
 
 
 def feature(name: str, kind: str, owner: str, **more: Any) -> dict[str, Any]:
@@ -36,16 +35,12 @@ def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table
         items: features by item id.
 
     Raises:
-        LogError: ``out`` holds something already.
+        OutputError: ``out`` holds something already, or cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise LogError(f"{out} exists and is not empty: name another folder")
     splits = {key: datetime.fromisoformat(value) for key, value in config["logs"].items()}
     paths = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
     log = log.drop_columns([c for c in ("date",) if c in log.column_names])
     day = pc.strftime(log[config["columns"]["time"]], "%Y-%m-%d")
-    if out.exists():
-        out.rmdir()
     with appearing(out) as draft:
         (draft / "ranker.toml").write_text(tomli_w.dumps({**config, "logs": {**paths, **splits}}))
         for date in sorted(pc.unique(day).to_pylist()):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config import LogsConfig
-from pipelines.logs.reader import LogReader, split_bounds
+from pipelines.logs.reader import Cleaned, LogReader, blaming, split_bounds
 from ranking.encoding import Encoder, Inputs, encode_labels, hash_column
 
 
@@ -89,6 +89,17 @@ def read(
     reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str, order: np.random.Generator | None = None
 ) -> Iterator[Examples]:
     """Streams one split of a log as examples, in order of files or in a random one."""
-    for cleaned in reader.clean(*split_bounds(logs, split), order):
+    return _encoded(reader.clean(*split_bounds(logs, split), order), encoder)
+
+
+def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
+    """Streams every good row of a log as examples."""
+    return _encoded(reader.clean(), encoder)
+
+
+def _encoded(stream: Iterable[Cleaned], encoder: Encoder) -> Iterator[Examples]:
+    for cleaned in stream:
         if cleaned.rows.num_rows:
-            yield encode(cleaned.rows, encoder)
+            with blaming(cleaned.file):
+                examples = encode(cleaned.rows, encoder)
+            yield examples

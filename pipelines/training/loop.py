@@ -109,7 +109,7 @@ class Trainer:
 
     def _decay(self, step: int) -> None:
         """Lets every learning rate fall linearly to 0 once the experts are chosen."""
-        left = (self.steps - step + 1) / (self.steps - self.convergence.last_step)
+        left = (self.steps - step + 1) / max(1, self.steps - self.convergence.last_step)
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * min(1.0, left)
 

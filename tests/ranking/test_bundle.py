@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import ranking
 from ranking import bundle
-from ranking.errors import BundleError
+from ranking.errors import BundleError, OutputError
 from ranking.frozen import FrozenRanker
 
 DrawRows = Callable[[int, int], pa.Table]
@@ -299,9 +299,10 @@ def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
 
 
 def test_an_existing_folder_is_not_overwritten(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="exists: a bundle is never changed"):
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(OutputError, match="exists and is never overwritten"):
         bundle.write(hand_ranker, golden, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(

@@ -1,0 +1,84 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ranking.errors import OutputError
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A draft folder that is flushed to disk and becomes ``folder`` if the block succeeds; else nothing is left.
+
+    Raises:
+        OutputError: ``folder`` exists and is not empty, or cannot be written.
+    """
+    require_free(folder)
+    draft = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        draft.chmod(0o755)
+        yield draft
+        for path in [*files_in(draft), *(inner for inner in draft.rglob("*") if inner.is_dir()), draft]:
+            _flush(path)
+        draft.rename(folder)
+        _flush(folder.parent)
+    except BaseException as error:
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY) and folder.is_dir():
+            raise OutputError(f"{folder} was made by another meanwhile: try again") from None
+        if isinstance(error, OSError):
+            raise OutputError(f"{folder}: cannot be written ({error.strerror or error})") from None
+        raise
+
+
+def require_free(folder: Path) -> None:
+    """Refuses a folder that holds something.
+
+    Raises:
+        OutputError: it does.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(f"{folder} exists and is never overwritten: name another folder")
+
+
+def write_json(data: dict[str, Any], file: Path) -> None:
+    """Writes JSON so that a reader sees the old file or the new one, never half.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    draft = file.with_name(f".{file.name}.draft")
+    try:
+        draft.write_text(json.dumps(data, indent=2) + "\n")
+        _flush(draft)
+        draft.replace(file)
+        _flush(file.parent)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OutputError(f"{file}: cannot be written ({error.strerror or error})") from None
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files below a folder, sorted."""
+    return sorted(file for file in folder.rglob("*") if not file.is_dir())
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file's or folder's content is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

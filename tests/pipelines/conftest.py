@@ -1,0 +1,106 @@
+"""A hand-made log, small enough to write down what must come out of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pipelines.config import Config, LogsConfig
+from pipelines.logs.reader import LogReader
+from ranking.features import FeatureTable
+from ranking.schema import Owner, Schema
+from tests.conftest import RAW_SCHEMA
+
+FIRST_DAY = datetime(2026, 1, 1)
+DAYS = 10
+
+
+class Shop:
+    """A log of the schema in tests/conftest.py: ten days of January 2026, eight train, one validates, one tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.schema = Schema.model_validate(RAW_SCHEMA)
+        self.log = folder / "log"
+        self.log.mkdir(parents=True)
+
+    def table(self, rows: int, seed: int = 0) -> pa.Table:
+        """Rows in order of time, evenly over the ten days; column ``n`` numbers them."""
+        random = np.random.default_rng(seed)
+        day = timedelta(days=DAYS) / rows
+        tags = [["red", "new"], ["red"], [], None]
+        return pa.table(
+            {
+                "n": pa.array(range(rows), pa.int64()),
+                "time": pa.array([FIRST_DAY + i * day for i in range(rows)], pa.timestamp("us")),
+                "user_id": [f"u{u}" for u in random.integers(20, size=rows)],
+                "item_id": [f"v{v}" for v in random.integers(30, size=rows)],
+                "age": pa.array(random.integers(18, 80, rows).astype(float), mask=random.random(rows) < 0.1),
+                "price": random.exponential(10, rows),
+                "tags": pa.array([tags[t] for t in random.integers(4, size=rows)], pa.list_(pa.string())),
+                "tab": random.integers(5, size=rows),
+                "is_click": pa.array(random.random(rows) < 0.4).cast(pa.int8()),
+                "seconds": pa.array(random.exponential(20, rows), mask=random.random(rows) < 0.2),
+            }
+        )
+
+    def write(self, table: pa.Table, name: str = "part-0.parquet", **how: Any) -> Path:
+        """Writes a file of the log."""
+        file = self.log / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, file, **how)
+        return file
+
+    def reader(self, *, labels: bool = True, tables: dict[Owner, FeatureTable] | None = None) -> LogReader:
+        """Reads what was written."""
+        return LogReader(self.log, self.schema, tables or {}, labels=labels)
+
+    def logs(self, validation_from: datetime | None = None, test_from: datetime | None = None) -> LogsConfig:
+        """The log and its splits: 9 January validates, 10 January tests."""
+        return LogsConfig(
+            path=self.log,
+            validation_from=validation_from or FIRST_DAY + timedelta(days=8),
+            test_from=test_from or FIRST_DAY + timedelta(days=9),
+        )
+
+    @staticmethod
+    def replaced(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
+        """The table with one value changed."""
+        values = table[column].to_pylist()
+        values[row] = value
+        kind = table.schema.field(column).type
+        return table.set_column(table.column_names.index(column), column, pa.array(values, kind, from_pandas=False))
+
+    def config(self, **sections: Any) -> Config:
+        """A configuration with a tiny model that trains on this log in a moment."""
+        training = {"batch_size": 32, "checks_per_epoch": 4, **sections.pop("training", {})}
+        model = {"experts": 3, "expert_layers": [8], "tower_layers": [4], **sections.pop("model", {})}
+        logs = {**self.logs().model_dump(exclude_none=True), **sections.pop("logs", {})}
+        document = {**self.schema.model_dump(exclude_none=True), "logs": logs, "model": model, "training": training}
+        return Config.model_validate({**document, **sections})
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "shop")
+
+
+@pytest.fixture(scope="module")
+def open_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """One that a module's tests share: 200 rows, read only."""
+    shop = Shop(tmp_path_factory.mktemp("shop") / "shop")
+    shop.write(shop.table(200))
+    return shop
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Two OpenMP threads on shared cores wait for each other at every small operation: 20 times slower.
+    torch.set_num_threads(1)

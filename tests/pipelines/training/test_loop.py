@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from pipelines.run_folder import RunFolder
+from pipelines.train import train
+from pipelines.training.building import load_model
+from pipelines.training.examples import Examples, read
+from ranking.errors import RankerError
+from ranking.losses import task_losses
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
+
+SMALL = {"batch_size": 8, "checks_per_epoch": 10_000, "patience": 1000}
+"""On 200 rows, of which 160 train: 20 steps an epoch and a check after each; the experts are chosen at step 12."""
+
+
+def trained(shop: Shop, name: str = "run", **training: Any) -> RunFolder:
+    """A run on 200 rows."""
+    if not any(shop.log.iterdir()):
+        shop.write(shop.table(200))
+    return train(shop.config(training={**SMALL, **training}), shop.folder / name)
+
+
+def metrics(run: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def selection(run: RunFolder) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(run.selection.read_text())
+    return data
+
+
+@pytest.fixture(scope="module")
+def finished(open_shop: Shop) -> RunFolder:
+    """One epoch: 20 steps."""
+    return trained(open_shop)
+
+
+@pytest.fixture
+def rates() -> Iterator[list[list[float]]]:
+    """The learning rates of each optimiser step: embeddings, trunk, gates."""
+    seen: list[list[float]] = []
+    hook = register_optimizer_step_pre_hook(
+        lambda optimiser, *_: seen.append([group["lr"] for group in optimiser.param_groups])
+    )
+    yield seen
+    hook.remove()
+
+
+class TestSteps:
+    def test_are_one_a_batch_of_the_training_split_and_epoch(self, shop: Shop, rates: list[list[float]]) -> None:
+        run = trained(shop, epochs=2)
+        assert len(rates) == selection(run)["steps"] == 40
+        assert [record["step"] for record in metrics(run)] == list(range(1, 41))
+        assert metrics(run)[29]["epoch"] == 1.5
+
+    @pytest.mark.parametrize(("batch_size", "steps"), [(159, 1), (158, 2), (53, 3), (40, 4)])
+    def test_leave_out_a_last_batch_of_one_row(
+        self, shop: Shop, rates: list[list[float]], batch_size: int, steps: int
+    ) -> None:
+        trained(shop, batch_size=batch_size, epochs=2)
+        assert len(rates) == 2 * steps
+
+    def test_are_as_many_as_planned_if_files_repeat_each_other(self, shop: Shop, rates: list[list[float]]) -> None:
+        table = shop.table(200)
+        for day in range(10):
+            for file in range(2):
+                shop.write(table.slice(20 * day, 20), f"date=2026-01-{day + 1:02d}/part-{file}.parquet")
+        run = trained(shop, checks_per_epoch=1)
+        assert len(rates) == selection(run)["steps"] == 20
+        assert min(rate for step in rates for rate in step) > 0
+
+    @pytest.mark.parametrize(
+        "training",
+        [{"batch_size": 1000}, {"batch_size": 80}, {"batch_size": 40, "convergence": {"anneal_until": 0.99}}],
+        ids=["one step", "two steps", "no step after the ramp"],
+    )
+    def test_may_be_few(self, shop: Shop, training: dict[str, Any]) -> None:
+        run = trained(shop, **training)
+        assert metrics(run)[-1]["phase"] == "selected"
+        assert selection(run)["converged"] is True
+
+
+class TestLearningRates:
+    def test_stay_until_the_experts_are_chosen_and_fall_linearly_to_zero_from_then(
+        self, shop: Shop, rates: list[list[float]]
+    ) -> None:
+        trained(shop, learning_rate={"embeddings": 0.003, "trunk": 0.002, "gates": 0.01}, checks_per_epoch=1)
+        assert rates[:12] == [[0.003, 0.002, 0.01]] * 12
+        falling = [step[1] / 0.002 for step in rates[12:]]
+        assert falling == pytest.approx([1 - i / 8 for i in range(8)])
+        for embeddings, trunk, gates in rates[12:]:
+            assert (embeddings, gates) == pytest.approx((1.5 * trunk, 5 * trunk))
+
+
+class TestMetrics:
+    def test_tell_at_each_check_where_training_stands(self, finished: RunFolder) -> None:
+        keys = {"step", "epoch", "phase", "gamma", "experts", "rows_per_second"}
+        keys |= {"train", "validation", "validation_total", "best"}
+        for record in metrics(finished):
+            assert set(record) == keys
+            assert set(record["train"]) == set(record["validation"]) == {"click", "watch"}
+            assert all(math.isfinite(loss) for loss in [*record["train"].values(), *record["validation"].values()])
+
+    def test_are_taken_as_often_as_asked_for_and_at_the_end(self, shop: Shop) -> None:
+        assert [record["step"] for record in metrics(trained(shop, checks_per_epoch=3))] == [6, 12, 18, 20]
+
+    def test_show_selecting_then_selected(self, finished: RunFolder) -> None:
+        phases = [record["phase"] for record in metrics(finished)]
+        assert phases == ["selecting"] * 11 + ["selected"] * 9
+
+    def test_call_weights_the_best_only_once_the_experts_are_chosen(self, finished: RunFolder) -> None:
+        records = metrics(finished)
+        assert not any(record["best"] for record in records if record["phase"] == "selecting")
+        lowest = math.inf
+        for record in records:
+            if record["phase"] == "selected":
+                assert record["best"] == (record["validation_total"] < lowest)
+                lowest = min(lowest, record["validation_total"])
+        assert any(record["best"] for record in records)
+
+    def test_show_gamma_falling_and_unused_experts_gone(self, finished: RunFolder) -> None:
+        records = metrics(finished)
+        gammas = [record["gamma"] for record in records]
+        assert gammas == sorted(gammas, reverse=True)
+        assert gammas[-1] < gammas[0]
+        experts = [record["experts"] for record in records]
+        assert experts == [3] * 11 + [len(selection(finished)["experts_used"])] * 9
+
+    def test_weigh_the_tasks_in_the_total(self, shop: Shop) -> None:
+        tasks = [task.model_dump() for task in shop.schema.tasks]
+        tasks[1]["weight"] = 3.0
+        shop.write(shop.table(200))
+        for record in metrics(train(shop.config(tasks=tasks, training=SMALL), shop.folder / "run")):
+            validation = record["validation"]
+            assert record["validation_total"] == pytest.approx(validation["click"] + 3 * validation["watch"], rel=1e-5)
+
+    def test_are_means_over_the_rows_of_the_validation_split_that_have_the_label(
+        self, open_shop: Shop, finished: RunFolder
+    ) -> None:
+        model, encoder = load_model(finished, finished.load_config())
+        whole = Examples.concat(list(read(open_shop.reader(), open_shop.logs(), encoder, "validation")))
+        assert bool(whole.labels.isnan().any())
+        losses = task_losses(model(whole.inputs), whole.labels, open_shop.schema.tasks)
+        best = [record for record in metrics(finished) if record["best"]][-1]["validation"]
+        assert [best["click"], best["watch"]] == pytest.approx(losses.tolist(), rel=1e-4)
+
+    def test_leave_the_penalties_of_the_gates_out_of_the_losses(self, shop: Shop) -> None:
+        first, second = (
+            metrics(trained(shop, f"run{weight}", convergence={"overlap_weight": weight}))[0] for weight in (0.0, 1e3)
+        )
+        assert first["train"] == second["train"]
+        assert first["validation"] != second["validation"]
+
+    def test_start_near_the_base_rates(self, open_shop: Shop, finished: RunFolder) -> None:
+        clicks = open_shop.table(200)["is_click"].slice(0, 160).to_pylist()
+        rate = sum(clicks) / len(clicks)
+        entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+        assert metrics(finished)[0]["validation"]["click"] == pytest.approx(entropy, abs=0.1)
+
+
+class TestBestWeights:
+    def test_are_those_of_the_last_check_that_was_the_best(self, finished: RunFolder) -> None:
+        best = max(record["step"] for record in metrics(finished) if record["best"])
+        assert int(load_file(finished.best)["norm.num_batches_tracked"]) == best
+
+    def test_leave_no_draft_beside_them(self, finished: RunFolder) -> None:
+        assert [file.name for file in finished.best.parent.iterdir()] == ["best.safetensors"]
+
+    def test_hold_only_the_chosen_experts(self, finished: RunFolder) -> None:
+        weights = load_file(finished.best)
+        used = selection(finished)["experts_used"]
+        assert weights["active"].tolist() == used
+        assert len(weights["experts.layers.0.weight"]) == len(used)
+
+    def test_are_finite(self, finished: RunFolder) -> None:
+        assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in load_file(finished.best).values())
+
+
+class TestEarlyStop:
+    def test_comes_after_so_many_checks_without_improvement(self, shop: Shop) -> None:
+        run = trained(shop, epochs=4, patience=3, learning_rate={"trunk": 0.5})
+        best = [record["best"] for record in metrics(run)]
+        assert best[-4:] == [True, False, False, False]
+        assert len(best) < selection(run)["steps"]
+
+    def test_never_comes_before_the_experts_are_chosen(self, shop: Shop) -> None:
+        records = metrics(trained(shop, epochs=2, patience=1, learning_rate={"trunk": 0.5}))
+        totals = [record["validation_total"] for record in records if record["phase"] == "selecting"]
+        assert len(totals) == 23
+        assert any(total > min(totals[:i]) for i, total in enumerate(totals) if i)
+
+
+class TestLossesThatAreNotFinite:
+    def test_stop_the_training_and_name_step_tasks_and_mend(self, shop: Shop) -> None:
+        with pytest.raises(RankerError, match=r"^step \d+: the loss of .*(click|watch).* is not finite") as caught:
+            trained(shop, learning_rate={"trunk": 1e30})
+        assert "lower training.learning_rate" in str(caught.value)
+
+    def test_leave_no_run_that_looks_finished(self, shop: Shop) -> None:
+        with pytest.raises(RankerError, match="not finite"):
+            trained(shop, learning_rate={"trunk": 1e30})
+        with pytest.raises(RankerError, match="training has not finished"):
+            RunFolder.open(shop.folder / "run")
+
+
+class TestSeeds:
+    def test_the_same_gives_the_same_weights_bit_for_bit(self, shop: Shop) -> None:
+        first, second = (load_file(trained(shop, name, seed=3).best) for name in ("first", "second"))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def test_the_same_gives_the_same_weights_with_dropout_too(self, shop: Shop) -> None:
+        shop.write(shop.table(200))
+        config = shop.config(model={"dropout": 0.3}, training={"batch_size": 40})
+        first, second = (load_file(train(config, shop.folder / name).best) for name in ("first", "second"))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+    def test_another_gives_other_weights(self, open_shop: Shop, finished: RunFolder) -> None:
+        other = trained(open_shop, "other", seed=4)
+        assert not torch.equal(load_file(finished.best)["output.weight"], load_file(other.best)["output.weight"])
