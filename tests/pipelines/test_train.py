@@ -201,7 +201,7 @@ class TestExistingFolders:
         shop.write(shop.table(100))
         (shop.folder / "run").mkdir()
         (shop.folder / "run" / "mine.txt").write_text("keep")
-        with pytest.raises(OutputError, match="a run is never overwritten, name another folder") as caught:
+        with pytest.raises(OutputError, match="exists and is never overwritten: name another folder") as caught:
             train(shop.config(), shop.folder / "run")
         assert str(caught.value).startswith(f"{shop.folder}/run ")
         assert [file.name for file in (shop.folder / "run").iterdir()] == ["mine.txt"]
