@@ -78,4 +78,4 @@ def largest_difference(model: Mixture, ranker: FrozenRanker, rows: pa.Table) -> 
     dense = scores(model(ranker.encoder.encode(rows)), tasks)
     together, _ = ranker.score_completed(rows, tasks)
     alone = torch.cat([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
-    return max(float((dense - frozen).abs().max()) for frozen in (together, alone))
+    return float(torch.stack([(dense - frozen).abs().max() for frozen in (together, alone)]).max())  # keeps a NaN

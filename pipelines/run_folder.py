@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from pipelines import config as configs
 from pipelines.config import Config
 from ranking.errors import LogError, OutputError
-from ranking.files import require_free
+from ranking.files import reason, require_free
 from ranking.model import Mixture
 
 
@@ -45,7 +45,7 @@ class RunFolder:
             run.best.parent.mkdir(parents=True)
             config.write(run.config)
         except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror})") from None
+            raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
         return run
 
     @classmethod

@@ -12,6 +12,7 @@ from pipelines.logs.reader import LogReader, blaming
 from pipelines.logs.survey import quarantine_file, write_bad
 from pipelines.progress import Progress
 from ranking.errors import LogError, OutputError
+from ranking.files import reason
 from ranking.frozen import FrozenRanker, score_table
 
 
@@ -59,7 +60,7 @@ def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] 
         writer.close()
         draft.replace(out)
     except OSError as error:
-        raise OutputError(f"{out}: cannot be written ({error.strerror or error})") from None
+        raise OutputError(f"{out}: cannot be written ({reason(error)})") from None
     finally:
         if writer is not None and writer.is_open:
             writer.close()

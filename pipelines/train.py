@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import read, read_whole
 from pipelines.training.loop import Trainer
+from ranking.errors import RankerError
 from ranking.files import write_json
 from ranking.fitting import EncoderFitter
 from ranking.losses import scores as to_scores
@@ -38,8 +40,12 @@ def train(config: Config, folder: Path) -> RunFolder:
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     run = RunFolder.create(folder, config)
     fitter = EncoderFitter(schema)
-    found = survey(reader, config.logs, schema, run.quarantine, on_train=fitter.add)
-    require_learnable(found, config)
+    try:
+        found = survey(reader, config.logs, schema, run.quarantine, on_train=fitter.add)
+        require_learnable(found, config)
+    except RankerError:
+        shutil.rmtree(run.path)  # nothing was learnt: the same command may be given again, once the log is mended
+        raise
     if found.bad:
         say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
     encoder = fitter.encoder()

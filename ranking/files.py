@@ -39,7 +39,7 @@ def appearing(folder: Path) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY) and folder.is_dir():
             raise OutputError(f"{folder} was made by another meanwhile: try again") from None
         if isinstance(error, OSError):
-            raise OutputError(f"{folder}: cannot be written ({error.strerror or error})") from None
+            raise OutputError(f"{folder}: cannot be written ({reason(error)})") from None
         raise
 
 
@@ -67,7 +67,14 @@ def write_json(data: dict[str, Any], file: Path) -> None:
         _flush(file.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise OutputError(f"{file}: cannot be written ({error.strerror or error})") from None
+        raise OutputError(f"{file}: cannot be written ({reason(error)})") from None
+
+
+def reason(error: OSError) -> str:
+    """Why a file operation failed; the first reason where many files were copied."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        return str(error.args[0][0][2])
+    return error.strerror or str(error)
 
 
 def files_in(folder: Path) -> list[Path]:

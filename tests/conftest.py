@@ -93,3 +93,9 @@ def kuairand_raw() -> Path:
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Models here are small, and threads that wait for each other on a busy machine cost twenty times the work."""
+    torch.set_num_threads(1)

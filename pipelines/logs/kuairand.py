@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 
 from pipelines.logs.writing import feature, task, write_logs
 from ranking.errors import LogError
+from ranking.files import require_free
 
 CHINA = 8 * 3_600_000
 """The feed's local time in milliseconds from UTC."""
@@ -52,6 +53,7 @@ def convert(raw: Path, out: Path) -> None:
         LogError: a file is missing or lacks a column.
         OutputError: ``out`` holds something already, or cannot be written.
     """
+    require_free(out)
     videos = _read(raw, "video_features_basic")
     users = _read(raw, "user_features")
     try:

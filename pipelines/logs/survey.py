@@ -19,6 +19,7 @@ from pipelines.logs.reader import SPLITS, LogReader, blaming, split_bounds, with
 from pipelines.progress import Progress
 from ranking.encoding import encode_labels
 from ranking.errors import LogError, OutputError
+from ranking.files import reason
 from ranking.schema import Schema
 
 
@@ -190,4 +191,4 @@ def quarantine_file(path: Path | None) -> Iterator[IO[str]]:
         with open(path or os.devnull, "w") as stream:  # noqa: PTH123 — os.devnull is a plain name
             yield stream
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from None
+        raise OutputError(f"{path}: cannot be written ({reason(error)})") from None

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.logs.writing import feature, task, write_logs
+from ranking.files import require_free
 
 Array = npt.NDArray[np.float64]
 
@@ -80,6 +81,7 @@ def generate(out: Path, rows: int = 200_000, seed: int = 0) -> None:
     Raises:
         OutputError: ``out`` holds something already, or cannot be written.
     """
+    require_free(out)
     random = np.random.default_rng(seed)
     users, user_factors = _users(max(50, rows // 20), random)
     items, item_factors = _items(max(50, rows // 100), random)

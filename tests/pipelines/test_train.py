@@ -255,3 +255,13 @@ class TestOpeningARun:
         model, _ = load_model(run, run.load_config())
         assert not model.training
         assert bool(model.gate.converged().all())
+
+
+def test_a_run_that_could_not_begin_leaves_no_folder(shop: Shop) -> None:
+    table = shop.table(200)
+    constant = pa.array([0] * table.num_rows, pa.int64())
+    shop.write(table.set_column(table.column_names.index("is_click"), "is_click", constant))
+    for _ in range(2):
+        with pytest.raises(LogError, match="is_click"):
+            train(shop.config(), shop.folder / "run")
+        assert not (shop.folder / "run").exists()
