@@ -9,7 +9,8 @@ import pyarrow as pa
 import torch
 
 from pipelines.config import LogsConfig
-from pipelines.logs.reader import LogReader, load_tables, split_bounds
+from pipelines.logs.reader import LogReader, load_tables
+from pipelines.logs.splits import split_bounds
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from pydantic_core import to_json
 
 from pipelines.config import LogsConfig
 from pipelines.logs.duplicates import DuplicateFilter
+from pipelines.logs.splits import inside
 from ranking.errors import InvalidInputError, LogError
 from ranking.features import FeatureTable, complete, mark, violations
 from ranking.schema import Owner, Schema
 
 BATCH_ROWS = 65_536
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class LogReader:
             self._check_columns(fragment.path, schema, set(keys))
             time, row, in_split = self._schema.columns.time, 0, None
             if since is not None or until is not None:
-                in_split = _within(time, schema.field(time).type, since, until)
+                in_split = inside(time, schema.field(time).type, since, until)
             for batch in fragment.to_batches(schema=schema, batch_size=BATCH_ROWS, filter=in_split):
                 if batch.num_rows:
                     table = pa.Table.from_batches([batch])
@@ -244,20 +244,6 @@ def blaming(file: str) -> Iterator[None]:
         raise LogError(f"{file}: column {error}") from None
 
 
-def split_bounds(logs: LogsConfig, split: str) -> tuple[datetime | None, datetime | None]:
-    """[since, until) of a split; the three are disjoint and cover all time."""
-    return {
-        "train": (None, logs.validation_from),
-        "validation": (logs.validation_from, logs.test_from),
-        "test": (logs.test_from, None),
-    }[split]
-
-
-def within(table: pa.Table, column: str, since: datetime | None, until: datetime | None) -> pa.Table:
-    """The rows with since ≤ time < until; None is no bound."""
-    return table.filter(_within(column, table.schema.field(column).type, since, until))
-
-
 def _dataset(path: Path) -> ds.Dataset:
     """The files of a log; a partition key may be a column of its files too, whatever its type there."""
     if path.is_file():
@@ -267,24 +253,6 @@ def _dataset(path: Path) -> ds.Dataset:
     files = FileSelector(str(path), recursive=True)
     factory = ds.FileSystemDatasetFactory(LocalFileSystem(), files, ds.ParquetFileFormat(), options)
     return factory.finish(factory.inspect(promote_options="permissive", fragments=1))
-
-
-def _within(column: str, kind: pa.DataType, since: datetime | None, until: datetime | None) -> pc.Expression:
-    inside = pc.field(column).is_valid()
-    if since is not None:
-        inside &= pc.field(column) >= _moment(since, kind)
-    if until is not None:
-        inside &= pc.field(column) < _moment(until, kind)
-    return inside
-
-
-def _moment(moment: datetime, kind: pa.DataType) -> pa.Scalar:
-    """A bound in the type of the time column; a bound without a zone is UTC where the column has one."""
-    if pa.types.is_date(kind):
-        return pa.scalar(moment.date(), kind)
-    if getattr(kind, "tz", None) is None:
-        return pa.scalar(moment.replace(tzinfo=None), kind)
-    return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), kind)
 
 
 def _line(error: Exception) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import Config, LogsConfig
-from pipelines.logs.reader import SPLITS, LogReader, blaming, split_bounds, within
+from pipelines.logs.reader import LogReader, blaming
+from pipelines.logs.splits import SPLITS, split_bounds, within
 from pipelines.progress import Progress
 from ranking.encoding import encode_labels
 from ranking.errors import LogError, OutputError

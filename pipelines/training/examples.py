@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pipelines.config import LogsConfig
-from pipelines.logs.reader import Cleaned, LogReader, blaming, split_bounds
+from pipelines.logs.reader import Cleaned, LogReader, blaming
+from pipelines.logs.splits import split_bounds
 from ranking.encoding import Encoder, Inputs, encode_labels, hash_column
 
 

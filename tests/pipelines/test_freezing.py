@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import ranking
 from pipelines.freezing import TOLERANCE, freeze_run, largest_difference
-from pipelines.logs.reader import LogReader, load_tables, split_bounds
+from pipelines.logs.reader import LogReader, load_tables
+from pipelines.logs.splits import split_bounds
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
 from ranking.errors import BundleError, LogError, NotConvergedError, OutputError

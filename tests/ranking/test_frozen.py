@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pipelines.config import Config
-from pipelines.logs.reader import LogReader, load_tables, split_bounds
+from pipelines.logs.reader import LogReader, load_tables
+from pipelines.logs.splits import split_bounds
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
 from ranking.encoding import Encoder

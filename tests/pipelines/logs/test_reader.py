@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import LogsConfig
-from pipelines.logs.reader import BATCH_ROWS, SPLITS, Cleaned, LogReader, load_tables, split_bounds, within
+from pipelines.logs.reader import BATCH_ROWS, Cleaned, LogReader, load_tables
+from pipelines.logs.splits import SPLITS, split_bounds, within
 from ranking.errors import LogError
 from ranking.features import FeatureTable
 from ranking.schema import Schema

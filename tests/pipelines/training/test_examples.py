@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.logs.reader import SPLITS
+from pipelines.logs.splits import SPLITS
 from pipelines.training.examples import Examples, batches, encode, read
 from ranking.encoding import Bag, Encoder, Inputs
 from ranking.fitting import EncoderFitter
