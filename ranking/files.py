@@ -29,6 +29,8 @@ def appearing(folder: Path) -> Iterator[Path]:
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         draft.chmod(0o755)
         yield draft
+        for file in files_in(draft):
+            file.chmod(0o644)  # some writers keep files to their owner, but another user may serve them
         for path in [*files_in(draft), *(inner for inner in draft.rglob("*") if inner.is_dir()), draft]:
             _flush(path)
         draft.rename(folder)

@@ -298,6 +298,14 @@ def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
 # Writing.
 
 
+def test_every_file_can_be_read_by_whoever_serves_it(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    bundle.write(hand_ranker, golden, tmp_path / "bundle")
+    for path in (tmp_path / "bundle").rglob("*"):
+        assert path.stat().st_mode & 0o044 == 0o044, path
+
+
 def test_an_existing_folder_is_not_overwritten(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(OutputError, match="exists and is never overwritten"):
