@@ -9,9 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ranking.errors import RankerError
+from ranking.errors import RankerError, UsageError
 
 TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu")
+
+CONFIG = "the ranker.toml"
+BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
+NEW_FOLDER = "new folder"
+JSON = "print the result as JSON"
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -27,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.run(arguments)
     except RankerError as error:
         print(f"ranker: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except ModuleNotFoundError as error:
         if error.name not in TRAINING_EXTRAS:
             raise
@@ -56,50 +61,55 @@ def parser() -> argparse.ArgumentParser:
     logs = commands.add_parser("logs", help="write a log, its side tables and a ranker.toml")
     sources = logs.add_subparsers(title="sources", required=True, metavar="SOURCE")
     synthetic = command("synthetic", run_synthetic, "a generated log whose true probabilities are known", sources)
-    synthetic.add_argument("--out", type=Path, required=True)
-    synthetic.add_argument("--rows", type=positive, default=200_000)
-    synthetic.add_argument("--seed", type=int, default=0)
+    synthetic.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
+    synthetic.add_argument("--rows", type=positive, default=200_000, help="impressions (default: 200000)")
+    synthetic.add_argument("--seed", type=int, default=0, help="the same seed writes the same log (default: 0)")
     kuairand = command("kuairand", run_kuairand, "KuaiRand's original files (CSV or Parquet)", sources)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
-    kuairand.add_argument("--out", type=Path, required=True)
+    kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
 
     check = command("check", run_check, "validate a configuration and its log")
-    check.add_argument("config", type=Path, metavar="CONFIG")
+    check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     check.add_argument("--quarantine", type=Path, help="write bad rows there, a JSON object a line")
-    check.add_argument("--json", action="store_true")
+    check.add_argument("--json", action="store_true", help=JSON)
 
     train = command("train", run_train, "train, converge and evaluate")
-    train.add_argument("config", type=Path, metavar="CONFIG")
+    train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
     train.add_argument(
-        "--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="such as training.epochs=3"
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="override a setting, such as training.epochs=3; may be repeated",
     )
-    train.add_argument("--json", action="store_true")
+    train.add_argument("--json", action="store_true", help=JSON)
 
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
-    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE")
-    evaluate.add_argument("--logs", type=Path)
-    evaluate.add_argument("--json", action="store_true")
+    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
+    evaluate.add_argument("--logs", type=Path, help="Parquet with labels; default: the run's own test split")
+    evaluate.add_argument("--json", action="store_true", help=JSON)
 
     freeze = command("freeze", run_freeze, "write the bundle of a converged run")
-    freeze.add_argument("source", type=Path, metavar="RUN")
-    freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE")
+    freeze.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
+    freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help=NEW_FOLDER)
 
     publish = command("publish", run_publish, "make a bundle the current version in a repository")
-    publish.add_argument("bundle", type=Path, metavar="BUNDLE")
-    publish.add_argument("repository", type=Path, metavar="REPOSITORY")
+    publish.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
+    publish.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
     publish.add_argument("--name", help="model name (default: the bundle's)")
 
     score = command("score", run_score, "score a log with a bundle")
-    score.add_argument("bundle", type=Path, metavar="BUNDLE")
-    score.add_argument("--logs", type=Path, required=True)
-    score.add_argument("--out", type=Path, required=True)
+    score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
+    score.add_argument("--logs", type=Path, required=True, help="Parquet file or folder; labels are not needed")
+    score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
 
     serve = command("serve", run_serve, "serve a repository over HTTP")
-    serve.add_argument("repository", type=Path, metavar="REPOSITORY")
-    serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
     serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
     return top
 
@@ -108,6 +118,13 @@ def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A TCP port."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port from 0 to 65535")
     return int(text)
 
 
@@ -139,11 +156,12 @@ def run_check(arguments: argparse.Namespace) -> None:
     from pipelines import config
     from pipelines.logs.reader import LogReader, load_tables
     from pipelines.logs.survey import require_learnable, survey
+    from ranking.fitting import EncoderFitter
 
     loaded = config.load(arguments.config)
     schema = loaded.schema_only
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
-    found = survey(reader, loaded.logs, schema, arguments.quarantine)
+    found = survey(reader, loaded.logs, schema, arguments.quarantine, on_train=EncoderFitter(schema).add)
     print(as_json(found.to_json()) if arguments.json else found.to_text())
     require_learnable(found, loaded)
 

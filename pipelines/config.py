@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 import tomli_w
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from ranking.errors import ConfigError
+from ranking.errors import ConfigError, UsageError
 from ranking.model import ModelConfig
 from ranking.schema import Record, Schema, explain
 
@@ -158,6 +158,7 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
 
     Raises:
         ConfigError: the file cannot be read or does not describe a ranker; says where and why.
+        UsageError: an override that is not written as section.key=value.
     """
     try:
         data = tomllib.loads(file.read_text())
@@ -170,7 +171,8 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{file}: {explain(error, data)}") from None
+        given = f" (with --set {' --set '.join(overrides)})" if overrides else ""
+        raise ConfigError(f"{file}: {explain(error, data)}{given}") from None
     base = file.absolute().parent
     logs = config.logs
     here = {key: base / path for key in ("path", "users", "items") if (path := getattr(logs, key)) is not None}
@@ -181,7 +183,7 @@ def _set(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *path, last = key.strip().split(".")
     if not equals or not all([*path, last]):
-        raise ConfigError(f"--set {override}: write it as section.key=value, such as training.epochs=3")
+        raise UsageError(f"--set {override}: write it as section.key=value, such as training.epochs=3")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -189,5 +191,5 @@ def _set(data: dict[str, Any], override: str) -> None:
     for part in path:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
-            raise ConfigError(f"--set {override}: '{part}' is no section with keys")
+            raise UsageError(f"--set {override}: '{part}' is no section with keys")
     data[last] = value

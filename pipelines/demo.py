@@ -42,7 +42,7 @@ def demo(folder: Path) -> None:
         RankerError: a step failed; says which and why.
     """
     if folder.exists():
-        raise LogError(f"{folder} exists: remove it or name another folder with --dir")
+        raise LogError(f"{folder} exists: remove it (rm -r {folder}) or name another folder with --dir")
     logs, run, bundle, repository = (folder / name for name in ("logs", "run", "bundle", "repository"))
     say(f"1/5 generating {ROWS:,} impressions")
     generate(logs, ROWS)

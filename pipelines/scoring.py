@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipelines.logs.reader import LogReader, blaming
 from pipelines.logs.survey import quarantine_file, write_bad
-from pipelines.progress import Progress
+from pipelines.progress import Progress, say
 from ranking.errors import LogError, OutputError
 from ranking.files import reason
 from ranking.frozen import FrozenRanker, score_table
@@ -68,6 +68,8 @@ def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] 
         if not counts["bad"]:
             quarantine.unlink(missing_ok=True)
     progress.close()
+    if counts["bad"]:
+        say(f"{counts['bad']:,} bad rows are left out, see {quarantine}")
     return counts
 
 

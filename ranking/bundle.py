@@ -138,7 +138,9 @@ def verify_files(folder: Path) -> None:
         BundleError: names the first file that is missing, altered or not listed.
     """
     if not (folder / SUMS).is_file():
-        raise BundleError(f"{folder} is no bundle: it has no {SUMS}; make one with 'ranker freeze'")
+        raise BundleError(
+            f"{folder} is no bundle: it has no {SUMS}; name REPOSITORY/NAME/VERSION or make one with 'ranker freeze'"
+        )
     try:
         lines = (folder / SUMS).read_text().splitlines()
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}

@@ -7,6 +7,10 @@ class RankerError(Exception):
     """Any failure that the user can mend; the command line prints it as one line and exits with 1."""
 
 
+class UsageError(RankerError):
+    """A command that cannot mean anything; the command line exits with 2."""
+
+
 class ConfigError(RankerError):
     """A ranker.toml that does not describe a ranker."""
 

@@ -215,7 +215,16 @@ def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
         ids = ids.dictionary_decode()
     try:
         return ids.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        known = "integers of 64 bits" if kind == pa.int64() else "strings"
+        wrong = next((value for value in ids.to_pylist() if value is not None and not _is_integer(value)), None)
         raise InvalidInputError(
-            field, f"ids must be {'integers' if kind == pa.int64() else 'strings'} ({error})"
+            field, f"ids must be {known} in every row, as in those read before; {wrong!r} is none"
         ) from None
+
+
+def _is_integer(value: object) -> bool:
+    try:
+        return -(2**63) <= int(str(value)) < 2**63
+    except ValueError:
+        return False

@@ -165,8 +165,9 @@ class FrozenRanker:
         for name in names:
             if name not in known:
                 raise InvalidInputError("tasks", f"unknown task '{name}': choose from {', '.join(known)}")
-        if len(set(names)) < len(names):
-            raise InvalidInputError("tasks", "a task is asked for twice")
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise InvalidInputError("tasks", f"task '{name}' is asked for twice")
         return [known[name] for name in names]
 
 

@@ -279,8 +279,7 @@ def explain(error: ValidationError, data: Any) -> str:
                 path.append(f"'{name}'" if name and isinstance(key, int) else str(key))
             elif key not in ("categorical", "bag", "numeric"):  # the union's branch is no part of the document
                 path.append(str(key))
-        where = ".".join(path) or "the document"
-        problems.append(f"{where}: {_plain(problem)}")
+        problems.append(": ".join([*([".".join(path)] if path else []), _plain(problem)]))
     return "; ".join(problems)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
+from ranking.errors import RankerError
 from service import problems
 from service.api.routes import operations_routes, ranking_routes
 from service.engine.runtime import Runtime
@@ -49,6 +51,15 @@ def serve(settings: Settings, host: str, port: int) -> None:
 
     Raises:
         BundleError: nothing can be served.
+        RankerError: the address cannot be listened on.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    uvicorn.run(create_app(settings), host=host, port=port, log_config=None)
+    app = create_app(settings)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise RankerError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port or --host"
+        ) from None
+    uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[listener])

@@ -72,7 +72,7 @@ def install(app: FastAPI) -> None:
         reasons: dict[str, list[str]] = {}
         for e in error.errors():
             reasons.setdefault(_path(e), []).append(_reason(e))
-        fields = [FieldError(field=field, reason=" or ".join(several)) for field, several in reasons.items()]
+        fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()]
         malformed = any(e["type"] == "json_invalid" for e in error.errors())
         detail = "; ".join(f"{e.field}: {e.reason}" for e in fields)
         return response(Problem(400 if malformed else 422, detail, fields))
@@ -92,6 +92,13 @@ def _path(error: Any) -> str:
         elif part not in ("body", "rows", "columns", "str", "int"):
             path += f".{part}" if path else str(part)
     return path or "body"
+
+
+def _joined(reasons: list[str]) -> str:
+    """The reasons for one field; a union's branches complain one by one."""
+    if reasons == ["Input should be a valid integer", "Input should be a valid string"]:
+        return "must be an integer or a string"
+    return " or ".join(reasons)
 
 
 def _reason(error: Any) -> str:

@@ -129,7 +129,8 @@ def survey(
                             on_train(rows)
     progress.close()
     if not sum(found.rows.values()):
-        raise LogError(f"{logs.path}: no usable row; bad rows by reason: {dict(found.bad) or 'the log is empty'}")
+        why = f"all rows are bad: {dict(found.bad)}" if found.bad else "the log is empty"
+        raise LogError(f"{logs.path}: no usable row, {why}")
     return found
 
 

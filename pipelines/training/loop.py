@@ -22,6 +22,9 @@ from ranking.errors import RankerError
 from ranking.losses import task_losses
 from ranking.model import Mixture
 
+FEW_STEPS = 100
+"""Below this a choice of experts is drawn rather than learnt."""
+
 
 class Trainer:
     """Trains one model.
@@ -47,6 +50,11 @@ class Trainer:
         full, rest = divmod(train_rows, self._settings.batch_size)
         self._steps_per_epoch = full + (rest > 1)  # batch norm needs two rows
         self.steps = self._settings.epochs * self._steps_per_epoch
+        if self.steps < FEW_STEPS:
+            say(
+                f"only {self.steps} steps: the gates need a few hundred to choose their experts; "
+                "lower training.batch_size or raise training.epochs"
+            )
         self.convergence = Convergence(self._settings.convergence, model.gate, self.steps)
         self._optimiser = make_optimiser(model, self._settings)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
@@ -119,7 +127,7 @@ class Trainer:
         if self.convergence.snapped_codes:
             say(
                 f"step {step}: {self.convergence.snapped_codes} selectors were not binary when the ramp ended and were "
-                "snapped; a longer ramp or a larger training.learning_rate.gates lets them choose"
+                "snapped; more steps, a longer ramp or a larger training.learning_rate.gates lets them choose"
             )
         say(
             f"step {step}: the gates chose {len(selection.experts_used)} of {selection.num_experts} experts "

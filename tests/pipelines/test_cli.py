@@ -4,12 +4,14 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
@@ -331,3 +333,33 @@ sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
     assert last.startswith("ranker: this command needs torchrec")
     assert "requirements/train.lock" in last
     assert pq.read_table(tmp_path / "scores.parquet").num_rows > 0
+
+
+class TestServeAddresses:
+    def test_a_port_in_use_is_one_line(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert main(["serve", str(repository), "--port", str(port)]) == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ranker: ")]
+        assert f"127.0.0.1:{port} cannot be listened on" in line
+        assert "choose another --port" in line
+
+    def test_a_port_that_is_none_is_wrong_use(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(["serve", str(repository), "--port", "99999"])
+        assert stopped.value.code == 2
+        assert "'99999' is no port" in capsys.readouterr().err
+
+
+def test_an_override_that_is_none_is_wrong_use(logs: Path, tmp_path: Path) -> None:
+    assert main(["train", str(logs / "ranker.toml"), "--run", str(tmp_path / "run"), "--set", "training.epochs"]) == 2
+
+
+def test_check_finds_ids_of_two_types(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(logs, tmp_path / "logs")
+    first_day = tmp_path / "logs" / "log" / "date=2026-01-01" / "part-0.parquet"
+    table = pq.read_table(first_day)
+    numbers = pa.array(range(table.num_rows), pa.int64())
+    pq.write_table(table.set_column(table.column_names.index("surface"), "surface", numbers), first_day)
+    assert main(["check", str(tmp_path / "logs" / "ranker.toml")]) == 1
+    assert "date=2026-01-02/part-0.parquet: column 'surface': ids must be integers" in capsys.readouterr().err

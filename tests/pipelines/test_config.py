@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines import config as configs
 from pipelines.config import Config
-from ranking.errors import ConfigError
+from ranking.errors import ConfigError, UsageError
 
 DOCUMENT = """
 name = "shop"
@@ -61,7 +61,7 @@ def toml(tmp_path: Path) -> Path:
 
 def message(file: Path, *overrides: str) -> str:
     """What loading says; it must begin with the file."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, UsageError)) as caught:
         configs.load(file, overrides)
     text = str(caught.value)
     assert "\n" not in text
@@ -124,10 +124,11 @@ class TestUnknownKeys:
         ],
     )
     def test_in_a_section_are_errors_that_name_file_and_key(self, toml: Path, section: str) -> None:
-        assert message(toml, f"{section}.colour=1") == f"{toml}: {section}.colour: unknown key"
+        override = f"{section}.colour=1"
+        assert message(toml, override) == f"{toml}: {section}.colour: unknown key (with --set {override})"
 
     def test_at_the_top_are_errors_too(self, toml: Path) -> None:
-        assert message(toml, "colour=1") == f"{toml}: colour: unknown key"
+        assert message(toml, "colour=1") == f"{toml}: colour: unknown key (with --set colour=1)"
 
     @pytest.mark.parametrize(
         ("section", "name"), [("features", "user_id"), ("features", "age"), ("features", "tags"), ("tasks", "click")]
