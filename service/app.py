@@ -59,7 +59,6 @@ def serve(settings: Settings, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise RankerError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port or --host"
-        ) from None
+        why = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
+        raise RankerError(f"{host}:{port} cannot be listened on ({why}); choose another --port or --host") from None
     uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[listener])

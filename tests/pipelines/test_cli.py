@@ -155,7 +155,6 @@ class TestFailures:
             ("check {empty}/ranker.toml", "{empty}/ranker.toml: cannot be read"),
             ("train {empty}/ranker.toml --run {empty}/run", "{empty}/ranker.toml: cannot be read"),
             ("train {logs}/ranker.toml --run {empty}/run --set colour=1", "colour: unknown key"),
-            ("train {logs}/ranker.toml --run {empty}/run --set colour", "--set colour: write it as section.key=value"),
             ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
             ("evaluate {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
             ("evaluate {empty}", "{empty} is no run folder"),
