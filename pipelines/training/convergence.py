@@ -40,8 +40,8 @@ class Convergence:
         return max(1, round(self._config.anneal_until * self._steps))
 
     def phase(self) -> str:
-        """``selected`` once the choice is final, ``select`` before."""
-        return "selected" if self.done else "select"
+        """``selected`` once the choice is final, ``selecting`` before."""
+        return "selected" if self.done else "selecting"
 
     def gamma_at(self, step: int) -> float:
         """γ in effect for this step (the first is 1)."""

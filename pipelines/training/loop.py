@@ -149,7 +149,7 @@ class Trainer:
             {
                 "step": step,
                 "epoch": step / self._steps_per_epoch,
-                "phase": "selected" if selected else "selecting",
+                "phase": self.convergence.phase(),
                 "gamma": float(self._model.gate.gamma),
                 "experts": len(self._model.active),
                 "rows_per_second": round(rows_per_second),

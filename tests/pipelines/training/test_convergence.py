@@ -147,7 +147,7 @@ class TestEndOfTheSelection:
         ends = []
         for step in range(1, steps + 1):
             convergence.before(step)
-            assert convergence.phase() == ("selected" if ends else "select")
+            assert convergence.phase() == ("selected" if ends else "selecting")
             if convergence.after(step):
                 ends.append(step)
         assert ends == [convergence.last_step]
