@@ -9,6 +9,7 @@ from pathlib import Path
 from ranking import bundle, repository
 from ranking.errors import BundleError
 from ranking.files import appearing, write_json
+from ranking.schema import MODEL_NAME
 
 
 def publish(source: Path, repo: Path, name: str | None = None) -> tuple[str, int]:
@@ -26,7 +27,7 @@ def publish(source: Path, repo: Path, name: str | None = None) -> tuple[str, int
     """
     ranker = bundle.load(source)
     name = ranker.schema.name if name is None else name
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+    if not re.fullmatch(MODEL_NAME, name):
         raise BundleError(f"name '{name}': use letters, digits, '_' and '-'")
     version = max(repository.versions(repo, name), default=0) + 1
     with appearing(repository.folder(repo, name, version)) as draft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import read, read_whole
+from pipelines.training.examples import Examples, read, read_whole
 from pipelines.training.loop import Trainer
 from ranking.errors import RankerError
 from ranking.files import write_json
 from ranking.fitting import EncoderFitter
 from ranking.losses import scores as to_scores
+from ranking.model import Mixture
+from ranking.schema import Task
 from ranking.selection import flops
 
 BASE_RATE_FLOOR = 1e-6
@@ -57,7 +60,7 @@ def train(config: Config, folder: Path) -> RunFolder:
     trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
     trainer.fit()
 
-    model, _ = load_model(run, config)  # the best weights, which need not be the last
+    model, encoder = load_model(run, config)  # the best weights, which need not be the last
     selection = model.gate.selection(schema.task_names)
     write_json(
         {
@@ -72,7 +75,7 @@ def train(config: Config, folder: Path) -> RunFolder:
         run.selection,
     )
     if found.rows["test"]:
-        write_json(evaluate_run(run), run.evaluation)
+        write_json(_evaluate(model, read(reader, config.logs, encoder, "test"), schema.tasks), run.evaluation)
     return run
 
 
@@ -100,4 +103,8 @@ def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
         stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
     else:
         stream = read_whole(LogReader(logs, schema, tables), encoder)
-    return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), schema.tasks)), schema.tasks)
+    return _evaluate(model, stream, schema.tasks)
+
+
+def _evaluate(model: Mixture, stream: Iterator[Examples], tasks: Sequence[Task]) -> dict[str, Any]:
+    return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), tasks)), tasks)

@@ -59,11 +59,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
     manifest = {
         "format": FORMAT,
         "name": schema.name,
-        "schema": {
-            key: value
-            for key, value in schema.model_dump(mode="json", exclude_none=True).items()
-            if key in Schema.model_fields
-        },
+        "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
         "objective": dict(ranker.objective),
         "details": dict(ranker.details),

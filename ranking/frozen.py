@@ -197,10 +197,10 @@ def freeze(
     scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
     shift = norm.bias.double() - norm.running_mean.double() * scale
     weights = {f"embedding.{name}": model.embeddings.weight(name) for name in schema.tables}
-    position = {int(expert): i for i, expert in enumerate(model.active)}
-    for expert in selection.experts_used:
+    used = selection.experts_used
+    for expert, position in zip(used, model.positions(used), strict=True):
         for depth, layer in enumerate(model.experts.stack):
-            weight, bias = layer.weight[position[expert]].double(), layer.bias[position[expert]].double()
+            weight, bias = layer.weight[position].double(), layer.bias[position].double()
             if depth == 0:
                 weight, bias = scale.unsqueeze(1) * weight, bias + shift @ weight
             weights |= _named(f"expert.{expert}.{depth}", weight, bias)

@@ -94,7 +94,11 @@ class Mixture(nn.Module):
 
         The gate's weights for the dropped ones are 0, so the outputs stay the same.
         """
-        position = {int(expert): i for i, expert in enumerate(self.active)}
-        kept = [position[expert] for expert in experts]
+        kept = self.positions(experts)
         self.experts.keep(kept)
         self.active = self.active[kept]
+
+    def positions(self, experts: list[int]) -> list[int]:
+        """Where these experts lie among those that are still there."""
+        position = {int(expert): i for i, expert in enumerate(self.active)}
+        return [position[expert] for expert in experts]

@@ -22,6 +22,8 @@ from pydantic import (
 
 Owner = Literal["user", "item", "context"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+"""A model's name is a folder of the repository and a part of URLs."""
 ColumnName = Annotated[str, Field(min_length=1)]
 
 
@@ -146,7 +148,7 @@ class Columns(Record):
 class Schema(Record):
     """Features and tasks of one ranker; see the module's docstring."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    name: Annotated[str, Field(pattern=MODEL_NAME)]
     columns: Columns = Columns()
     features: Annotated[tuple[Feature, ...], Field(min_length=1)]
     tasks: Annotated[tuple[Task, ...], Field(min_length=1)]

@@ -61,12 +61,11 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
         try:
             table = pq.read_table(path)
             wanted = [c for c in schema.owned_columns(owner) if c in table.column_names]
-            tables[owner] = FeatureTable(table.select([key, *wanted]) if key in table.column_names else table, key)
-            complete(table.slice(0, 1), schema, {})  # types
+            with blaming(str(path)):
+                tables[owner] = FeatureTable(table.select([key, *wanted]) if key in table.column_names else table, key)
+                complete(table.slice(0, 1), schema, {})  # types
         except (OSError, pa.ArrowException) as error:
             raise LogError(f"{path}: cannot be read as Parquet ({_line(error)})") from None
-        except InvalidInputError as error:
-            raise LogError(f"{path}: column {error}") from None
     return tables
 
 

@@ -27,8 +27,7 @@ def make_optimiser(model: Mixture, config: TrainingConfig) -> torch.optim.AdamW:
 
 def keep_experts(model: Mixture, optimiser: torch.optim.Optimizer, experts: list[int]) -> None:
     """Drops all experts but these from the model and from the optimiser's state."""
-    position = {int(expert): i for i, expert in enumerate(model.active)}
-    kept = [position[expert] for expert in experts]
+    kept = model.positions(experts)
     before = list(model.experts.parameters())
     model.keep_experts(experts)
     replacement: dict[nn.Parameter, nn.Parameter] = dict(zip(before, model.experts.parameters(), strict=True))

@@ -33,8 +33,9 @@ def to_table(request: RankRequest, schema: Schema) -> pa.Table:
     for owner, features in shared:
         for column, feature in _known(schema, owner, features).items():
             columns[column] = _repeat(_array([features[column]], feature, owner), count)
-    for column, values in _item_features(request).items():
-        feature = _known(schema, "item", [column])[column]
+    items = _item_features(request)
+    for column, feature in _known(schema, "item", items).items():
+        values = items[column]
         if len(values) != count:
             raise invalid(f"items.features.{column}", f"has {len(values)} values for {count} ids: give one for each")
         columns[column] = _array(values, feature, "item")
