@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     synthetic.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
     synthetic.add_argument("--rows", type=positive, default=200_000, help="impressions (default: 200000)")
     synthetic.add_argument("--seed", type=int, default=0, help="the same seed writes the same log (default: 0)")
+    synthetic.add_argument(
+        "--conflict", type=share, help="how far tasks disagree, from 0 to 1 (default: each mixes its own experts)"
+    )
     kuairand = command("kuairand", run_kuairand, "KuaiRand's original files (CSV or Parquet)", sources)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
     kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
@@ -121,6 +124,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return number
+
+
 def port(text: str) -> int:
     """A TCP port."""
     if not text.isdecimal() or int(text) > 65535:
@@ -139,7 +153,7 @@ def run_synthetic(arguments: argparse.Namespace) -> None:
     """``ranker logs synthetic``."""
     from pipelines.logs.synthetic import generate
 
-    generate(arguments.out, arguments.rows, arguments.seed)
+    generate(arguments.out, arguments.rows, arguments.seed, arguments.conflict)
     print(arguments.out / "ranker.toml")
 
 

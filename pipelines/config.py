@@ -52,8 +52,8 @@ class ConvergenceConfig(Record):
         anneal_from: where the ramp starts.
         anneal_until: where it ends; the gates are snapped and only the chosen experts train on.
         hold_alpha_until: until then a task's selectors weigh the same.
-        overlap_weight: weight of the penalty on selectors of one task that agree; fades to 0 at ``overlap_until``.
-        overlap_until: where it reaches 0.
+        overlap_until: where the penalty on selectors that agree has faded to 0.
+        budget_at: where the experts beyond ``model.gate.experts_budget`` are dropped.
     """
 
     gamma: PositiveFloat = 1.0
@@ -61,20 +61,20 @@ class ConvergenceConfig(Record):
     anneal_from: Fraction = 0.25
     anneal_until: Fraction = 0.6
     hold_alpha_until: Fraction = 0.5
-    overlap_weight: NonNegativeFloat = 0.01
     overlap_until: Annotated[float, Field(gt=0, le=1)] = 0.8
+    budget_at: Fraction = 0.25
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if not self.anneal_from < self.anneal_until < 1:
             raise ValueError("choose anneal_from < anneal_until < 1, so that the chosen experts train on afterwards")
-        if self.final_gamma >= self.gamma:
-            raise ValueError("final_gamma must be smaller than gamma")
+        if self.final_gamma > self.gamma:
+            raise ValueError("final_gamma must not be larger than gamma")
         return self
 
 
 class LearningRates(Record):
-    """Adam's step sizes, by part of the model; gates need about ten times the others'.
+    """Adam's step sizes, by part of the model; static gates need about ten times the others', per-example ones theirs.
 
     They fall linearly to 0 from the moment that the experts are chosen.
     """
@@ -132,6 +132,15 @@ class Config(Schema):
         for task in self.serving.objective:
             if task not in self.task_names:
                 raise ValueError(f"serving.objective names '{task}', which is no task: {', '.join(self.task_names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_before_the_ramp_ends(self) -> Self:
+        convergence = self.training.convergence
+        if self.model.experts_budget is not None and convergence.budget_at >= convergence.anneal_until:
+            raise ValueError(
+                "training.convergence: choose budget_at < anneal_until, so that tasks can choose among the experts left"
+            )
         return self
 
     @property

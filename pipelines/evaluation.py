@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipelines import gates
 from pipelines.logs.reader import LogReader
 from pipelines.training.examples import Examples, read_whole
 from ranking import metrics
@@ -19,6 +20,7 @@ from ranking.frozen import FrozenRanker
 from ranking.losses import scores as to_scores
 from ranking.metrics import Array, Ids
 from ranking.schema import Task
+from ranking.specialisation import Specialisation
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,55 @@ class Predictions:
     users: Ids
 
 
+Score = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
+"""Scores [rows, tasks] of rows, and the gate's weights on them: [tasks, experts], or [rows, tasks, experts]."""
+
+
 @torch.no_grad()
-def predict(stream: Iterable[Examples], score: Callable[[Inputs], torch.Tensor]) -> Predictions:
+def predict(stream: Iterable[Examples], score: Score, specialisation: Specialisation) -> Predictions:
     """Scores every example of a stream, a part at a time; keeps labels, scores and users, not features.
+
+    Args:
+        stream: the examples.
+        score: what is measured.
+        specialisation: takes in what the gate does.
 
     Raises:
         LogError: the stream is empty.
     """
-    parts = [(part.labels.numpy(), score(part.inputs).numpy(), part.users.numpy()) for part in stream]
+    parts = []
+    for part in stream:
+        scores, weights = score(part.inputs)
+        specialisation.add(weights, part.labels)
+        parts.append((part.labels.numpy(), scores.numpy(), part.users.numpy()))
     if not parts:
         raise LogError("no row to evaluate: move logs.test_from, or name another log with --logs")
-    labels, scores, users = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Predictions(labels.astype(np.float64), scores.astype(np.float64), users)
+    labels, all_scores, users = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Predictions(labels.astype(np.float64), all_scores.astype(np.float64), users)
+
+
+def evaluate_stream(
+    stream: Iterable[Examples],
+    score: Score,
+    tasks: Sequence[Task],
+    num_experts: int,
+    trained: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Everything that is measured on some rows: ``evaluate``, and under ``gates`` what the gate does.
+
+    Args:
+        stream: the rows.
+        score: what is measured.
+        tasks: in the order of its scores.
+        num_experts: n.
+        trained: ``selection.json``: how training came to the selection; ``gates`` is None if nobody knows.
+
+    Raises:
+        LogError: the stream is empty.
+    """
+    specialisation = Specialisation(tasks, num_experts)
+    measures = evaluate(predict(stream, score, specialisation), tasks)
+    return {**measures, "gates": None if trained is None else gates.measures(specialisation, trained)}
 
 
 def evaluate(predictions: Predictions, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -73,9 +112,11 @@ def evaluate_bundle(ranker: FrozenRanker, logs: Path) -> dict[str, Any]:
     """
     schema = ranker.schema
     stream = read_whole(LogReader(logs, schema, dict(ranker.tables)), ranker.encoder)
-    return evaluate(
-        predict(stream, lambda x: to_scores(ranker.graph(x, schema.task_names), schema.tasks)), schema.tasks
-    )
+
+    def score(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        return to_scores(ranker.graph(inputs, schema.task_names), schema.tasks), ranker.graph.routing(inputs)
+
+    return evaluate_stream(stream, score, schema.tasks, ranker.selection.num_experts, ranker.details.get("selection"))
 
 
 def _binary(labels: Array, scores: Array, users: Ids) -> dict[str, Any]:
@@ -121,6 +162,8 @@ def table(evaluation: dict[str, Any]) -> str:
             _cell(m.get("calibration"), ".3f", 9),
         ]
         lines.append(f"{name:<16}" + "".join(cells) + _cell(m.get("rmse"), ".4f", 8))
+    if evaluation.get("gates"):
+        lines += ["", gates.table(evaluation["gates"])]
     return "\n".join(lines)
 
 

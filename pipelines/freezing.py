@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from dataclasses import replace
 from importlib.metadata import version as installed
 from pathlib import Path
 
@@ -19,9 +22,10 @@ from ranking.errors import BundleError, LogError
 from ranking.files import require_free
 from ranking.frozen import FrozenRanker
 from ranking.frozen import freeze as frozen
+from ranking.gates.config import SingleTaskConfig
 from ranking.losses import scores
 from ranking.model import Mixture
-from ranking.selection import flops
+from ranking.selection import Selection
 
 GOLDEN_ROWS = 32
 VERIFIED_ROWS = 4096
@@ -41,16 +45,22 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     require_free(out)
     run = RunFolder.open(path)
     config = run.load_config()
+    if isinstance(config.model.gate, SingleTaskConfig):
+        parts = ", ".join(str(run.of_task(task)) for task in config.task_names)
+        raise BundleError(f"{path} holds a model for each task, which share nothing: freeze them one by one ({parts})")
     schema = config.schema_only
     model, encoder = load_model(run, config)
     tables = load_tables(config.logs, schema)
+    trained = json.loads(run.selection.read_text())
+    routed = (config.model.gate, Selection.from_json(trained)) if model.gate.per_example else None
     details = {
         "made_by": f"dselect-ranker {installed('dselect-ranker')}",
-        "flops": flops(model.gate.selection(schema.task_names), model.shape),
+        "flops": trained["flops"],
+        "selection": trained,
         "training": config.training.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
     }
-    ranker = frozen(model, encoder, tables, config.objective, details)
+    ranker = frozen(model, encoder, tables, config.objective, details, routed)
     held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
     difference = largest_difference(model, ranker, held_out)
     if not difference <= TOLERANCE:  # NaN is not
@@ -74,9 +84,14 @@ def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
 
 @torch.inference_mode()
 def largest_difference(model: Mixture, ranker: FrozenRanker, rows: pa.Table) -> float:
-    """Largest difference between dense and frozen scores of completed rows, over all tasks and each task alone."""
+    """Largest difference between dense and frozen scores of completed rows, over all tasks and each task alone.
+
+    The dense model runs in float64 as the frozen graph does: in float32 an example on the border between two experts
+    may fall on the other side.
+    """
     tasks = ranker.schema.tasks
-    dense = scores(model(ranker.encoder.encode(rows)), tasks)
+    inputs = ranker.encoder.encode(rows)
+    dense = scores(copy.deepcopy(model).double()(replace(inputs, dense=inputs.dense.double())), tasks)
     together, _ = ranker.score_completed(rows, tasks)
     alone = torch.cat([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
     return float(torch.stack([(dense - frozen).abs().max() for frozen in (together, alone)]).max())  # keeps a NaN

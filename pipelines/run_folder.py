@@ -32,6 +32,10 @@ class RunFolder:
         self.evaluation = path / "evaluation.json"
         self.best = path / "checkpoints" / "best.safetensors"
 
+    def of_task(self, task: str) -> Path:
+        """Where the single-task baseline keeps the run of one task."""
+        return self.path / "tasks" / task
+
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
         """A new run folder with its resolved configuration.
@@ -58,7 +62,8 @@ class RunFolder:
         run = cls(path)
         if not run.config.is_file():
             raise LogError(f"{path} is no run folder: it has no config.toml; make one with 'ranker train'")
-        if not (run.best.is_file() and run.selection.is_file()):
+        trained = run.best.is_file() or (path / "tasks").is_dir()
+        if not (trained and run.selection.is_file()):
             raise LogError(f"{path}: training has not finished; train again into a new folder")
         return run
 

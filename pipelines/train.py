@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pipelines import single_task
 from pipelines.config import Config
-from pipelines.evaluation import evaluate, predict
+from pipelines.evaluation import evaluate_stream, predict
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
@@ -19,26 +21,46 @@ from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, read, read_whole
 from pipelines.training.loop import Trainer
+from ranking.encoding import Encoder, Inputs
 from ranking.errors import RankerError
 from ranking.files import write_json
 from ranking.fitting import EncoderFitter
+from ranking.gates import DSelectK
+from ranking.gates.base import mean_selection
+from ranking.gates.config import SingleTaskConfig
 from ranking.losses import scores as to_scores
 from ranking.model import Mixture
-from ranking.schema import Task
-from ranking.selection import flops
+from ranking.schema import Schema
+from ranking.selection import Load, Selection, flops
+from ranking.specialisation import Specialisation
 
 BASE_RATE_FLOOR = 1e-6
 """A rate of 0 or 1 has no logit."""
 
 
 def train(config: Config, folder: Path) -> RunFolder:
-    """Trains on the configured log.
+    """Trains on the configured log; the single-task baseline trains one model after the other.
 
     Raises:
         LogError: the log cannot be used; says why.
         OutputError: the run folder holds something already, or cannot be written.
         RankerError: the loss became NaN.
     """
+    if isinstance(config.model.gate, SingleTaskConfig):
+        run, _, _ = _begun(config, folder)
+        each = {}
+        for task, alone in single_task.configs(config).items():
+            say(f"task {task} by itself")
+            each[task] = train(alone, run.of_task(task))
+        write_json(single_task.selection(each), run.selection)
+        if all(part.evaluation.exists() for part in each.values()):
+            write_json(single_task.evaluation(_read(part.evaluation) for part in each.values()), run.evaluation)
+        return run
+    return _train(config, folder)
+
+
+def _begun(config: Config, folder: Path) -> tuple[RunFolder, Survey, Encoder]:
+    """A new run folder, what its log holds, and the encoder fitted on it; no folder if nothing can be learnt."""
     schema = config.schema_only
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     run = RunFolder.create(folder, config)
@@ -51,8 +73,14 @@ def train(config: Config, folder: Path) -> RunFolder:
         raise
     if found.bad:
         say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
-    encoder = fitter.encoder()
+    return run, found, fitter.encoder()
+
+
+def _train(config: Config, folder: Path) -> RunFolder:
+    run, found, encoder = _begun(config, folder)
     encoder.write(run.encoder)
+    schema = config.schema_only
+    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
 
     torch.manual_seed(config.training.seed)
     model = build_model(config, encoder)
@@ -61,21 +89,24 @@ def train(config: Config, folder: Path) -> RunFolder:
     trainer.fit()
 
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
-    selection = model.gate.selection(schema.task_names)
+    selection, load = chosen(model, schema, read(reader, config.logs, encoder, "validation"))
+    convergence = trainer.convergence
     write_json(
         {
             **selection.to_json(),
-            "converged": True,
-            "binary_at_step": trainer.convergence.binary_at_step,
-            "snapped_codes": trainer.convergence.snapped_codes,
-            "codes_changed": model.gate.codes_changed(),
+            "kind": config.model.gate.kind,
+            "converged": bool(model.gate.converged().all()),
+            "binary_at_step": convergence.binary_at_step,
+            "snapped_codes": convergence.snapped_codes,
+            "codes_changed": model.gate.codes_changed() if _draws_codes(model) else None,
             "steps": trainer.steps,
-            "flops": flops(selection, model.shape),
+            "training_experts_of_top_k": trainer.experts_evaluated / selection.k,
+            "flops": flops(selection, model.shape, load),
         },
         run.selection,
     )
     if found.rows["test"]:
-        write_json(_evaluate(model, read(reader, config.logs, encoder, "test"), schema.tasks), run.evaluation)
+        write_json(_evaluate(run, model, read(reader, config.logs, encoder, "test"), schema), run.evaluation)
     return run
 
 
@@ -89,6 +120,18 @@ def base_outputs(found: Survey, config: Config) -> torch.Tensor:
     return torch.tensor(outputs)
 
 
+def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Selection, Load | None]:
+    """The selection of a trained model; of a per-example gate its means over these rows, and what they cost."""
+    gate = model.gate
+    if not gate.per_example:
+        return gate.selection(schema.task_names), None
+    found = Specialisation(schema.tasks, gate.num_experts)
+    predict(rows, lambda inputs: _scored(model, inputs, schema), found)
+    selection = mean_selection(found.mean_weights, schema.task_names, gate.k, model.active.tolist())
+    gate_flops = 2 * sum(parameter.numel() for parameter in gate.parameters())
+    return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)
+
+
 def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
     """Measures a run's best weights on its test split, or on the whole of another log.
 
@@ -96,6 +139,9 @@ def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
         LogError: the run or the log cannot be used, or holds no row to evaluate.
     """
     config = run.load_config()
+    if isinstance(config.model.gate, SingleTaskConfig):
+        parts = [RunFolder.open(run.of_task(task)) for task in config.task_names]
+        return single_task.evaluation(evaluate_run(part, logs) for part in parts)
     model, encoder = load_model(run, config)
     schema = config.schema_only
     tables = load_tables(config.logs, schema)
@@ -103,8 +149,28 @@ def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
         stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
     else:
         stream = read_whole(LogReader(logs, schema, tables), encoder)
-    return _evaluate(model, stream, schema.tasks)
+    return _evaluate(run, model, stream, schema)
 
 
-def _evaluate(model: Mixture, stream: Iterator[Examples], tasks: Sequence[Task]) -> dict[str, Any]:
-    return evaluate(predict(stream, lambda inputs: to_scores(model(inputs), tasks)), tasks)
+def _evaluate(run: RunFolder, model: Mixture, stream: Iterable[Examples], schema: Schema) -> dict[str, Any]:
+    return evaluate_stream(
+        stream,
+        lambda inputs: _scored(model, inputs, schema),
+        schema.tasks,
+        model.gate.num_experts,
+        _read(run.selection),
+    )
+
+
+def _scored(model: Mixture, inputs: Inputs, schema: Schema) -> tuple[torch.Tensor, torch.Tensor]:
+    done = model.trace(inputs)
+    return to_scores(done.outputs, schema.tasks), done.routing.weights
+
+
+def _draws_codes(model: Mixture) -> bool:
+    return isinstance(model.gate, DSelectK) and not model.gate.per_example
+
+
+def _read(file: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(file.read_text())
+    return data

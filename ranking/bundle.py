@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -26,7 +26,9 @@ from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.features import FeatureTable
 from ranking.files import appearing, files_in
-from ranking.frozen import FrozenGraph, FrozenRanker, score_table
+from ranking.frozen import FrozenRanker, score_table
+from ranking.gates.config import GateConfig
+from ranking.graph import FrozenGraph
 from ranking.schema import Owner, Schema, explain
 from ranking.selection import Selection
 
@@ -41,6 +43,7 @@ MISFITS = (
 )
 """What reading files raises that are whole, but do not fit together."""
 
+GATE_SETTINGS: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 
@@ -61,6 +64,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         "name": schema.name,
         "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
+        "gate": None if ranker.graph.gate is None else ranker.graph.gate.model_dump(mode="json"),
         "objective": dict(ranker.objective),
         "details": dict(ranker.details),
     }
@@ -116,10 +120,17 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         file = folder / f"{owner}s.parquet"
         if file.exists():
             tables[owner] = FeatureTable(pq.read_table(file), str(schema.id_column(owner)))
+    gate = manifest.get("gate")
+    graph = FrozenGraph(
+        schema,
+        Selection.from_json(manifest["selection"]),
+        load_file(folder / "weights.safetensors"),
+        None if gate is None else GATE_SETTINGS.validate_python(gate),
+    )
     ranker = FrozenRanker(
         schema,
         Encoder.read(folder / "encoder", schema),
-        FrozenGraph(schema, Selection.from_json(manifest["selection"]), load_file(folder / "weights.safetensors")),
+        graph,
         tables,
         manifest["objective"],
         manifest["details"],

@@ -1,4 +1,4 @@
-"""The sparse inference graph: only the chosen experts exist, and only those of the asked-for tasks run."""
+"""A ranker that scores: tables in, tables of scores out; and how a trained model becomes one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import FeatureTable, complete, violations
+from ranking.gates.config import GateConfig
+from ranking.graph import GATE, FrozenGraph
 from ranking.losses import scores
 from ranking.model import Mixture
 from ranking.schema import Owner, Schema, Task
@@ -21,68 +22,6 @@ from ranking.selection import Selection
 
 SCORE_ROWS = 4096
 """Rows that are scored at a time; bounds the memory of a large table."""
-
-Layer = tuple[Tensor, Tensor]
-"""Weight [inputs, outputs] and bias [outputs]."""
-
-
-class FrozenGraph:
-    """Tensors in, outputs out. The reference: in float64, so that a row's scores do not depend on the rows beside it.
-
-    Weights by name: ``embedding.TABLE`` [rows, dim]; ``expert.E.L.weight`` and ``.bias`` for layer L of expert E (the
-    batch norm is folded into layer 0); ``tower.TASK.L.weight`` and ``.bias``, the last layer giving the output.
-
-    Args:
-        schema: features and tasks.
-        selection: what the gates chose.
-        weights: name → tensor, as above.
-    """
-
-    def __init__(self, schema: Schema, selection: Selection, weights: Mapping[str, Tensor]) -> None:
-        self.schema = schema
-        self.selection = selection
-        self.weights = weights
-        self._experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
-        self._towers = {task: _layers(weights, f"tower.{task}") for task in schema.task_names}
-
-    def __call__(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
-        """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number for a regression."""
-        x = torch.cat([*self._embedded(inputs), inputs.dense], 1).double()
-        experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
-        return torch.cat([self._task(task, experts) for task in tasks], 1)
-
-    def _embedded(self, inputs: Inputs) -> list[Tensor]:
-        weights = self.weights
-        columns = [
-            weights[f"embedding.{feature.table}"][inputs.ids[:, i]]
-            for i, feature in enumerate(self.schema.categoricals)
-        ]
-        for feature, bag in zip(self.schema.bags, inputs.bags, strict=True):
-            starts = torch.cumsum(bag.lengths, 0) - bag.lengths
-            table = weights[f"embedding.{feature.table}"]
-            columns.append(F.embedding_bag(bag.values, table, starts, mode=feature.pooling))
-        return columns
-
-    def _expert(self, expert: int, x: Tensor) -> Tensor:
-        for weight, bias in self._experts[expert]:
-            x = torch.addmm(bias, x, weight).relu_()
-        return x
-
-    def _task(self, task: str, experts: Mapping[int, Tensor]) -> Tensor:
-        chosen = self.selection.tasks[task]
-        x = torch.stack([experts[e] * weight for e, weight in chosen.items()]).sum(0)
-        *hidden, (weight, bias) = self._towers[task]
-        for hidden_weight, hidden_bias in hidden:
-            x = torch.addmm(hidden_bias, x, hidden_weight).relu_()
-        return torch.addmm(bias, x, weight)
-
-
-def _layers(weights: Mapping[str, Tensor], prefix: str) -> list[Layer]:
-    layers: list[Layer] = []
-    while f"{prefix}.{len(layers)}.weight" in weights:
-        name = f"{prefix}.{len(layers)}"
-        layers.append((weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double()))
-    return layers
 
 
 @dataclass(frozen=True)
@@ -183,14 +122,25 @@ def freeze(
     tables: Mapping[Owner, FeatureTable],
     objective: Mapping[str, float],
     details: Mapping[str, Any] | None = None,
+    routed: tuple[GateConfig, Selection] | None = None,
 ) -> FrozenRanker:
     """The sparse graph of a converged model: chosen experts only, batch norm folded into their first layer.
 
+    Args:
+        model: trained, in any mode.
+        encoder: that it was trained with.
+        tables: features of users and items by id.
+        objective: task → weight in the score that sorts.
+        details: what else the bundle is to say of itself.
+        routed: settings and mean selection of a per-example gate, which becomes part of the graph.
+
     Raises:
-        NotConvergedError: a gate whose codes are not binary; names task, selector and distance.
+        NotConvergedError: a gate whose choice is not final or that no graph can hold; says why.
+        ValueError: a per-example gate without ``routed``.
     """
     schema = encoder.schema
-    selection = model.gate.selection(schema.task_names)
+    gate, selection = routed or (None, model.gate.selection(schema.task_names))
+    model.gate.require_converged(schema.task_names)
     norm = model.norm
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -207,8 +157,13 @@ def freeze(
     for t, task in enumerate(schema.task_names):
         for depth, layer in enumerate([*model.towers.stack, model.output]):
             weights |= _named(f"tower.{task}.{depth}", layer.weight[t], layer.bias[t])
-    weights = {name: weight.detach().float().clone().contiguous() for name, weight in weights.items()}
-    return FrozenRanker(schema, encoder, FrozenGraph(schema, selection, weights), tables, objective, details or {})
+    weights = {name: weight.float() for name, weight in weights.items()}
+    if gate is not None:  # in full precision: a rounded choice can fall on the other side
+        weights |= {"norm.scale": scale, "norm.shift": shift}
+        weights |= {f"{GATE}{name}": value for name, value in model.gate.state_dict().items()}
+    weights = {name: weight.detach().clone().contiguous() for name, weight in weights.items()}
+    graph = FrozenGraph(schema, selection, weights, gate)
+    return FrozenRanker(schema, encoder, graph, tables, objective, details or {})
 
 
 def _named(prefix: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 import torch
 from pydantic import Field, PositiveInt, model_validator
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ranking.encoding import Inputs
 from ranking.experts import StackedLinear, StackedMLP
-from ranking.gates import DSelectK
+from ranking.gates import Routing
+from ranking.gates.config import DSelectKConfig, GateConfig, SoftmaxSelectorsConfig, build_gate
 from ranking.schema import Record
 from ranking.selection import Shape
 
@@ -20,44 +21,76 @@ if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
 Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
-class GateConfig(Record):
-    """A static DSelect-k gate: each task uses at most k experts."""
-
-    k: PositiveInt = 2
-
-
 class ModelConfig(Record):
     """Sizes of the multi-gate mixture; the defaults are those measured in docs/results.md.
 
     Attributes:
-        experts: n, any number from 1.
+        experts: n, any number from 1; a shared bottom has one whatever this says.
         expert_layers: widths of an expert's ReLU layers.
         tower_layers: widths of a task tower's ReLU layers, before its one output.
         dropout: after each of those layers, in training only.
+        gate: how tasks choose experts.
     """
 
     experts: PositiveInt = 8
     expert_layers: Widths = (128,)
     tower_layers: Widths = (64,)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    gate: GateConfig = GateConfig()
+    gate: GateConfig = DSelectKConfig()
 
     @model_validator(mode="after")
     def _k_experts_exist(self) -> Self:
-        if self.gate.k > self.experts:
-            raise ValueError(f"gate.k = {self.gate.k} of {self.experts} experts: choose k ≤ experts")
+        k: int = getattr(self.gate, "k", 1)
+        if k > self.experts:
+            raise ValueError(f"gate.k = {k} of {self.experts} experts: choose k ≤ experts")
+        if self.experts_budget is not None and self.experts_budget > self.experts:
+            raise ValueError(
+                f"gate.experts_budget = {self.experts_budget} of {self.experts} experts: choose a budget ≤ experts"
+            )
         return self
+
+    @property
+    def num_experts(self) -> int:
+        """n, which is 1 for a shared bottom."""
+        return 1 if self.gate.kind == "shared_bottom" else self.experts
+
+    @property
+    def experts_budget(self) -> int | None:
+        """B with its default filled in; None if the gate takes no budget or has none."""
+        gate = self.gate
+        if not isinstance(gate, DSelectKConfig | SoftmaxSelectorsConfig):
+            return None
+        if gate.experts_budget is None and not getattr(gate, "per_example", False):
+            return max(gate.k, self.experts // 4)
+        return gate.experts_budget
+
+
+class Pass(NamedTuple):
+    """What one pass through the model gives.
+
+    Attributes:
+        outputs: [batch, tasks]: a logit for a binary task, the (transformed) number for a regression.
+        x: what experts and gates read [batch, inputs].
+        routing: what the gate did.
+    """
+
+    outputs: Tensor
+    x: Tensor
+    routing: Routing
 
 
 class Mixture(nn.Module):
-    """Multi-gate mixture of experts with static DSelect-k gates.
+    """Multi-gate mixture of experts.
 
     Args:
-        config: sizes.
+        config: sizes and the gate.
         num_tasks: outputs.
         embeddings: maps ``Inputs`` to [batch, its ``width``].
         dense_size: width of ``Inputs.dense``.
-        gamma: initial width of the gates' fractional region.
+        gamma: initial width of a DSelect-k gate's fractional region.
+
+    Attributes:
+        active: numbers of the experts that are still there, ascending.
     """
 
     active: Tensor
@@ -66,23 +99,28 @@ class Mixture(nn.Module):
         self, config: ModelConfig, num_tasks: int, embeddings: Embeddings, dense_size: int, gamma: float = 1.0
     ) -> None:
         super().__init__()
-        inputs = embeddings.width + dense_size
+        inputs, width, experts = embeddings.width + dense_size, config.expert_layers[-1], config.num_experts
         self.shape = Shape(inputs, config.expert_layers, config.tower_layers)
         self.embeddings = embeddings
         self.norm = nn.BatchNorm1d(inputs)
-        self.experts = StackedMLP(config.experts, inputs, config.expert_layers, config.dropout)
-        self.gate = DSelectK(num_tasks, config.experts, config.gate.k, gamma)
-        self.towers = StackedMLP(num_tasks, config.expert_layers[-1], config.tower_layers, config.dropout)
+        self.experts = StackedMLP(experts, inputs, config.expert_layers, config.dropout)
+        self.gate = build_gate(config.gate, num_tasks, experts, inputs, width, gamma)
+        self.towers = StackedMLP(num_tasks, width, config.tower_layers, config.dropout)
         self.output = StackedLinear(num_tasks, config.tower_layers[-1], 1)
-        self.register_buffer("active", torch.arange(config.experts))
+        self.register_buffer("active", torch.arange(experts))
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Outputs [batch, tasks]: a logit for a binary task, the (transformed) number for a regression."""
+        return self.trace(inputs).outputs
+
+    def trace(self, inputs: Inputs) -> Pass:
+        """One pass, with what the gate did in it."""
         x = self.norm(torch.cat([self.embeddings(inputs), inputs.dense], 1))
-        weights = self.gate()[:, self.active]
-        mixed = torch.einsum("te,ebw->tbw", weights, self.experts(x))
-        output: Tensor = self.output(self.towers(mixed))
-        return output.squeeze(-1).T
+        hidden = self.experts(x)
+        routing = self.gate.route(x, hidden)
+        weights = routing.weights[..., self.active]
+        mixed = torch.einsum("bte,ebw->tbw" if weights.dim() == 3 else "te,ebw->tbw", weights, hidden)
+        return Pass(self.output(self.towers(mixed)).squeeze(-1).T, x, routing)
 
     @torch.no_grad()
     def start_at(self, outputs: Tensor) -> None:

@@ -271,15 +271,16 @@ def explain(error: ValidationError, data: Any) -> str:
             continue  # pydantic counts the valid entries only
         place: Any = data
         path: list[str] = []
-        for key in problem["loc"]:
+        for depth, key in enumerate(problem["loc"], start=1):
             inside = isinstance(place, (dict, list)) and (
                 (isinstance(place, list) and isinstance(key, int) and key < len(place)) or key in place
             )
+            absent = problem["type"] == "missing" and depth == len(problem["loc"])
             if inside:
                 place = place[key]
                 name = place.get("name") if isinstance(place, dict) else None
                 path.append(f"'{name}'" if name and isinstance(key, int) else str(key))
-            elif key not in ("categorical", "bag", "numeric"):  # the union's branch is no part of the document
+            elif absent or not isinstance(place, dict):  # else a union's branch, which is no part of the document
                 path.append(str(key))
         problems.append(": ".join([*([".".join(path)] if path else []), _plain(problem)]))
     return "; ".join(problems)
@@ -292,10 +293,13 @@ def _plain(problem: Any) -> str:
         case "missing":
             key = problem["loc"][-1]
             return "missing; choose user, item or context" if key == "owner" else "missing"
+        case "union_tag_not_found" if not isinstance(problem["input"], dict):
+            return f"must be a table with a kind, not {problem['input']!r}"
         case "union_tag_not_found":
             return "kind is missing; choose categorical, bag or numeric"
         case "union_tag_invalid":
-            return f"kind is {problem['ctx']['tag']!r}; choose categorical, bag or numeric"
+            expected = problem["ctx"]["expected_tags"].replace("'", "")
+            return f"kind is {problem['ctx']['tag']!r}; choose {' or '.join(expected.rsplit(', ', 1))}"
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:

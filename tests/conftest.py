@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,23 @@ RAW_SCHEMA: dict[str, Any] = {
 """A schema with every kind of feature and task, for tests that make their own tables."""
 
 
+GATES: dict[str, list[str]] = {
+    "dselect_k": [],
+    "dselect_k per example": ["model.gate.per_example=true"],
+    "dselect_k all experts": ["model.gate.experts_budget=4"],
+    "dselect_k per example budget": ["model.gate.per_example=true", "model.gate.experts_budget=2"],
+    "softmax_selectors": ["model.gate.kind=softmax_selectors"],
+    "top_k": ["model.gate.kind=top_k"],
+    "top_k per example": ["model.gate.kind=top_k", "model.gate.per_example=true"],
+    "softmax": ["model.gate.kind=softmax"],
+    "softmax per example": ["model.gate.kind=softmax", "model.gate.per_example=true"],
+    "gumbel_softmax": ["model.gate.kind=gumbel_softmax"],
+    "attentive": ["model.gate.kind=attentive"],
+    "shared_bottom": ["model.gate.kind=shared_bottom"],
+}
+"""Every gate that one model can have, by what changes in the configuration."""
+
+
 @pytest.fixture
 def schema() -> Schema:
     return Schema.model_validate(RAW_SCHEMA)
@@ -51,11 +70,14 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+SMALL = ["model.experts=4", "model.expert_layers=[16]", "model.tower_layers=[8]", "training.batch_size=128"]
+"""Settings of a model that trains on the small log in seconds."""
+
+
 @pytest.fixture(scope="session")
 def config(logs: Path) -> Config:
     """Configuration of the small log, with a model that trains in seconds."""
-    overrides = ["model.experts=4", "model.expert_layers=[16]", "model.tower_layers=[8]", "training.batch_size=128"]
-    return configs.load(logs / "ranker.toml", overrides)
+    return configs.load(logs / "ranker.toml", [*SMALL, "model.gate.experts_budget=4"])  # tasks use different experts
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +92,32 @@ def bundle(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles") / "bundle"
     freeze_run(run.path, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_of(logs: Path, run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder]:
+    """Name of a gate in GATES → a finished run with it on the small log; read only."""
+
+    @cache
+    def trained(gate: str) -> RunFolder:
+        if gate == "dselect_k all experts":
+            return run
+        return train(configs.load(logs / "ranker.toml", SMALL + GATES[gate]), tmp_path_factory.mktemp("gates") / "run")
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def bundle_of(run_of: Callable[[str], RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of a gate in GATES → the bundle of its run; read only."""
+
+    @cache
+    def frozen(gate: str) -> Path:
+        folder = tmp_path_factory.mktemp("gates") / "bundle"
+        freeze_run(run_of(gate).path, folder)
+        return folder
+
+    return frozen
 
 
 @pytest.fixture(scope="session")

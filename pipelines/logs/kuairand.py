@@ -153,6 +153,7 @@ def _config() -> dict[str, Any]:
         "name": "kuairand",
         "columns": {"time": "time", "user": "user_id", "item": "video_id"},
         "logs": {"validation_from": "2022-05-03T00:00:00", "test_from": "2022-05-04T00:00:00"},
+        "model": {"gate": {"kind": "dselect_k"}},
         "training": {"batch_size": 256},
         "serving": {"objective": OBJECTIVE},
         "features": features,

@@ -6,6 +6,7 @@ can be computed. The same rows and seed give the same files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -70,13 +71,16 @@ TRUTHS = (
 OBJECTIVE = {"click": 1.0, "long_view": 1.0, "like": 5.0, "share": 10.0, "follow": 10.0, "dislike": -20.0}
 
 
-def generate(out: Path, rows: int = 200_000, seed: int = 0) -> None:
+def generate(out: Path, rows: int = 200_000, seed: int = 0, conflict: float | None = None) -> None:
     """Writes ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
 
     Args:
         out: new folder.
         rows: impressions; there is a user for 20 of them and an item for 100, at least 50 of each.
         seed: of everything that is drawn.
+        conflict: how far tasks disagree, from 0 (all follow one signal) to 1 (tasks that share no true expert follow
+            independent signals): signals of tasks with other experts correlate at 1 − conflict, those with the same
+            experts at 1. Default: every task mixes its two experts in its own way.
 
     Raises:
         OutputError: ``out`` holds something already, or cannot be written.
@@ -97,7 +101,7 @@ def generate(out: Path, rows: int = 200_000, seed: int = 0) -> None:
         "hour": second // 3600 % 24,
     }
     x = np.hstack([user_factors[user], item_factors[item], user_factors[user] * item_factors[item], np.eye(3)[surface]])
-    log |= _labels(x, random)
+    log |= _labels(x, conflict, random)
     write_logs(out, _config(), pa.table(log), users=users, items=items)
 
 
@@ -156,17 +160,12 @@ def _tags(factors: Array, prefix: str, random: np.random.Generator) -> pa.Array:
     )
 
 
-def _labels(x: Array, random: np.random.Generator) -> dict[str, pa.Array]:
-    """Labels and their truth from the latent mixture: experts are tanh layers, tasks mix two and read them out."""
-    experts = []
-    for _ in range(EXPERTS):
-        weights = random.standard_normal((x.shape[1], HIDDEN)) / np.sqrt(x.shape[1])
-        experts.append(np.tanh(x @ weights))
+def _labels(x: Array, conflict: float | None, random: np.random.Generator) -> dict[str, pa.Array]:
+    """Labels and their truth from the latent mixture."""
+    signal_of = _mixed_signals(x, random) if conflict is None else _conflicting_signals(x, conflict, random)
     columns: dict[str, pa.Array] = {}
     for truth in TRUTHS:
-        share = random.uniform(0.35, 0.65)
-        first, second = truth.experts
-        signal = (share * experts[first] + (1 - share) * experts[second]) @ random.standard_normal(HIDDEN)
+        signal = signal_of(truth)
         signal = truth.spread * (signal - signal.mean()) / (signal.std() or 1.0)
         if truth.noise:
             mean = truth.level + signal
@@ -178,6 +177,35 @@ def _labels(x: Array, random: np.random.Generator) -> dict[str, pa.Array]:
         columns[truth.name] = pa.array(label, mask=random.random(len(mean)) >= truth.known)
         columns[f"true_{truth.name}"] = pa.array(mean)
     return columns
+
+
+def _mixed_signals(x: Array, random: np.random.Generator) -> Callable[[Truth], Array]:
+    """Each task mixes its two experts and reads the mixture out in its own way."""
+    experts = [_expert(x, random) for _ in range(EXPERTS)]
+
+    def signal(truth: Truth) -> Array:
+        share = random.uniform(0.35, 0.65)
+        first, second = truth.experts
+        return (share * experts[first] + (1 - share) * experts[second]) @ random.standard_normal(HIDDEN)
+
+    return signal
+
+
+def _conflicting_signals(x: Array, conflict: float, random: np.random.Generator) -> Callable[[Truth], Array]:
+    """One signal for all tasks, and one for each pair of experts; squared weights 1 − conflict and conflict."""
+    pairs = list(dict.fromkeys(truth.experts for truth in TRUTHS))
+    drawn = [_standardised(_expert(x, random) @ random.standard_normal(HIDDEN)) for _ in [None, *pairs]]
+    common, *own = np.linalg.qr(np.stack(drawn, 1))[0].T  # uncorrelated in these very rows
+    return lambda truth: np.sqrt(1 - conflict) * common + np.sqrt(conflict) * own[pairs.index(truth.experts)]
+
+
+def _expert(x: Array, random: np.random.Generator) -> Array:
+    """A tanh layer of the latent truth [rows, HIDDEN]."""
+    return np.tanh(x @ (random.standard_normal((x.shape[1], HIDDEN)) / np.sqrt(x.shape[1])))
+
+
+def _standardised(signal: Array) -> Array:
+    return (signal - signal.mean()) / (signal.std() or 1.0)
 
 
 def _sigmoid(logits: Array) -> Array:
@@ -229,6 +257,7 @@ def _config() -> dict[str, Any]:
             "validation_from": f"{first.replace(day=DAYS - 1)}T00:00:00",
             "test_from": f"{first.replace(day=DAYS)}T00:00:00",
         },
+        "model": {"gate": {"kind": "dselect_k"}},
         "serving": {"objective": OBJECTIVE},
         "features": features,
         "tasks": tasks,

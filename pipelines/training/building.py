@@ -31,6 +31,7 @@ def load_model(run: RunFolder, config: Config) -> tuple[Mixture, Encoder]:
         encoder = Encoder.read(run.encoder, config.schema_only)
         weights = load_file(run.best)
         model = build_model(config, encoder)
+        model.gate = model.gate.ordinary()  # only weights with a final choice are kept
         model.keep_experts(weights["active"].tolist())
         model.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:

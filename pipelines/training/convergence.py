@@ -1,4 +1,4 @@
-"""Brings the gates from exploring to an exactly binary choice: γ annealing, α hold, overlap penalty, snap.
+"""Brings a gate from exploring to an exact choice: γ annealing, α hold, experts budget, snap.
 
 Driven by the optimiser's step alone, so that a schedule means the same for every batch size and resumed run.
 """
@@ -8,72 +8,101 @@ from __future__ import annotations
 from torch import Tensor
 
 from pipelines.config import ConvergenceConfig
-from ranking.gates import DSelectK
+from ranking.gates import Gate
 
 
 class Convergence:
-    """Phases: explore (γ constant) → anneal (γ geometric to its final value) → snap → chosen experts only.
+    """Phases: explore (γ constant) → anneal (γ geometric to its final value) → conclude → chosen experts only.
+
+    A gate that never concludes (Top-k, softmax) is done from the start: every step's choice is as final as the last.
 
     Args:
         config: moments as fractions of the steps.
         gate: what converges.
         steps: optimiser steps of the whole training.
+        budget: the most experts that all tasks together may use; None for no bound.
 
     Attributes:
-        binary_at_step: the first step after which every code was binary and stayed so; None until then.
+        binary_at_step: the first step after which the gate had converged and stayed so; None until then.
         snapped_codes: selectors that the ramp had not made binary, so that the snap had to.
         done: the choice is final.
     """
 
-    def __init__(self, config: ConvergenceConfig, gate: DSelectK, steps: int) -> None:
+    def __init__(self, config: ConvergenceConfig, gate: Gate, steps: int, budget: int | None = None) -> None:
         self._config = config
         self._gate = gate
         self._steps = steps
+        self._budget = budget
         self.binary_at_step: int | None = None
         self.snapped_codes = 0
-        self.done = False
-        gate.alpha.requires_grad_(False)
+        self.done = not gate.concludes
+        gate.hold(True)
 
     @property
     def last_step(self) -> int:
-        """The step at whose end the gates are snapped."""
+        """The step at whose end the choice becomes final."""
         return max(1, round(self._config.anneal_until * self._steps))
+
+    @property
+    def budget_step(self) -> int:
+        """The step at whose end the experts beyond the budget are dropped."""
+        return min(max(1, round(self._config.budget_at * self._steps)), self.last_step)
+
+    @property
+    def experts(self) -> list[int]:
+        """Experts that some task can still choose, ascending; of a final static choice, those that one did."""
+        gate = self._gate
+        if self.done and gate.concludes and not gate.per_example and bool(gate.converged().all()):
+            return gate.selection().experts_used
+        return gate.available
 
     def phase(self) -> str:
         """``selected`` once the choice is final, ``selecting`` before."""
         return "selected" if self.done else "selecting"
 
+    def ramp(self, step: int) -> float:
+        """How far the annealing has come at this step (the first is 1): 0 before it starts, 1 from its end."""
+        start = self._config.anneal_from * self._steps
+        return min(max((step - start) / max(self.last_step - start, 1.0), 0.0), 1.0)
+
     def gamma_at(self, step: int) -> float:
-        """γ in effect for this step (the first is 1)."""
+        """γ in effect for this step."""
         config = self._config
-        start = config.anneal_from * self._steps
-        ramp = min(max((step - start) / max(self.last_step - start, 1.0), 0.0), 1.0)
-        return float(config.gamma * (config.final_gamma / config.gamma) ** ramp)
+        return float(config.gamma * (config.final_gamma / config.gamma) ** self.ramp(step))
 
     def before(self, step: int) -> None:
-        """Sets γ and whether α learns."""
+        """Sets γ and whether the chosen experts' weights learn."""
         if not self.done:
-            self._gate.set_gamma(self.gamma_at(step))
+            self._gate.anneal(self.gamma_at(step))
         if step > self._config.hold_alpha_until * self._steps:
-            self._gate.alpha.requires_grad_(True)
+            self._gate.hold(False)
 
-    def penalty(self, step: int) -> Tensor | float:
-        """What is added to the data loss at this step: the fading penalty on selectors that agree."""
-        config = self._config
-        left = 1.0 - step / (config.overlap_until * self._steps)
-        return 0.0 if self.done or left <= 0 else config.overlap_weight * left * self._gate.overlap()
+    def after(self, step: int, weights: Tensor) -> bool:
+        """Notes whether the gate has converged, enforces the budget, and concludes when it is time.
 
-    def after(self, step: int) -> bool:
-        """Notes whether the codes are binary; True at the one step that makes the choice final."""
+        Args:
+            step: just finished.
+            weights: of that step, [..., tasks, experts].
+
+        Returns:
+            Whether experts were dropped or the choice became final.
+        """
         if self.done:
             return False
-        binary = bool(self._gate.converged().all())
-        self.binary_at_step = (self.binary_at_step or step) if binary else None
+        cut = self._budget is not None and step == self.budget_step and self._budget < len(self.experts)
+        if cut:
+            self._cut(weights)
+        converged = bool(self._gate.converged().all())
+        self.binary_at_step = (self.binary_at_step or step) if converged else None
         if step < self.last_step:
-            return False
-        self.snapped_codes = int((self._gate.distance() > 0).sum())
-        self._gate.snap()
-        self._gate.z.requires_grad_(False)
-        self.binary_at_step = self.binary_at_step or step
+            return cut
+        self.snapped_codes = self._gate.conclude()
         self.done = True
+        if bool(self._gate.converged().all()):
+            self.binary_at_step = self.binary_at_step or step
         return True
+
+    def _cut(self, weights: Tensor) -> None:
+        """Keeps the experts that all tasks together weigh most."""
+        use = weights.detach().flatten(0, -2).sum(0)
+        self._gate.restrict(sorted(use.topk(self._budget or 0).indices.tolist()))

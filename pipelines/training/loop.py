@@ -16,7 +16,8 @@ from pipelines.progress import Progress, say
 from pipelines.run_folder import RunFolder
 from pipelines.training.convergence import Convergence
 from pipelines.training.examples import Examples, batches, read
-from pipelines.training.optimiser import keep_experts, make_optimiser
+from pipelines.training.optimiser import forget_gate, keep_experts, make_optimiser, replace_gate
+from pipelines.training.regularisation import Regularisation
 from ranking.encoding import Encoder
 from ranking.errors import RankerError
 from ranking.losses import task_losses
@@ -50,16 +51,25 @@ class Trainer:
         full, rest = divmod(train_rows, self._settings.batch_size)
         self._steps_per_epoch = full + (rest > 1)  # batch norm needs two rows
         self.steps = self._settings.epochs * self._steps_per_epoch
-        if self.steps < FEW_STEPS:
+        if self.steps < FEW_STEPS and model.gate.concludes:
             say(
                 f"only {self.steps} steps: the gates need a few hundred to choose their experts; "
                 "lower training.batch_size or raise training.epochs"
             )
-        self.convergence = Convergence(self._settings.convergence, model.gate, self.steps)
+        gate = config.model.gate
+        budget = config.model.experts_budget
+        self.convergence = Convergence(self._settings.convergence, model.gate, self.steps, budget)
+        self._penalty = Regularisation(gate, self._settings.convergence, self.convergence, self.steps)
         self._optimiser = make_optimiser(model, self._settings)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
         self._weights = torch.tensor([task.weight for task in config.tasks])
         self._best, self._checks_since_best = math.inf, 0
+        self._evaluated, self._steps_done = torch.zeros(()), 0
+
+    @property
+    def experts_evaluated(self) -> float:
+        """Experts with a weight above 0 for a task, mean over tasks and the steps so far."""
+        return float(self._evaluated) / max(self._steps_done, 1)
 
     def fit(self) -> None:
         """Trains to the end or until the validation loss stops improving; the best weights lie in the run folder.
@@ -74,8 +84,6 @@ class Trainer:
         running, since_check, start = torch.zeros(len(self._weights)), 0, time.monotonic()
         for step, examples in enumerate(self._training_batches(), start=1):
             losses = self._step(step, examples)
-            if self.convergence.after(step):
-                self._conclude_selection(step)
             running += losses
             since_check += 1
             progress.advance(1, f"loss {float(losses @ self._weights):.4f}")
@@ -101,18 +109,26 @@ class Trainer:
         self._model.train()
         self.convergence.before(step)
         self._decay(step)
-        losses = task_losses(self._model(examples.inputs), examples.labels, self._config.tasks)
-        loss = losses @ self._weights + self.convergence.penalty(step)
+        done = self._model.trace(examples.inputs)
+        losses = task_losses(done.outputs, examples.labels, self._config.tasks)
+        loss = losses @ self._weights + self._penalty(step, self._model.gate, done)
         if not bool(loss.isfinite()):
             worst = [
                 task.name for task, value in zip(self._config.tasks, losses, strict=True) if not bool(value.isfinite())
             ]
+            if not worst:
+                raise RankerError(f"step {step}: the penalty on the gate is not finite; lower its weight in model.gate")
             raise RankerError(
                 f"step {step}: the loss of {', '.join(worst)} is not finite; lower training.learning_rate"
             )
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self._optimiser.step()
+        weights = done.routing.weights.detach()
+        self._evaluated += (weights > 0).sum(-1).float().mean()
+        self._steps_done += 1
+        if self.convergence.after(step, weights):
+            self._narrow(step)
         return losses.detach()
 
     def _decay(self, step: int) -> None:
@@ -121,18 +137,33 @@ class Trainer:
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * min(1.0, left)
 
-    def _conclude_selection(self, step: int) -> None:
-        selection = self._model.gate.selection(self._config.task_names)
-        keep_experts(self._model, self._optimiser, selection.experts_used)
-        if self.convergence.snapped_codes:
+    def _narrow(self, step: int) -> None:
+        """Goes on with the experts that are left, and with the final choice among them once it is made."""
+        model, convergence = self._model, self.convergence
+        ordinary = model.gate.ordinary()
+        if ordinary is not model.gate:
+            replace_gate(model, self._optimiser, ordinary)
+            model.experts.requires_grad_(False)
+            say(f"step {step}: the gate is distilled into one that serves; experts are fixed from here")
+            return
+        keep_experts(model, self._optimiser, convergence.experts)
+        left = f"{len(convergence.experts)} of {model.gate.num_experts} experts"
+        if not convergence.done:
+            forget_gate(model, self._optimiser)
+            say(f"step {step}: the budget leaves {left}; only these train on")
+            return
+        if convergence.snapped_codes:
             say(
-                f"step {step}: {self.convergence.snapped_codes} selectors were not binary when the ramp ended and were "
+                f"step {step}: {convergence.snapped_codes} selectors were not binary when the ramp ended and were "
                 "snapped; more steps, a longer ramp or a larger training.learning_rate.gates lets them choose"
             )
-        say(
-            f"step {step}: the gates chose {len(selection.experts_used)} of {selection.num_experts} experts "
-            f"(binary since step {self.convergence.binary_at_step}); only these train on"
-        )
+        if model.gate.per_example:
+            say(f"step {step}: the choice is exact for every example, at most {model.gate.k} experts a task")
+        else:
+            say(
+                f"step {step}: the gates chose {left} (binary since step {convergence.binary_at_step}); "
+                "only these train on"
+            )
 
     def _check(self, step: int, train_losses: Tensor, rows_per_second: float) -> bool:
         """Measures the validation loss, keeps the weights if they are the best; whether to stop."""
@@ -150,7 +181,7 @@ class Trainer:
                 "step": step,
                 "epoch": step / self._steps_per_epoch,
                 "phase": self.convergence.phase(),
-                "gamma": float(self._model.gate.gamma),
+                "gamma": self.convergence.gamma_at(step),
                 "experts": len(self._model.active),
                 "rows_per_second": round(rows_per_second),
                 "train": dict(zip(names, train_losses.tolist(), strict=True)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -13,3 +14,8 @@ def smooth_step(t: Tensor, gamma: float | Tensor) -> Tensor:
     """
     u = (t / gamma + 0.5).clamp(0.0, 1.0)
     return u * u * (3.0 - 2.0 * u)
+
+
+def inverse_smooth_step(s: Tensor, gamma: float | Tensor) -> Tensor:
+    """The t in [−γ/2, γ/2] with S(t) = s, for s in [0, 1]; elementwise."""
+    return -gamma * torch.sin(torch.asin(1.0 - 2.0 * s) / 3.0)

@@ -25,7 +25,7 @@ class Ranked:
         scores: [items, tasks] float32.
         missing: names of the features that each candidate lacked.
         tasks: names of the columns of ``scores``.
-        experts_run: what was evaluated.
+        experts_run: what was evaluated, if the request asks for explanations.
     """
 
     ids: list[int | str]
@@ -59,7 +59,7 @@ def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
         scores[order],
         [names[row].tolist() for row in missing[order]],
         [task.name for task in tasks],
-        ranker.selection.experts_for(task.name for task in tasks) if ids else [],
+        ranker.graph.experts_run(ranker.encoder.encode(table), [t.name for t in tasks]) if request.explain else [],
     )
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.cli import main
 from pipelines.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
 
 
 class Outcome(NamedTuple):
@@ -133,6 +136,55 @@ class TestTheWayOfANewcomer:
         scored = pq.read_table(shown.folder / "scores.parquet")
         assert data == {"out": f"{shown.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
         assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
+
+
+class TestGates:
+    @pytest.mark.parametrize(
+        ("settings", "kind"),
+        [
+            (["model.gate.kind=top_k"], "top_k"),
+            (["model.gate.kind=softmax", "model.gate.per_example=true"], "softmax, per example"),
+            (["model.gate.kind=attentive"], "attentive, per example"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_are_changed_with_set_and_shown_by_train_and_evaluate(
+        self, shown: Shown, tmp_path: Path, settings: list[str], kind: str
+    ) -> None:
+        sets = [part for setting in [*SMALL, *settings] for part in ("--set", setting)]
+        trained = ranker("train", shown.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
+        assert trained.code == 0, trained.err
+        evaluated = ranker("evaluate", tmp_path / "run")
+        assert evaluated.code == 0
+        assert trained.out == f"{evaluated.out}{tmp_path}/run\n"
+        tasks, gates = evaluated.out.split("\n\n")
+        assert gates.startswith(f"{kind}: ")
+        assert "experts used" in gates
+        assert "Jaccard index" in gates
+        names = [line.split()[0] for line in tasks.splitlines()[2:]]
+        assert [line.split()[0] for line in gates.splitlines()[-len(names) :]] == names
+
+    def test_of_an_unknown_kind_are_one_line(self, shown: Shown, tmp_path: Path) -> None:
+        config = shown.folder / "logs" / "ranker.toml"
+        code, out, err = ranker("train", config, "--run", tmp_path / "run", "--set", "model.gate.kind=softmx")
+        assert (code, out) == (1, "")
+        assert err.count("\n") == 1
+        assert "model.gate: kind is 'softmx'; choose dselect_k, top_k, softmax" in err
+        assert not (tmp_path / "run").exists()
+
+    def test_of_single_tasks_are_evaluated_but_not_frozen_whole(self, open_shop: Shop, tmp_path: Path) -> None:
+        config = open_shop.config(model={"gate": {"kind": "single_task"}})
+        config.write(tmp_path / "ranker.toml")
+        trained = ranker("train", tmp_path / "ranker.toml", "--run", tmp_path / "run", "--json")
+        assert trained.code == 0, trained.err
+        assert json.loads(trained.out)["selection"]["kind"] == "single_task"
+        evaluated = ranker("evaluate", tmp_path / "run")
+        assert [line.split()[0] for line in evaluated.out.splitlines()[2:]] == ["click", "watch"]
+        code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"ranker: {tmp_path}/run holds a model for each task")
+        assert err.count("\n") == 1
+        assert ranker("freeze", tmp_path / "run" / "tasks" / "click", "--out", tmp_path / "bundle").code == 0
 
 
 class TestJson:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pipelines import config as configs
 from pipelines.config import Config
 from ranking.errors import ConfigError, UsageError
+from ranking.gates.config import DSelectKConfig
+from tests.conftest import GATES
 
 DOCUMENT = """
 name = "shop"
@@ -186,7 +188,7 @@ class TestValuesThatMakeNoRanker:
             ("training.weight_decay=-0.1", "training.weight_decay: "),
             ("training.convergence.anneal_until=1", "training.convergence: choose anneal_from < anneal_until < 1"),
             ("training.convergence.anneal_from=0.9", "training.convergence: choose anneal_from < anneal_until < 1"),
-            ("training.convergence.final_gamma=2", "training.convergence: final_gamma must be smaller than gamma"),
+            ("training.convergence.final_gamma=2", "training.convergence: final_gamma must not be larger than gamma"),
             ("training.convergence.overlap_until=0", "training.convergence.overlap_until: "),
             ("serving.objective.clack=1", "serving.objective names 'clack', which is no task: click, watch"),
             ("serving.objective.click=much", "serving.objective.click: "),
@@ -221,6 +223,110 @@ class TestValuesThatMakeNoRanker:
     def test_splits_of_which_only_one_has_a_time_zone_cannot_be_compared(self, toml: Path) -> None:
         text = message(toml, "logs.test_from=2026-01-10T00:00:00Z")
         assert text.startswith(f"{toml}: logs")
+
+
+class TestGates:
+    KINDS = "dselect_k, top_k, softmax, gumbel_softmax, softmax_selectors, attentive, shared_bottom or single_task"
+
+    @pytest.mark.parametrize("kind", KINDS.replace(" or ", ", ").split(", "))
+    def test_are_chosen_by_one_setting(self, toml: Path, kind: str) -> None:
+        assert configs.load(toml, [f"model.gate.kind={kind}"]).model.gate.kind == kind
+
+    def test_are_dselect_k_unless_a_kind_is_given(self, toml: Path) -> None:
+        assert configs.load(toml).model.gate == configs.load(toml, ["model.gate.k=2"]).model.gate == DSelectKConfig()
+
+    @pytest.mark.parametrize("kind", ["softmx", "3", "DSelectK"])
+    def test_of_an_unknown_kind_are_refused_with_the_kinds(self, toml: Path, kind: str) -> None:
+        override = f"model.gate.kind={kind}"
+        assert message(toml, override) == (
+            f"{toml}: model.gate: kind is {kind!r}; choose {self.KINDS} (with --set {override})"
+        )
+
+    def test_that_are_no_section_are_refused_without_talk_of_features(self, toml: Path) -> None:
+        text = message(toml, "model.gate=softmax")
+        assert text.startswith(f"{toml}: model.gate: ")
+        assert "categorical" not in text
+
+    @pytest.mark.parametrize(
+        ("kind", "key"),
+        [
+            ("dselect_k", "noise"),
+            ("dselect_k", "sparsity_weight"),
+            ("top_k", "experts_budget"),
+            ("top_k", "overlap_weight"),
+            ("softmax", "k"),
+            ("gumbel_softmax", "per_example"),
+            ("softmax_selectors", "per_example"),
+            ("softmax_selectors", "surplus"),
+            ("attentive", "per_example"),
+            ("shared_bottom", "importance_weight"),
+            ("single_task", "k"),
+        ],
+    )
+    def test_refuse_the_keys_of_other_kinds_with_their_path(self, toml: Path, kind: str, key: str) -> None:
+        overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=1"]
+        expected = f"{toml}: model.gate.{key}: unknown key (with --set {' --set '.join(overrides)})"
+        assert message(toml, *overrides) == expected
+
+    @pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors"])
+    def test_cannot_use_more_experts_than_there_are(self, toml: Path, kind: str) -> None:
+        overrides = [f"model.gate.kind={kind}", "model.experts=6"]
+        assert configs.load(toml, [*overrides, "model.gate.experts_budget=6"]).model.gate.kind == kind
+        assert "model: gate.experts_budget = 7 of 6 experts" in message(toml, *overrides, "model.gate.experts_budget=7")
+        assert "model.gate.experts_budget: " in message(toml, *overrides, "model.gate.experts_budget=0")
+
+    @pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors", "top_k"])
+    def test_cannot_choose_more_experts_a_task_than_there_are(self, toml: Path, kind: str) -> None:
+        overrides = [f"model.gate.kind={kind}", "model.experts=3", "model.gate.k=4"]
+        assert "model: gate.k = 4 of 3 experts: choose k ≤ experts" in message(toml, *overrides)
+
+    @pytest.mark.parametrize("kind", ["softmax", "attentive", "shared_bottom", "single_task"])
+    def test_without_k_need_one_expert_only(self, toml: Path, kind: str) -> None:
+        assert configs.load(toml, [f"model.gate.kind={kind}", "model.experts=1"]).model.experts == 1
+
+    @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax"])
+    @pytest.mark.parametrize("key", ["similarity_same", "similarity_different"])
+    def test_compare_examples_only_if_they_see_examples(self, toml: Path, kind: str, key: str) -> None:
+        overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=0.1"]
+        assert f"model.gate: {key.split('_')[0]}" in message(toml, *overrides)
+        assert "set per_example = true" in message(toml, *overrides)
+        assert configs.load(toml, [*overrides, "model.gate.per_example=true"]).model.gate.kind == kind
+
+    @pytest.mark.parametrize("moment", ["0.6", "0.7"])
+    def test_meet_their_budget_before_the_choice_is_final(self, toml: Path, moment: str) -> None:
+        text = message(toml, "model.gate.experts_budget=2", f"training.convergence.budget_at={moment}")
+        assert "training.convergence: choose budget_at < anneal_until" in text
+
+    @pytest.mark.parametrize(
+        ("settings", "budget"),
+        [
+            ([], 3),
+            (["model.gate.k=4"], 4),
+            (["model.experts=5"], 2),
+            (["model.gate.experts_budget=12"], 12),
+            (["model.gate.kind=softmax_selectors"], 3),
+            (["model.gate.per_example=true"], None),
+            (["model.gate.per_example=true", "model.gate.experts_budget=5"], 5),
+            (["model.gate.kind=top_k"], None),
+            (["model.gate.kind=softmax"], None),
+            (["model.gate.kind=gumbel_softmax"], None),
+            (["model.gate.kind=attentive"], None),
+            (["model.gate.kind=shared_bottom"], None),
+        ],
+        ids=str,
+    )
+    def test_may_use_a_quarter_of_the_experts_but_at_least_k_unless_a_budget_is_given(
+        self, toml: Path, settings: list[str], budget: int | None
+    ) -> None:
+        assert configs.load(toml, ["model.experts=12", *settings]).model.experts_budget == budget
+
+    @pytest.mark.parametrize(
+        "settings", [settings for settings in GATES.values() if settings], ids=[name for name, s in GATES.items() if s]
+    )
+    def test_are_written_and_read_again(self, toml: Path, tmp_path: Path, settings: list[str]) -> None:
+        config = configs.load(toml, settings)
+        config.write(tmp_path / "config.toml")
+        assert configs.load(tmp_path / "config.toml") == config
 
 
 class TestOverrides:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from pipelines.run_folder import RunFolder
 from pipelines.train import evaluate_run, train
 from ranking.errors import LogError, RankerError
 from ranking.schema import Task
+from ranking.specialisation import Specialisation
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -110,7 +112,7 @@ class TestAllTasks:
 
     def test_nothing_to_evaluate_is_an_error_with_the_mend(self) -> None:
         with pytest.raises(LogError, match=r"no row to evaluate: move logs\.test_from, or name another log"):
-            predict([], lambda inputs: inputs.dense)
+            predict([], lambda inputs: (inputs.dense, inputs.dense), Specialisation([CLICK], 1))
 
 
 class TestTable:
@@ -140,7 +142,9 @@ class TestTable:
         assert line.split() == ["click"] + ["–"] * 7
 
     def test_stands_in_columns(self, run: RunFolder) -> None:
-        _, header, *lines = table(json.loads(run.evaluation.read_text())).splitlines()
+        tasks, _, _ = table(json.loads(run.evaluation.read_text())).partition("\n\n")
+        _, header, *lines = tasks.splitlines()
+        assert len(lines) == len(run.load_config().tasks)
         assert {len(line) for line in lines} == {len(header)}
 
 
@@ -165,7 +169,7 @@ class TestRunAndBundle:
 
     def test_have_the_documented_form(self, run: RunFolder) -> None:
         found = evaluate_run(run)
-        assert set(found) == {"rows", "tasks"}
+        assert set(found) == {"rows", "tasks", "gates"}
         schema = run.load_config().schema_only
         assert list(found["tasks"]) == schema.task_names
         for task in schema.tasks:
@@ -183,6 +187,13 @@ class TestRunAndBundle:
         pq.write_table(pq.read_table(file, partitioning=None).slice(0, 0), tmp_path / "log.parquet")
         with pytest.raises(LogError, match="no row to evaluate"):
             evaluate_bundle(ranking.load(bundle), tmp_path / "log.parquet")
+
+    def test_a_bundle_that_does_not_say_how_its_gate_was_trained_is_measured_too(self, bundle: Path, day: Path) -> None:
+        """Such as those that were frozen before bundles said so, and those of ``ranking.frozen.freeze`` alone."""
+        ranker = ranking.load(bundle)
+        details = {name: value for name, value in ranker.details.items() if name != "selection"}
+        silent = evaluate_bundle(dataclasses.replace(ranker, details=details), day)
+        assert silent["tasks"] == evaluate_bundle(ranker, day)["tasks"]
 
     def test_name_the_file_whose_ids_are_of_another_type(self, shop: Shop) -> None:
         table = shop.table(200)

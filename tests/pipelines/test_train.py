@@ -122,7 +122,7 @@ class TestSelection:
 class TestEvaluationFile:
     def test_measures_the_test_split(self, run: RunFolder) -> None:
         data = json_of(run.evaluation)
-        assert set(data) == {"rows", "tasks"}
+        assert set(data) == {"rows", "tasks", "gates"}
         assert data == json.loads(json.dumps(evaluate_run(run)))
 
     def test_is_left_out_without_a_test_split(self, shop: Shop) -> None:

@@ -16,7 +16,8 @@ from ranking.features import FeatureTable, complete
 from ranking.fitting import EncoderFitter
 from ranking.frozen import FrozenRanker, freeze
 from ranking.gates import DSelectK
-from ranking.model import GateConfig, Mixture, ModelConfig
+from ranking.gates.config import DSelectKConfig, GateConfig
+from ranking.model import Mixture, ModelConfig
 from ranking.schema import Owner, Schema
 
 USERS, ITEMS = 20, 30
@@ -147,16 +148,14 @@ def set_codes() -> Callable[[DSelectK, list[list[int]]], None]:
 
 
 @pytest.fixture(scope="session")
-def make_model(
-    hand_schema: Schema, hand_encoder: Encoder, set_codes: Callable[[DSelectK, list[list[int]]], None]
-) -> Callable[[], Mixture]:
-    """A new dense model, the same each time: converged, in eval mode, with a batch norm that does something."""
+def make_mixture(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfig], Mixture]:
+    """(gate) → a new dense model, the same each time: in eval mode, with a batch norm that does something."""
 
-    def make() -> Mixture:
+    def make(gate: GateConfig) -> Mixture:
         with torch.random.fork_rng():
             torch.manual_seed(7)
             embeddings = Embeddings(hand_schema, {name: space.size for name, space in hand_encoder.id_spaces.items()})
-            config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=GateConfig(k=2))
+            config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=gate)
             model = Mixture(config, len(hand_schema.tasks), embeddings, hand_encoder.dense_size)
             with torch.no_grad():
                 for table in hand_schema.tables:
@@ -165,9 +164,23 @@ def make_model(
                 model.norm.bias.normal_()
                 model.norm.running_mean.normal_()
                 model.norm.running_var.uniform_(0.3, 3.0)
-                model.gate.alpha.normal_()
-            set_codes(model.gate, HAND_CODES)
+                for parameter in model.gate.parameters():
+                    parameter.normal_()
         return model.eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_model(
+    make_mixture: Callable[[GateConfig], Mixture], set_codes: Callable[[DSelectK, list[list[int]]], None]
+) -> Callable[[], Mixture]:
+    """A new dense model, the same each time, whose static gate has converged to ``HAND_CODES``."""
+
+    def make() -> Mixture:
+        model = make_mixture(DSelectKConfig(k=2))
+        set_codes(model.gate, HAND_CODES)
+        return model
 
     return make
 

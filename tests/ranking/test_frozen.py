@@ -21,8 +21,9 @@ from pipelines.training.building import load_model
 from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError, NotConvergedError
 from ranking.features import FeatureTable, complete
-from ranking.frozen import SCORE_ROWS, FrozenGraph, FrozenRanker, freeze
+from ranking.frozen import SCORE_ROWS, FrozenRanker, freeze
 from ranking.gates import DSelectK
+from ranking.graph import FrozenGraph
 from ranking.losses import scores
 from ranking.model import Mixture
 from ranking.schema import Owner, Schema

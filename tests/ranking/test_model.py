@@ -10,18 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ranking.embeddings import Embeddings
 from ranking.encoding import Encoder, Inputs, encode_labels
 from ranking.features import complete
 from ranking.fitting import EncoderFitter
 from ranking.gates import DSelectK
+from ranking.gates.config import DSelectKConfig, GateConfig
 from ranking.losses import scores, task_losses
-from ranking.model import GateConfig, Mixture, ModelConfig
+from ranking.model import Mixture, ModelConfig
 from ranking.schema import Owner, Schema
 
 MakeModel = Callable[[], Mixture]
+MakeMixture = Callable[[GateConfig], Mixture]
+SETTINGS: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def inputs(rows: Callable[[int, int], pa.Table], hand_encoder: Encoder) -> Input
 
 def test_a_task_cannot_use_more_experts_than_there_are() -> None:
     with pytest.raises(ValidationError, match=r"gate\.k = 4 of 3 experts: choose k ≤ experts"):
-        ModelConfig(experts=3, gate=GateConfig(k=4))
+        ModelConfig(experts=3, gate=DSelectKConfig(k=4))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,55 @@ def test_each_tasks_tower_reads_its_gates_mixture_of_the_experts(make_model: Mak
         for layer in model.towers.stack:
             hidden = torch.relu(hidden @ layer.weight[t] + layer.bias[t])
         torch.testing.assert_close(found[:, t], (hidden @ model.output.weight[t] + model.output.bias[t])[:, 0])
+
+
+EVERY_GATE: list[dict[str, Any]] = [
+    {"k": 2},
+    {"k": 2, "per_example": True},
+    {"kind": "top_k", "k": 2, "per_example": True},
+    {"kind": "top_k", "k": 2, "noise": True},
+    {"kind": "softmax"},
+    {"kind": "softmax", "per_example": True},
+    {"kind": "gumbel_softmax"},
+    {"kind": "softmax_selectors", "k": 2},
+    {"kind": "attentive"},
+    {"kind": "shared_bottom"},
+]
+of_every_gate = pytest.mark.parametrize("gate", EVERY_GATE, ids=str)
+
+
+@of_every_gate
+def test_whatever_the_gate_a_row_is_mixed_by_the_weights_of_its_routing(
+    make_mixture: MakeMixture, inputs: Inputs, gate: dict[str, Any]
+) -> None:
+    model = make_mixture(SETTINGS.validate_python(gate))
+    outputs, x, routing = model.trace(inputs)
+    assert torch.equal(outputs, model(inputs))
+    assert torch.equal(x, model.norm(torch.cat([model.embeddings(inputs), inputs.dense], 1)))
+    experts = model.experts(x)
+    weights = routing.weights.expand(40, 4, len(experts))
+    for row in (0, 17, 39):
+        for t in range(4):
+            hidden = sum(weights[row, t, e] * experts[e, row] for e in range(len(experts)))
+            for layer in model.towers.stack:
+                hidden = torch.relu(hidden @ layer.weight[t] + layer.bias[t])
+            expected = hidden @ model.output.weight[t] + model.output.bias[t]
+            torch.testing.assert_close(outputs[row, t], expected[0])
+
+
+@of_every_gate
+def test_whatever_the_gate_everything_that_can_learn_does(
+    make_mixture: MakeMixture, inputs: Inputs, gate: dict[str, Any]
+) -> None:
+    model = make_mixture(SETTINGS.validate_python(gate)).train()
+    with torch.no_grad():
+        for parameter in model.gate.parameters():
+            parameter.mul_(0.02)
+    model(inputs).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.ne(0).any(), name
 
 
 def test_its_shape_is_that_of_its_layers(make_model: MakeModel) -> None:
@@ -161,13 +213,25 @@ def test_dropping_experts_that_nobody_chose_leaves_the_outputs_as_they_were(
     torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("gate", [{"k": 2, "per_example": True}, {"k": 2}, {"kind": "softmax_selectors"}], ids=str)
+def test_dropping_the_experts_beyond_a_budget_leaves_the_outputs_as_they_were(
+    make_mixture: MakeMixture, inputs: Inputs, gate: dict[str, Any]
+) -> None:
+    model = make_mixture(SETTINGS.validate_python(gate))
+    model.gate.restrict([1, 2, 4])
+    before = model(inputs)
+    model.keep_experts([1, 2, 4])
+    assert model.positions([4, 1]) == [2, 0]
+    torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_after_a_snap_too(make_model: MakeModel, inputs: Inputs, seed: int) -> None:
+def test_after_a_forced_choice_too(make_model: MakeModel, inputs: Inputs, seed: int) -> None:
     model = make_model()
     torch.manual_seed(seed)
     with torch.no_grad():
         model.gate.z.uniform_(-0.3, 0.3)
-    model.gate.snap()
+    model.gate.conclude()
     before = model(inputs)
     model.keep_experts(chosen(model))
     torch.testing.assert_close(model(inputs), before, rtol=0.0, atol=1e-6)
@@ -207,7 +271,7 @@ def test_training_the_chosen_experts_only_gives_the_numbers_of_training_all(
     dense = make_model().double().train()
     with torch.no_grad():
         dense.gate.z.mul_(0.3)  # inside the fractional region
-    dense.gate.snap()
+    dense.gate.conclude()
     pruned = copy.deepcopy(dense)
     start = copy.deepcopy(dense.state_dict())
     kept = chosen(pruned)

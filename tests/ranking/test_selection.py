@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ranking.selection import Selection, Shape, flops
+from ranking.selection import Load, Selection, Shape, flops
 
 SELECTION = Selection(5, 2, {"click": {0: 0.25, 3: 0.75}, "like": {3: 1.0}, "watch": {1: 0.5, 0: 0.5}})
 SHAPE = Shape(inputs=10, expert_layers=(4, 3), tower_layers=(2,))
@@ -28,6 +28,7 @@ def test_json_has_the_documented_keys() -> None:
     assert SELECTION.to_json() == {
         "num_experts": 5,
         "k": 2,
+        "per_example": False,
         "tasks": {"click": {"0": 0.25, "3": 0.75}, "like": {"3": 1.0}, "watch": {"1": 0.5, "0": 0.5}},
         "experts_used": [0, 1, 3],
     }
@@ -35,6 +36,15 @@ def test_json_has_the_documented_keys() -> None:
 
 def test_json_reads_back_as_the_same_selection() -> None:
     assert Selection.from_json(json.loads(json.dumps(SELECTION.to_json()))) == SELECTION
+
+
+def test_a_per_example_selection_reads_back_and_one_without_the_word_is_static() -> None:
+    selection = Selection(3, 1, {"click": {0: 0.0, 2: 1.0}}, per_example=True)
+    data = json.loads(json.dumps(selection.to_json()))
+    assert Selection.from_json(data) == selection
+    assert data["experts_used"] == [0, 2], "an expert may be needed though its mean weight is 0"
+    del data["per_example"]
+    assert not Selection.from_json(data).per_example
 
 
 def test_flops_of_the_parts_by_hand() -> None:
@@ -48,6 +58,16 @@ def test_flops_by_hand() -> None:
         "dense": 5 * 104 + 3 * (2 * 5 * 3 + 16),
         "frozen": 3 * 104 + (12 + 6 + 12) + 3 * 16,
         "per_task": {"click": 2 * 104 + 12 + 16, "like": 104 + 6 + 16, "watch": 2 * 104 + 12 + 16},
+    }
+
+
+def test_flops_of_a_per_example_gate_are_those_of_the_gate_and_of_what_rows_need_on_average() -> None:
+    selection = Selection(5, 2, {"click": dict.fromkeys(range(5), 0.2), "like": dict.fromkeys(range(5), 0.2)}, True)
+    load = Load(gate_flops=50, experts=2.75, experts_by_task={"click": 1.5, "like": 2.0})
+    assert flops(selection, SHAPE, load) == {
+        "dense": 5 * 104 + 2 * (2 * 5 * 3 + 16) + 50,
+        "frozen": 286 + (9 + 12) + 2 * 16 + 50,  # 2.75 · 104, 1.5 · 6 and 2 · 6
+        "per_task": {"click": 156 + 9 + 16 + 50, "like": 208 + 12 + 16 + 50},
     }
 
 

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from pipelines.logs.reader import LogReader
 from pipelines.scoring import score_log
 from ranking import FrozenRanker
-from ranking.frozen import FrozenGraph
+from ranking.graph import FrozenGraph
 from service.api.messages import RankRequest
 from service.engine import ranking as engine
 
@@ -172,7 +172,7 @@ def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, r
         for name, weight in ranker.graph.weights.items()
     }
     graph = FrozenGraph(ranker.schema, ranker.selection, poisoned)
-    request = RankRequest.model_validate(request_body | {"tasks": ["like"]})
+    request = RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True})
     clean, dirty = engine.rank(ranker, request), engine.rank(dataclasses.replace(ranker, graph=graph), request)
     assert dirty.experts_run == used
     np.testing.assert_array_equal(dirty.scores, clean.scores)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import config as configs
+from pipelines.cli import main
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import require_learnable, survey
 from pipelines.logs.synthetic import generate
@@ -188,3 +189,32 @@ class TestPopularity:
         counts = np.sort(pc.value_counts(log[key]).field("counts").to_numpy())[::-1][:100]
         slope, _ = np.polyfit(np.log(np.arange(1, 101)), np.log(counts), 1)
         assert -slope == pytest.approx(exponent, abs=0.1)
+
+
+class TestConflict:
+    @pytest.mark.parametrize("degree", [0.0, 0.3, 1.0])
+    def test_sets_how_far_the_signals_of_tasks_with_other_experts_correlate(
+        self, tmp_path: Path, degree: float
+    ) -> None:
+        generate(tmp_path / "log", 5_000, conflict=degree)
+        log = pq.read_table(tmp_path / "log" / "log")
+        binary = ["click", "long_view", "share", "like", "dislike"]
+        rates = {task: log[f"true_{task}"].to_numpy() for task in binary}
+        signals = [np.log(rate / (1 - rate)) for rate in rates.values()]
+        found = np.corrcoef([*signals, log["true_rating"].to_numpy()])
+        group = np.array([0, 0, 1, 2, 3, 2])  # by the pair of experts
+        expected = np.where(group[:, None] == group, 1.0, 1 - degree)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+    def test_keeps_the_base_rates(self, tmp_path: Path) -> None:
+        generate(tmp_path / "log", 20_000, conflict=0.5)
+        log = pq.read_table(tmp_path / "log" / "log")
+        for task, rate in BASE_RATES.items():
+            assert np.mean(log[f"true_{task}"].to_numpy()) == pytest.approx(rate, abs=0.001)
+
+    @pytest.mark.parametrize("wrong", ["-0.1", "1.1", "nan", "much"])
+    def test_is_a_number_from_0_to_1(self, tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(["logs", "synthetic", "--out", str(tmp_path / "log"), f"--conflict={wrong}"])
+        assert stopped.value.code == 2
+        assert "no number from 0 to 1" in capsys.readouterr().err

@@ -3,18 +3,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
-from pipelines.training.building import load_model
+from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, read
+from pipelines.training.loop import Trainer
 from ranking.errors import RankerError
+from ranking.fitting import EncoderFitter
+from ranking.gates import AttentiveGate, Gate, Softmax
 from ranking.losses import task_losses
 
 if TYPE_CHECKING:
@@ -24,11 +30,11 @@ SMALL = {"batch_size": 8, "checks_per_epoch": 10_000, "patience": 1000}
 """On 200 rows, of which 160 train: 20 steps an epoch and a check after each; the experts are chosen at step 12."""
 
 
-def trained(shop: Shop, name: str = "run", **training: Any) -> RunFolder:
+def trained(shop: Shop, name: str = "run", model: dict[str, Any] | None = None, **training: Any) -> RunFolder:
     """A run on 200 rows."""
     if not any(shop.log.iterdir()):
         shop.write(shop.table(200))
-    return train(shop.config(training={**SMALL, **training}), shop.folder / name)
+    return train(shop.config(model=model or {}, training={**SMALL, **training}), shop.folder / name)
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
@@ -135,7 +141,7 @@ class TestMetrics:
         assert gammas == sorted(gammas, reverse=True)
         assert gammas[-1] < gammas[0]
         experts = [record["experts"] for record in records]
-        assert experts == [3] * 11 + [len(selection(finished)["experts_used"])] * 9
+        assert experts == [3] * 4 + [2] * 7 + [len(selection(finished)["experts_used"])] * 9
 
     def test_weigh_the_tasks_in_the_total(self, shop: Shop) -> None:
         tasks = [task.model_dump() for task in shop.schema.tasks]
@@ -155,12 +161,26 @@ class TestMetrics:
         best = [record for record in metrics(finished) if record["best"]][-1]["validation"]
         assert [best["click"], best["watch"]] == pytest.approx(losses.tolist(), rel=1e-4)
 
-    def test_leave_the_penalties_of_the_gates_out_of_the_losses(self, shop: Shop) -> None:
-        first, second = (
-            metrics(trained(shop, f"run{weight}", convergence={"overlap_weight": weight}))[0] for weight in (0.0, 1e3)
+    @pytest.mark.parametrize(
+        "penalty",
+        [
+            {"overlap_weight": 1e3},
+            {"union_weight": 1e3},
+            {"importance_weight": 1e3},
+            {"surplus": "penalty", "surplus_weight": 1e3},
+            {"kind": "gumbel_softmax", "sparsity_weight": 1e3},
+            {"kind": "top_k", "per_example": True, "similarity_same": 1e3},
+        ],
+        ids=lambda penalty: next(reversed(penalty)),
+    )
+    def test_leave_the_penalties_of_the_gates_out_of_the_losses(self, shop: Shop, penalty: dict[str, Any]) -> None:
+        name = next(reversed(penalty))
+        free, penalised = (
+            metrics(trained(shop, f"run{weight}", {"gate": {**penalty, name: weight}}, batch_size=20))
+            for weight in (0.0, penalty[name])
         )
-        assert first["train"] == second["train"]
-        assert first["validation"] != second["validation"]
+        assert free[0]["train"] == penalised[0]["train"]
+        assert free[-1]["validation"] != penalised[-1]["validation"]
 
     def test_start_near_the_base_rates(self, open_shop: Shop, finished: RunFolder) -> None:
         clicks = open_shop.table(200)["is_click"].slice(0, 160).to_pylist()
@@ -185,6 +205,149 @@ class TestBestWeights:
 
     def test_are_finite(self, finished: RunFolder) -> None:
         assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in load_file(finished.best).values())
+
+
+class Watched:
+    """A training on the open shop's 160 rows, of which every optimiser step is watched: 20 steps, the choice at 12.
+
+    Attributes:
+        states: before each step, the names of the parameters that the optimiser has a state for.
+        held: before each step, the names of the parameters that the optimiser holds.
+        experts: before each step, the first layer of the experts that are there.
+        gates: before each step, the gate.
+    """
+
+    def __init__(self, shop: Shop, path: Path, gate: dict[str, Any]) -> None:
+        model: dict[str, Any] = {"experts": 5, "gate": gate}
+        self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}})
+        fitter = EncoderFitter(shop.schema)
+        for cleaned in shop.reader().clean():
+            fitter.add(cleaned.rows)
+        encoder = fitter.encoder()
+        self.run = RunFolder.create(path, self.config)
+        encoder.write(self.run.encoder)
+        torch.manual_seed(0)
+        self.model = build_model(self.config, encoder)
+        self.states: list[set[str]] = []
+        self.held: list[set[str]] = []
+        self.experts: list[Tensor] = []
+        self.gates: list[Gate] = []
+        self.trainer = Trainer(self.config, self.run, shop.reader(), encoder, self.model, 160)
+        hook = register_optimizer_step_pre_hook(lambda optimiser, *_: self.look(optimiser))
+        self.trainer.fit()
+        hook.remove()
+
+    def look(self, optimiser: torch.optim.Optimizer) -> None:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self.states.append({names.get(id(parameter), "gone") for parameter in optimiser.state})
+        self.held.append({names.get(id(p), "gone") for group in optimiser.param_groups for p in group["params"]})
+        self.experts.append(self.model.experts.stack[0].weight.detach().clone())
+        self.gates.append(self.model.gate)
+        for parameter, state in optimiser.state.items():
+            assert all(value.shape in ((), parameter.shape) for value in state.values())
+
+
+GATES_WITH_BUDGET = [{"kind": "dselect_k"}, {"kind": "dselect_k", "per_example": True}, {"kind": "softmax_selectors"}]
+
+
+@pytest.fixture(scope="module", params=GATES_WITH_BUDGET, ids=str)
+def bounded(open_shop: Shop, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Watched:
+    return Watched(open_shop, tmp_path_factory.mktemp("budget") / "run", {**request.param, "experts_budget": 2})
+
+
+class TestBudget:
+    """Of two experts, enforced after step 5."""
+
+    def test_leaves_model_and_optimiser_exactly_its_experts(self, bounded: Watched) -> None:
+        counts = [len(experts) for experts in bounded.experts]
+        assert counts[:5] == [5] * 5
+        assert counts[5:12] == [2] * 7
+        assert set(counts[12:]) <= {1, 2}
+        everything = {name for name, _ in bounded.model.named_parameters()}
+        assert all(held == everything for held in bounded.held)
+        assert "gone" not in set.union(*bounded.states)
+        assert bounded.model.active.tolist() == bounded.trainer.convergence.experts
+
+    def test_keeps_the_weights_of_the_experts_that_stay(self, bounded: Watched) -> None:
+        """One step of Adam apart; other experts lie much further."""
+        before, after = bounded.experts[4], bounded.experts[5]
+        nearest = (after.unsqueeze(1) - before).abs().amax((2, 3)).argmin(1).tolist()
+        kept = sorted(set(nearest))
+        assert nearest == kept
+        assert len(kept) == 2
+        assert set(bounded.model.active.tolist()) <= set(kept)
+
+    def test_forgets_the_optimisers_state_of_the_gate_alone(self, bounded: Watched) -> None:
+        gate = {name for name in bounded.held[0] if name.startswith("gate.")}
+        assert bounded.states[4] & gate
+        assert not bounded.states[5] & gate
+        assert bounded.states[5] == bounded.states[4] - gate
+        assert bounded.states[6] & gate
+
+    def test_is_kept_by_the_best_weights_which_load_again(self, bounded: Watched) -> None:
+        model, _ = load_model(bounded.run, bounded.config)
+        assert len(model.active) <= 2
+        assert model.active.tolist() == bounded.trainer.convergence.experts
+        assert bool(model.gate.converged().all())
+
+    @pytest.mark.parametrize("gate", GATES_WITH_BUDGET, ids=str)
+    def test_of_all_experts_leaves_the_choice_among_them(
+        self, open_shop: Shop, tmp_path: Path, gate: dict[str, Any]
+    ) -> None:
+        watched = Watched(open_shop, tmp_path / "run", {**gate, "experts_budget": 5})
+        assert [len(experts) for experts in watched.experts[:12]] == [5] * 12
+        kept = set.intersection(*watched.states[1:12])
+        assert {name for name in kept if name.startswith("gate.")} >= {
+            name for name in watched.held[0] if name in ("gate.z", "gate.w", "gate.beta")
+        }
+
+
+@pytest.fixture(scope="module")
+def attentive(open_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    return Watched(open_shop, tmp_path_factory.mktemp("attentive") / "run", {"kind": "attentive"})
+
+
+class TestAttentiveGates:
+    def test_are_distilled_into_an_ordinary_one_at_the_last_step_of_the_ramp(self, attentive: Watched) -> None:
+        assert [type(gate) for gate in attentive.gates] == [AttentiveGate] * 12 + [Softmax] * 8
+        assert {gate.per_example for gate in attentive.gates} == {True}
+
+    def test_leave_the_experts_as_they_are_from_there(self, attentive: Watched) -> None:
+        learning = attentive.experts[:12]
+        assert not any(torch.equal(after, before) for before, after in pairwise(learning))
+        fixed = [*attentive.experts[12:], attentive.model.experts.stack[0].weight.detach()]
+        assert all(torch.equal(experts, fixed[0]) for experts in fixed)
+
+    def test_are_gone_from_the_optimiser_which_trains_the_new_one(self, attentive: Watched) -> None:
+        assert "gate.query" in attentive.held[11]
+        assert {name for name in attentive.held[12] if name.startswith("gate.")} == {
+            "gate.bias",
+            "gate.weight",
+            "gate.hidden_weight",
+            "gate.hidden_bias",
+        }
+        assert not {name for name in attentive.states[12] if name.startswith("gate.")}
+        assert {"gate.weight", "gate.hidden_weight"} <= attentive.states[13]
+        assert "gone" not in set.union(*attentive.held, *attentive.states)
+
+    def test_leave_best_weights_of_the_ordinary_one_that_load_again(self, attentive: Watched) -> None:
+        records = metrics(attentive.run)
+        assert not any(record["best"] for record in records[:11])
+        model, _ = load_model(attentive.run, attentive.config)
+        assert isinstance(model.gate, Softmax)
+        assert model.active.tolist() == list(range(5))
+        best = load_file(attentive.run.best)
+        assert best.keys() == model.state_dict().keys()
+        assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
+
+
+class TestGatesThatNeverConclude:
+    @pytest.mark.parametrize("gate", [{"kind": "top_k"}, {"kind": "softmax"}, {"kind": "shared_bottom"}], ids=str)
+    def test_have_best_weights_from_the_first_check_on(self, shop: Shop, gate: dict[str, Any]) -> None:
+        records = metrics(trained(shop, model={"gate": gate}))
+        assert records[0]["best"]
+        assert {record["phase"] for record in records} == {"selected"}
+        assert len({record["experts"] for record in records}) == 1
 
 
 class TestEarlyStop:

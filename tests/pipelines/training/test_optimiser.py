@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from pipelines.config import TrainingConfig
 from pipelines.training.building import build_model
 from pipelines.training.examples import Examples, encode
-from pipelines.training.optimiser import keep_experts, make_optimiser
+from pipelines.training.optimiser import forget_gate, keep_experts, make_optimiser, replace_gate
 from ranking.fitting import EncoderFitter
 from ranking.losses import task_losses
 from ranking.model import Mixture
@@ -79,6 +80,100 @@ class TestGroups:
         assert not [name for name in moved if name.startswith(("gate.", "embeddings."))]
 
 
+GATES: list[dict[str, Any]] = [
+    {"kind": "dselect_k"},
+    {"kind": "dselect_k", "per_example": True},
+    {"kind": "softmax_selectors"},
+    {"kind": "top_k"},
+    {"kind": "softmax", "per_example": True},
+    {"kind": "gumbel_softmax"},
+    {"kind": "attentive"},
+]
+
+
+@pytest.fixture
+def make(made: tuple[Mixture, Examples], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
+    """(settings of the gate) → an untrained model of five experts."""
+    (batch,) = shop.reader().clean()
+    fitter = EncoderFitter(shop.schema)
+    fitter.add(batch.rows)
+    encoder = fitter.encoder()
+
+    def build(gate: dict[str, Any]) -> Mixture:
+        torch.manual_seed(0)
+        return build_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
+
+    return build
+
+
+class TestGates:
+    @pytest.mark.parametrize("gate", GATES, ids=str)
+    def test_do_not_decay_with_the_trunk(self, make: Callable[[dict[str, Any]], Mixture], gate: dict[str, Any]) -> None:
+        """Without a gradient they move as they do without weight decay: not at all."""
+        models = [make(gate), make(gate)]
+        for model, decay in zip(models, (0.5, 0.0), strict=True):
+            with torch.no_grad():
+                for parameter in model.gate.parameters():
+                    parameter.fill_(0.75)
+            optimiser = make_optimiser(model, TrainingConfig(weight_decay=decay))
+            for _ in range(3):
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                optimiser.step()
+        decayed, free = (dict(model.named_parameters()) for model in models)
+        assert not torch.equal(decayed["experts.layers.0.weight"], free["experts.layers.0.weight"])
+        gates = [name for name in free if name.startswith("gate.")]
+        assert gates
+        for name in gates:
+            assert torch.equal(decayed[name], free[name]), name
+            assert torch.equal(free[name], torch.full_like(free[name], 0.75)), name
+
+    @pytest.mark.parametrize("gate", GATES, ids=str)
+    def test_that_see_examples_learn_at_the_trunks_rate(
+        self, make: Callable[[dict[str, Any]], Mixture], gate: dict[str, Any]
+    ) -> None:
+        config = TrainingConfig.model_validate({"learning_rate": {"trunk": 0.2, "gates": 0.3}})
+        model = make(gate)
+        group = make_optimiser(model, config).param_groups[-1]
+        assert [id(p) for p in group["params"]] == [id(p) for p in model.gate.parameters()]
+        assert group["lr"] == (0.2 if model.gate.per_example else 0.3)
+
+    def test_without_parameters_have_no_group(self, make: Callable[[dict[str, Any]], Mixture]) -> None:
+        model = make({"kind": "shared_bottom"})
+        held = [id(p) for group in make_optimiser(model, TrainingConfig()).param_groups for p in group["params"]]
+        assert sorted(held) == sorted(id(p) for p in model.parameters())
+        assert all(group["params"] for group in make_optimiser(model, TrainingConfig()).param_groups)
+
+    def test_are_forgotten_alone(self, made: tuple[Mixture, Examples], shop: Shop) -> None:
+        model, examples = made
+        optimiser = make_optimiser(model, TrainingConfig())
+        step(model, optimiser, examples, shop)
+        forget_gate(model, optimiser)
+        gate = {id(parameter) for parameter in model.gate.parameters()}
+        assert {id(p) for p in optimiser.state} == {id(p) for p in model.parameters()} - gate
+        step(model, optimiser, examples, shop)
+        assert float(optimiser.state[next(model.gate.parameters())]["step"]) == 1
+        assert float(optimiser.state[next(model.experts.parameters())]["step"]) == 2
+
+    def test_are_replaced_in_model_and_optimiser(
+        self, make: Callable[[dict[str, Any]], Mixture], made: tuple[Mixture, Examples], shop: Shop
+    ) -> None:
+        model, (_, examples) = make({"kind": "attentive"}), made
+        optimiser = make_optimiser(model, TrainingConfig())
+        step(model, optimiser, examples, shop)
+        old, new = {id(parameter) for parameter in model.gate.parameters()}, model.gate.ordinary()
+        replace_gate(model, optimiser, new)
+        assert model.gate is new
+        assert new.training
+        held = {id(p) for group in optimiser.param_groups for p in group["params"]}
+        assert held == {id(p) for p in model.parameters()}
+        assert not held & old
+        assert not {id(p) for p in optimiser.state} & old
+        before = [parameter.detach().clone() for parameter in new.parameters()]
+        step(model, optimiser, examples, shop)
+        assert not any(torch.equal(p, b) for p, b in zip(new.parameters(), before, strict=True))
+
+
 class TestKeepingExperts:
     KEPT = (1, 3, 4)
 
@@ -136,7 +231,7 @@ class TestKeepingExperts:
         model, examples, optimiser, _ = trained
         with torch.no_grad():
             model.gate.z.uniform_(-1, 1)
-        model.gate.snap()
+        model.gate.conclude()
         model.eval()
         before = model(examples.inputs)
         keep_experts(model, optimiser, model.gate.selection().experts_used)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ranking.gates import smooth_step
+from ranking.gates.smooth_step import inverse_smooth_step
 
 GAMMAS = [1e-3, 0.3, 1.0, 10.0]
 
@@ -81,3 +82,20 @@ def test_its_slope_in_the_middle_is_that_of_the_paper() -> None:
     t = torch.zeros(1, requires_grad=True)
     (gradient,) = torch.autograd.grad(smooth_step(t, 4.0).sum(), t)
     assert float(gradient) == pytest.approx(3 / (2 * 4.0))
+
+
+# Its inverse.
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_the_inverse_finds_the_t_of_a_value(gamma: float) -> None:
+    s = torch.linspace(0.0, 1.0, 501, dtype=torch.float64)
+    t = inverse_smooth_step(s, gamma)
+    torch.testing.assert_close(smooth_step(t, gamma), s, rtol=0.0, atol=1e-12)
+    assert float(t.abs().max()) <= gamma / 2 * (1 + 1e-12)
+    assert (t.diff() > 0).all()
+
+
+def test_the_inverse_of_the_middle_and_the_ends() -> None:
+    t = inverse_smooth_step(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), 4.0)
+    assert t.tolist() == pytest.approx([-2.0, 0.0, 2.0])

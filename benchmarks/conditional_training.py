@@ -1,0 +1,115 @@
+"""Conditional training: how much faster a step is once only the chosen experts train.
+
+Takes a log and, for several shapes, times whole optimiser steps (embeddings, experts, towers, backward, AdamW) of two
+copies of one converged model on the same batches, one with all experts and one with the chosen experts only, turn by
+turn. Prints a Markdown table: the ratio of the medians beside n/|union|, which it approaches as experts dominate.
+
+    ranker logs synthetic --out syn --rows 50000
+    python benchmarks/conditional_training.py syn/ranker.toml
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipelines.config import Config, load
+from pipelines.logs.reader import LogReader, load_tables
+from pipelines.training.building import build_model
+from pipelines.training.examples import Examples, batches, read
+from pipelines.training.optimiser import keep_experts, make_optimiser
+from ranking.encoding import Encoder
+from ranking.fitting import EncoderFitter
+from ranking.gates import DSelectK
+from ranking.losses import task_losses
+from ranking.model import Mixture
+
+SHAPES = (([128], 8, 2), ([128], 8, 4), ([256, 256], 8, 2), ([256, 256], 8, 4), ([256, 256], 16, 4))
+"""Widths of an expert's layers, n, and |union|."""
+
+
+@dataclass
+class Training:
+    """A model with its optimiser."""
+
+    model: Mixture
+    optimiser: torch.optim.Optimizer
+
+    def step(self, config: Config, examples: Examples) -> float:
+        """Seconds of one step."""
+        start = time.perf_counter()
+        losses = task_losses(self.model(examples.inputs), examples.labels, config.tasks)
+        self.optimiser.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        self.optimiser.step()
+        return time.perf_counter() - start
+
+
+def converged(config: Config, encoder: Encoder, union: int) -> Mixture:
+    """A model whose tasks have chosen so many experts between them."""
+    model = build_model(config, encoder)
+    gate = model.gate
+    assert isinstance(gate, DSelectK)
+    gate.restrict(list(range(union)))
+    with torch.no_grad():  # task t takes experts t and t + 1, counted round
+        for t, i in itertools.product(range(gate.num_tasks), range(gate.k)):
+            code = (t + i) % union
+            for j in range((union - 1).bit_length()):
+                gate.z[t, i, j] = 1.0 if code >> j & 1 else -1.0
+    gate.conclude()
+    assert len(gate.selection().experts_used) == union
+    return model.train()
+
+
+def measure(config: Config, encoder: Encoder, union: int, rows: list[Examples], steps: int) -> tuple[float, float]:
+    """Median seconds of a step with all experts, and with the chosen ones."""
+    everyone = converged(config, encoder, union)
+    chosen = copy.deepcopy(everyone)
+    both = [Training(model, make_optimiser(model, config.training)) for model in (everyone, chosen)]
+    keep_experts(chosen, both[1].optimiser, chosen.gate.selection().experts_used)
+    times: tuple[list[float], list[float]] = ([], [])
+    for i, examples in enumerate(itertools.islice(itertools.cycle(rows), steps)):
+        for training, taken in zip(both, times, strict=True):
+            seconds = training.step(config, examples)
+            if i >= 5:  # the first ones warm up
+                taken.append(seconds)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> None:
+    """Measures every shape."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("config", type=Path, help="a ranker.toml")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each model and shape")
+    parser.add_argument("--batch", type=int, default=512, help="rows a step")
+    arguments = parser.parse_args()
+    config = load(arguments.config)
+    schema = config.schema_only
+    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
+    fitter = EncoderFitter(schema)
+    for cleaned in reader.clean():
+        fitter.add(cleaned.rows)
+    encoder = fitter.encoder()
+    stream = batches(read(reader, config.logs, encoder, "train"), arguments.batch)
+    rows = list(itertools.islice(stream, 20))
+    print(f"batches of {arguments.batch}, {torch.get_num_threads()} threads\n")
+    print("| experts | n | union | all experts, ms | chosen only, ms | speed-up | n / union |\n" + 7 * "|---" + "|")
+    for layers, n, union in SHAPES:
+        gate = config.model.gate.model_copy(update={"k": 2, "experts_budget": n})
+        model = config.model.model_copy(update={"experts": n, "expert_layers": tuple(layers), "gate": gate})
+        shaped = config.model_copy(update={"model": model})
+        slow, fast = measure(shaped, encoder, union, rows, arguments.steps)
+        print(
+            f"| {layers} | {n} | {union} | {1e3 * slow:.1f} | {1e3 * fast:.1f} | {slow / fast:.2f} | {n / union:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

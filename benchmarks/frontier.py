@@ -1,0 +1,337 @@
+"""Cost against quality: what an experts budget saves at serving time, and what it costs in AUC and RMSE.
+
+Trains many configurations on KuaiRand and on generated logs whose tasks conflict to a set degree, each with the same
+seeds, and compares every one with the unbudgeted model of the same seed on the same test rows. Writes ``frontier.json``
+(every run, and means of paired differences with 95 % intervals over seeds) and ``frontier.svg``. Finished runs are kept
+in the work folder, so that a second call goes on where the first was stopped.
+
+    python benchmarks/frontier.py --kuairand KUAIRAND --work WORK --out docs/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # a process a core; threads that wait for each other cost more than they bring
+
+REFERENCE = "no budget"
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t by number of seeds: half-width of a 95 % interval in standard errors."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One configuration.
+
+    Attributes:
+        label: its name in the results.
+        family: what it is compared as.
+        settings: overrides of the log's ranker.toml.
+    """
+
+    label: str
+    family: str
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """Configurations on one log; ``measured`` are the AUCs whose mean is compared, ``rmse`` the regressions."""
+
+    name: str
+    log: tuple[str, ...]
+    models: tuple[Model, ...]
+    measured: tuple[str, ...]
+    rmse: tuple[str, ...]
+    settings: tuple[str, ...] = field(default=())
+
+
+def experts(n: int, width: int, k: int, budget: int | None, family: str, label: str = "") -> Model:
+    """So many experts of one layer."""
+    bound = f"B = {budget}" if budget else "no budget"
+    settings = (f"model.experts={n}", f"model.expert_layers=[{width}]", f"model.gate.k={k}")
+    return Model(
+        label or f"n = {n} × {width}, k = {k}, {bound}", family, (*settings, f"model.gate.experts_budget={budget or n}")
+    )
+
+
+def shared(width: int, layers: int = 1) -> Model:
+    """A shared bottom."""
+    return Model(
+        f"shared bottom {width}" + (f" × {layers} layers" if layers > 1 else ""),
+        "shared bottom",
+        ("model.gate.kind=shared_bottom", f"model.expert_layers={[width] * layers}"),
+    )
+
+
+def union(weight: float) -> Model:
+    """A penalty on the expected union in place of a budget."""
+    return Model(
+        f"n = 8, union penalty {weight}",
+        "penalty",
+        ("model.gate.experts_budget=8", f"model.gate.union_weight={weight}"),
+    )
+
+
+def other(kind: str) -> Model:
+    """Another gate over the same experts."""
+    return Model(kind, "other gates", (f"model.gate.kind={kind}",))
+
+
+KUAIRAND = (
+    experts(8, 128, 2, None, "no budget", REFERENCE),
+    experts(8, 128, 1, None, "no budget"),
+    *(experts(8, 128, min(2, b), b, "budget") for b in (1, 2, 3, 4)),
+    experts(16, 64, 2, 2, "narrower, budget"),
+    experts(16, 64, 2, 4, "narrower, budget"),
+    experts(16, 64, 4, 4, "narrower, budget"),
+    experts(32, 32, 4, 8, "narrower, budget"),
+    experts(64, 16, 8, 16, "narrower, budget"),
+    union(0.1),
+    union(0.3),
+    *(shared(width) for width in (128, 189, 310)),  # as costly as B = 1, 2, 4
+    experts(2, 128, 2, None, "n = B from scratch"),
+    experts(4, 128, 2, None, "n = B from scratch"),
+    other("top_k"),
+    other("softmax"),
+)
+
+
+def conflict(layers: Sequence[int], wide: int) -> tuple[Model, ...]:
+    """Eight experts of these layers, and a shared bottom that costs as much as four of them."""
+    shape = f"model.expert_layers={list(layers)}"
+
+    def of(label: str, family: str, n: int, k: int, budget: int | None) -> Model:
+        settings = (shape, f"model.experts={n}", f"model.gate.k={k}", f"model.gate.experts_budget={budget or n}")
+        return Model(label, family, settings)
+
+    return (
+        of(REFERENCE, "no budget", 8, 2, None),
+        of("B = 4", "budget", 8, 2, 4),
+        of("B = 2", "budget", 8, 2, 2),
+        of("n = 4 from scratch", "n = B from scratch", 4, 2, None),
+        of("n = 2 from scratch", "n = B from scratch", 2, 2, None),
+        shared(wide, len(layers)),
+    )
+
+
+def studies(kuairand: Path | None) -> list[Study]:
+    """What is measured."""
+    found = []
+    if kuairand is not None:
+        four = ("click", "long_view", "like", "profile_enter")
+        found.append(Study("KuaiRand", ("kuairand", "--raw", str(kuairand)), KUAIRAND, four, ("watch_time",)))
+    for degree in (0.0, 0.5, 1.0):
+        log = ("synthetic", "--rows", "100000", "--conflict", str(degree))
+        for shape, models in (("32", conflict([32], 84)), ("32-32", conflict([32, 32], 78))):
+            name = f"conflict {degree}, experts {shape}"
+            settings = ("training.batch_size=256", "model.tower_layers=[16]")
+            four = ("click", "long_view", "share", "like")
+            found.append(Study(name, log, models, four, ("watch_time", "rating"), settings))
+    return found
+
+
+def write_log(study: Study, work: Path) -> Path:
+    """The study's log; written once."""
+    from pipelines.cli import main
+
+    folder = work / "logs" / "-".join(part for part in study.log if "/" not in part).replace("--", "")
+    if not folder.exists():
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = main(["logs", *study.log, "--out", str(folder)])
+        if code:
+            raise SystemExit(code)
+    return folder / "ranker.toml"
+
+
+def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[str, Any]:
+    """Trains one configuration; keeps what is compared."""
+    if file.exists():
+        done: dict[str, Any] = json.loads(file.read_text())
+        return done
+    import torch
+
+    from pipelines.config import load
+    from pipelines.train import train
+
+    torch.set_num_threads(1)
+    folder = file.with_suffix(".run")
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.redirect_stderr(io.StringIO()):
+        trained = train(load(config, [*settings, f"training.seed={seed}"]), folder)
+    evaluation, selection = (json.loads(f.read_text()) for f in (trained.evaluation, trained.selection))
+    result = {
+        "seed": seed,
+        "frozen_flops": selection["flops"]["frozen"],
+        "dense_flops": selection["flops"]["dense"],
+        "experts_used": len(selection["experts_used"]),
+        "codes_changed": selection["codes_changed"],
+        "snapped_codes": selection["snapped_codes"],
+        "tasks": {task: m.get("auc", m.get("rmse")) for task, m in evaluation["tasks"].items()},
+    }
+    file.write_text(json.dumps(result))
+    shutil.rmtree(folder)
+    return result
+
+
+def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Each configuration beside the reference of the same seed."""
+    reference = runs[REFERENCE]
+    dense = reference[0]["dense_flops"]
+    rows = []
+    for model in study.models:
+        each = runs[model.label]
+        auc = [_mean(r, study.measured) - _mean(b, study.measured) for r, b in zip(each, reference, strict=True)]
+        rmse = [_mean(r, study.rmse) - _mean(b, study.rmse) for r, b in zip(each, reference, strict=True)]
+        rows.append(
+            {
+                "label": model.label,
+                "family": model.family,
+                "settings": [*study.settings, *model.settings],
+                "frozen_of_reference_dense": statistics.mean(r["frozen_flops"] for r in each) / dense,
+                "experts_used": [r["experts_used"] for r in each],
+                "auc": statistics.mean(_mean(r, study.measured) for r in each),
+                "rmse": statistics.mean(_mean(r, study.rmse) for r in each),
+                "auc_difference": statistics.mean(auc),
+                "auc_interval": _half_width(auc),
+                "rmse_difference": statistics.mean(rmse),
+                "rmse_interval": _half_width(rmse),
+                "tasks": {t: statistics.mean(r["tasks"][t] for r in each) for t in (*study.measured, *study.rmse)},
+                "runs": each,
+            }
+        )
+    return rows
+
+
+def _mean(result: dict[str, Any], tasks: Sequence[str]) -> float:
+    return statistics.mean(result["tasks"][task] for task in tasks)
+
+
+def _half_width(differences: Sequence[float]) -> float:
+    n = len(differences)
+    return T_95[n] * statistics.stdev(differences) / n**0.5
+
+
+def plot(results: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """Difference in mean AUC over frozen FLOPs, a panel a study."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "frontier"  # the same numbers give the same file
+    import matplotlib.pyplot as plt
+
+    rows = -(-len(results) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
+    families = list(dict.fromkeys(row["family"] for found in results.values() for row in found))
+    style = {family: (plt.get_cmap("tab10")(i), "os^Dv<>P*X"[i]) for i, family in enumerate(families)}
+    for axis, (name, found) in zip(axes.flat, results.items(), strict=False):
+        for row in found:
+            colour, marker = style[row["family"]]
+            axis.errorbar(
+                100 * row["frozen_of_reference_dense"],
+                row["auc_difference"],
+                yerr=row["auc_interval"],
+                fmt=marker,
+                color=colour,
+                capsize=2,
+                label=row["family"],
+            )
+            axis.annotate(
+                row["label"],
+                (100 * row["frozen_of_reference_dense"], row["auc_difference"]),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=6,
+            )
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.set_title(name)
+        axis.set_xlabel("frozen FLOPs, % of the unbudgeted dense model")
+        axis.set_ylabel("mean AUC − no budget (paired, 95 %)")
+        handles, labels = axis.get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        axis.legend(unique.values(), unique.keys(), fontsize=7)
+    for axis in axes.flat[len(results) :]:
+        axis.axis("off")
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A study's results as a Markdown table."""
+    lines = [
+        "| model | frozen FLOPs | experts used | mean AUC | difference | RMSE difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in sorted(found, key=lambda r: r["frozen_of_reference_dense"]):
+        used = sorted(set(row["experts_used"]))
+        lines.append(
+            f"| {row['label']} | {row['frozen_of_reference_dense']:.0%} | "
+            f"{used[0] if len(used) == 1 else f'{used[0]}–{used[-1]}'} | {row['auc']:.4f} | "
+            f"{row['auc_difference']:+.4f} ± {row['auc_interval']:.4f} | "
+            f"{row['rmse_difference']:+.4f} ± {row['rmse_interval']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Trains what is missing, then writes the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument(
+        "--kuairand", type=Path, help="folder of KuaiRand's original files; without it, generated logs only"
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for logs and finished runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder for frontier.json and frontier.svg")
+    parser.add_argument("--seeds", type=int, default=6, choices=range(2, 11), help="runs of each configuration")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes, each with one thread")
+    arguments = parser.parse_args()
+    todo = studies(arguments.kuairand)
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        waiting = {}
+        for s, study in enumerate(todo):
+            config = write_log(study, arguments.work)
+            for m, model in enumerate(study.models):
+                for seed in range(arguments.seeds):
+                    file = arguments.work / "runs" / f"{_file_name(study.name)}.{_file_name(model.label)}.{seed}.json"
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    settings = [*study.settings, *model.settings]
+                    waiting[pool.submit(run, config, settings, seed, file)] = (s, m, seed)
+        done: dict[tuple[int, int, int], dict[str, Any]] = {}
+        for future in as_completed(waiting):
+            done[waiting[future]] = future.result()
+            print(f"\r{len(done)} of {len(waiting)} runs", end="", flush=True)
+    print()
+    results = {
+        study.name: compare(
+            study,
+            {
+                model.label: [done[s, m, seed] for seed in range(arguments.seeds)]
+                for m, model in enumerate(study.models)
+            },
+        )
+        for s, study in enumerate(todo)
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "frontier.json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, arguments.out / "frontier.svg")
+    for name, found in results.items():
+        print(f"\n### {name}\n\n{table(found)}")
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text)
+
+
+if __name__ == "__main__":
+    main()

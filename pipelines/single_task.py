@@ -1,0 +1,49 @@
+"""The single-task baseline: a model for each task that shares nothing, told together as if it were one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipelines.config import Config, ServingConfig
+from pipelines.run_folder import RunFolder
+from ranking.gates.config import SharedBottomConfig
+
+
+def configs(config: Config) -> dict[str, Config]:
+    """Task → the configuration of its own model: one network and one tower."""
+    model = config.model.model_copy(update={"gate": SharedBottomConfig(kind="shared_bottom")})
+    return {
+        task.name: config.model_copy(update={"tasks": (task,), "model": model, "serving": ServingConfig()})
+        for task in config.tasks
+    }
+
+
+def selection(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
+    """``selection.json`` of the whole: as many experts as tasks, each used by its own."""
+    each = {task: json.loads(run.selection.read_text()) for task, run in runs.items()}
+    costs = {task: part["flops"]["frozen"] for task, part in each.items()}
+    total = sum(costs.values())
+    return {
+        "num_experts": len(each),
+        "k": 1,
+        "per_example": False,
+        "tasks": {task: {str(i): 1.0} for i, task in enumerate(each)},
+        "experts_used": list(range(len(each))),
+        "kind": "single_task",
+        "converged": True,
+        "binary_at_step": None,
+        "snapped_codes": 0,
+        "codes_changed": None,
+        "steps": sum(part["steps"] for part in each.values()),
+        "training_experts_of_top_k": 1.0,
+        "flops": {"dense": total, "frozen": total, "per_task": costs},
+    }
+
+
+def evaluation(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """``evaluation.json`` of the whole: each task as its own model predicts it."""
+    each = list(parts)
+    tasks = {task: measures for part in each for task, measures in part["tasks"].items()}
+    return {"rows": each[0]["rows"], "tasks": tasks, "gates": None}

@@ -1,0 +1,86 @@
+"""What gates made of k selectors share: α mixes the selectors, and selectors that agree are summed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ranking.gates.base import Gate, Routing
+from ranking.selection import Selection
+
+
+class SelectorGate(Gate):
+    """A gate Σᵢ softmax(α)ᵢ rᵢ of k selectors rᵢ, each of which comes to choose one expert (equation 6).
+
+    α is a parameter [tasks, k] of a static gate; a per-example gate has α = Gx with G [tasks, k, input_size].
+    """
+
+    concludes = True
+    alpha: nn.Parameter
+    g: nn.Parameter
+
+    def __init__(self, num_tasks: int, num_experts: int, k: int, input_size: int | None = None) -> None:
+        super().__init__(num_tasks, num_experts, k, input_size)
+        if input_size is None:
+            self.alpha = nn.Parameter(torch.zeros(num_tasks, k))
+        else:
+            self.g = nn.Parameter(torch.zeros(num_tasks, k, input_size))
+
+    @abstractmethod
+    def selectors(self, x: Tensor | None = None) -> Tensor:
+        """Each selector's distribution over the experts [..., tasks, k, experts]."""
+
+    @abstractmethod
+    def codes(self) -> Tensor:
+        """The expert that each selector of a static gate chooses, rounded if need be [tasks, k], int64."""
+
+    @abstractmethod
+    def distance(self) -> Tensor:
+        """How far each selector of a static gate is from its choice [tasks, k]: 0 once it is exact, at most 1."""
+
+    def logits(self, x: Tensor | None = None) -> Tensor:
+        """α [tasks, k], or Gx [batch, tasks, k]."""
+        if self.per_example:
+            return torch.einsum("bp,tkp->btk", self._examples(x, self.g), self.g)
+        return self.alpha
+
+    def route(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Routing:  # noqa: ARG002
+        """Weights and selectors, in float32 under autocast: in bf16 a code would round to 0 or 1 long before it is."""
+        device = next(self.parameters()).device.type
+        with torch.autocast(device, enabled=False):
+            selectors = self.selectors(x)
+            shares = torch.softmax(self.logits(x), -1).unsqueeze(-1)
+            return Routing((shares * selectors).sum(-2), selectors)
+
+    def _distinct(self, experts: Sequence[int]) -> list[int]:
+        """These experts, ascending.
+
+        Raises:
+            ValueError: no expert, one twice or one that does not exist.
+        """
+        kept = sorted(set(experts))
+        if not kept or len(kept) != len(experts) or kept[0] < 0 or kept[-1] >= self.num_experts:
+            raise ValueError(f"experts = {list(experts)}: give distinct ones from 0 to {self.num_experts - 1}")
+        return kept
+
+    def hold(self, held: bool) -> None:
+        """Keeps the selectors' shares α as they are, or lets them learn."""
+        (self.g if self.per_example else self.alpha).requires_grad_(not held)
+
+    def selection(self, tasks: Sequence[str] | None = None, x: Tensor | None = None) -> Selection:
+        """As ``Gate.selection``; selectors that chose the same expert are summed."""
+        if self.per_example:
+            return super().selection(tasks, x)
+        names = [str(t) for t in range(self.num_tasks)] if tasks is None else list(tasks)
+        self.require_converged(names)
+        shares, codes = torch.softmax(self.alpha.detach().double(), -1), self.codes()
+        chosen: dict[str, dict[int, float]] = {}
+        for t, name in enumerate(names):
+            weights: dict[int, float] = {}
+            for expert, weight in zip(codes[t].tolist(), shares[t].tolist(), strict=True):
+                weights[expert] = weights.get(expert, 0.0) + weight
+            chosen[name] = dict(sorted(weights.items()))
+        return Selection(self.num_experts, self.k, chosen)

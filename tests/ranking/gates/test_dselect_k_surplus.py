@@ -1,0 +1,185 @@
+"""Codes that mean no expert, if the number of experts is no power of two (DSelect-k, appendix B.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ranking.errors import NotConvergedError
+from ranking.gates import DSelectK, regularisers
+
+SetCodes = Callable[[DSelectK, list[list[int]]], None]
+
+ROUND = [3, 5, 6, 7, 12, 33]
+"""Numbers of experts that leave surplus codes."""
+
+
+def assert_on_simplex(weights: Tensor) -> None:
+    assert weights.isfinite().all()
+    assert (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), rtol=0.0, atol=1e-5)
+
+
+def codes_of(n: int) -> int:
+    return 2 ** (n - 1).bit_length()
+
+
+def test_there_are_three_ways_to_treat_them() -> None:
+    wrong: Any = "ignore"
+    with pytest.raises(ValueError, match="surplus = 'ignore': choose fold, random or penalty"):
+        DSelectK(2, 5, 2, surplus=wrong)
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_a_power_of_two_has_none(n: int) -> None:
+    for surplus in ("fold", "random", "penalty"):
+        assert DSelectK(2, n, 1, surplus=surplus).expert_of_code.tolist() == list(range(n))
+
+
+# Folded.
+
+
+@pytest.mark.parametrize("n", ROUND)
+def test_surplus_codes_fold_onto_real_experts(n: int, set_codes: SetCodes) -> None:
+    codes = 2 ** (n - 1).bit_length()
+    gate = DSelectK(num_tasks=codes, num_experts=n, k=1)
+    set_codes(gate, [[code] for code in range(codes)])
+    weights = gate()
+    assert_on_simplex(weights)
+    assert weights.argmax(1).tolist() == [code if code < n else code - n for code in range(codes)]
+    assert (weights.max(1).values == 1.0).all()
+    assert gate.selection().experts_used == list(range(n))
+
+
+@pytest.mark.parametrize("n", ROUND)
+def test_between_codes_a_surplus_codes_share_goes_to_its_expert(n: int) -> None:
+    codes = 2 ** (n - 1).bit_length()
+    folded, full = DSelectK(3, n, 1), DSelectK(3, codes, 1)
+    with torch.no_grad():
+        folded.z.uniform_(-0.5, 0.5)
+        full.z.copy_(folded.z)
+    expected = full()
+    expected[:, : codes - n] += expected[:, n:]
+    torch.testing.assert_close(folded(), expected[:, :n])
+
+
+@pytest.mark.parametrize("n", ROUND)
+@pytest.mark.parametrize("depth", [0.999, 1.0, 5.0], ids=["just inside", "at the edge", "far outside"])
+def test_gradients_are_finite_at_surplus_codes(n: int, depth: float, set_codes: SetCodes) -> None:
+    surplus = list(range(n, 2 ** (n - 1).bit_length()))
+    gate = DSelectK(num_tasks=len(surplus), num_experts=n, k=2)
+    set_codes(gate, [[code, code] for code in surplus])
+    with torch.no_grad():
+        gate.z.mul_(depth / 2)
+    assert_on_simplex(gate())
+    (gate() * torch.randn(len(surplus), n)).sum().backward()
+    for parameter in gate.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
+# Drawn.
+
+
+@pytest.mark.parametrize("n", ROUND)
+def test_a_surplus_code_can_stand_for_an_expert_drawn_once(n: int, set_codes: SetCodes) -> None:
+    codes = codes_of(n)
+    gate = DSelectK(num_tasks=codes, num_experts=n, k=1, surplus="random")
+    set_codes(gate, [[code] for code in range(codes)])
+    weights = gate()
+    assert_on_simplex(weights)
+    assert (weights.max(1).values == 1.0).all()
+    assert weights.argmax(1).tolist()[:n] == list(range(n)), "real codes are as they were"
+    assert torch.equal(gate(), weights)
+    assert gate.converged().all()
+    assert gate.conclude() == 0
+    assert torch.equal(gate(), weights)
+
+
+def test_every_draw_is_its_own() -> None:
+    drawn = torch.stack([DSelectK(1, 33, 1, surplus="random").expert_of_code[33:] for _ in range(40)])
+    assert sorted(set(drawn.flatten().tolist())) == list(range(33))
+
+
+# Penalised.
+
+
+def test_between_codes_a_surplus_codes_share_is_lost_and_costs() -> None:
+    gate = DSelectK(num_tasks=1, num_experts=3, k=1, surplus="penalty")
+    with torch.no_grad():
+        gate.z.fill_(0.25)  # S(¼) = 0.84375, so that code 3 has 0.84375²
+    lost = 0.84375**2
+    selectors = gate.selectors()
+    torch.testing.assert_close(selectors.sum(-1), torch.tensor([[1 - lost]]))
+    assert float(regularisers.surplus(selectors).detach()) == pytest.approx(1 / (1 - lost))
+
+
+def test_the_penalty_leads_away_from_surplus_codes() -> None:
+    gate = DSelectK(num_tasks=6, num_experts=5, k=2, surplus="penalty")
+    before = gate.selectors().sum(-1).detach()
+    for _ in range(200):
+        (gradient,) = torch.autograd.grad(regularisers.surplus(gate.selectors()), gate.z)
+        with torch.no_grad():
+            gate.z.sub_(0.05 * gradient)
+    assert (gate.selectors().sum(-1) > before).all()
+    assert (gate.codes() < 5).all()
+
+
+@pytest.mark.parametrize("n", ROUND)
+@pytest.mark.parametrize("depth", [0.999, 1.0, 5.0], ids=["just inside", "at the edge", "far outside"])
+def test_at_a_surplus_code_the_penalty_and_its_gradient_stay_finite(n: int, depth: float, set_codes: SetCodes) -> None:
+    surplus = list(range(n, codes_of(n)))
+    gate = DSelectK(num_tasks=len(surplus), num_experts=n, k=2, surplus="penalty")
+    set_codes(gate, [[code, code] for code in surplus])
+    with torch.no_grad():
+        gate.z.mul_(depth / 2)
+    weights, selectors = gate.route()
+    assert selectors is not None
+    penalty = regularisers.surplus(selectors)
+    assert float(penalty.detach()) == pytest.approx(1000.0 * 2 * len(surplus)), "the clamp's value, for each selector"
+    (penalty + (weights * torch.randn(n)).sum()).backward()
+    for parameter in gate.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
+def test_a_selector_at_a_surplus_code_has_not_converged(set_codes: SetCodes) -> None:
+    gate = DSelectK(num_tasks=3, num_experts=5, k=2, surplus="penalty")
+    set_codes(gate, [[0, 4], [1, 6], [7, 5]])
+    assert gate.converged().tolist() == [True, False, False]
+    assert gate.distance().tolist() == [[0, 0], [0, 1], [1, 1]]
+    with pytest.raises(NotConvergedError, match=r"task 'b' selector 1 is 100\.0% of γ/2 away"):
+        gate.selection(["a", "b", "c"])
+
+
+@pytest.mark.parametrize("n", ROUND)
+def test_concluding_leaves_no_task_without_an_expert(n: int, set_codes: SetCodes) -> None:
+    surplus = list(range(n, codes_of(n)))
+    gate = DSelectK(num_tasks=len(surplus), num_experts=n, k=2, surplus="penalty")
+    set_codes(gate, [[code, code] for code in surplus])
+    assert gate().count_nonzero() == 0, "as published, these tasks have none"
+    assert gate.conclude() == 2 * len(surplus)
+    assert gate.converged().all()
+    assert_on_simplex(gate())
+    assert gate().argmax(1).tolist() == [code - n for code in surplus]
+    assert gate.selection().tasks == {str(t): {code - n: pytest.approx(1.0)} for t, code in enumerate(surplus)}
+
+
+def test_concluding_folds_for_every_example_too() -> None:
+    gate = DSelectK(num_tasks=2, num_experts=5, k=2, input_size=4, surplus="penalty")
+    with torch.no_grad():
+        gate.w.normal_(std=9.0)
+    x = torch.randn(300, 4)
+    assert float(gate(x).sum(-1).detach().min()) == 0.0, "some task of some example has no expert"
+    gate.conclude()
+    assert_on_simplex(gate(x).detach())
+
+
+def test_folding_is_not_learning() -> None:
+    gate = DSelectK(num_tasks=30, num_experts=5, k=2, surplus="penalty")
+    gate.conclude()
+    assert gate.codes_changed() == 0
