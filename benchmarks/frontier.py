@@ -19,7 +19,7 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,25 @@ class Model:
 
 @dataclass(frozen=True)
 class Study:
-    """Configurations on one log; ``measured`` are the AUCs whose mean is compared, ``rmse`` the regressions."""
+    """Configurations on one log.
+
+    Attributes:
+        name: in the results.
+        log: arguments of ``ranker logs``.
+        models: what is trained; one of them is the reference.
+        measured: the AUCs whose mean is compared.
+        rmse: the regressions whose mean RMSE is compared.
+        settings: overrides for all models.
+        rivals: budgeted models, each beside one of the same frozen cost.
+    """
 
     name: str
     log: tuple[str, ...]
     models: tuple[Model, ...]
     measured: tuple[str, ...]
     rmse: tuple[str, ...]
-    settings: tuple[str, ...] = field(default=())
+    settings: tuple[str, ...] = ()
+    rivals: tuple[tuple[str, str], ...] = ()
 
 
 def experts(n: int, width: int, k: int, budget: int | None, family: str, label: str = "") -> Model:
@@ -132,14 +143,22 @@ def studies(kuairand: Path | None) -> list[Study]:
     found = []
     if kuairand is not None:
         four = ("click", "long_view", "like", "profile_enter")
-        found.append(Study("KuaiRand", ("kuairand", "--raw", str(kuairand)), KUAIRAND, four, ("watch_time",)))
+        rivals = tuple(
+            (f"n = 8 × 128, k = 2, B = {b}", rival)
+            for b, wide in ((2, 189), (4, 310))
+            for rival in (f"shared bottom {wide}", f"n = {b} × 128, k = 2, no budget")
+        )
+        found.append(
+            Study("KuaiRand", ("kuairand", "--raw", str(kuairand)), KUAIRAND, four, ("watch_time",), rivals=rivals)
+        )
     for degree in (0.0, 0.5, 1.0):
         log = ("synthetic", "--rows", "100000", "--conflict", str(degree))
         for shape, models in (("32", conflict([32], 84)), ("32-32", conflict([32, 32], 78))):
             name = f"conflict {degree}, experts {shape}"
             settings = ("training.batch_size=256", "model.tower_layers=[16]")
             four = ("click", "long_view", "share", "like")
-            found.append(Study(name, log, models, four, ("watch_time", "rating"), settings))
+            rivals = (("B = 2", "n = 2 from scratch"), ("B = 4", "n = 4 from scratch"), ("B = 4", models[-1].label))
+            found.append(Study(name, log, models, four, ("watch_time", "rating"), settings, rivals))
     return found
 
 
@@ -186,33 +205,37 @@ def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[st
     return result
 
 
-def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Each configuration beside the reference of the same seed."""
-    reference = runs[REFERENCE]
-    dense = reference[0]["dense_flops"]
-    rows = []
-    for model in study.models:
-        each = runs[model.label]
-        auc = [_mean(r, study.measured) - _mean(b, study.measured) for r, b in zip(each, reference, strict=True)]
-        rmse = [_mean(r, study.rmse) - _mean(b, study.rmse) for r, b in zip(each, reference, strict=True)]
-        rows.append(
-            {
-                "label": model.label,
-                "family": model.family,
-                "settings": [*study.settings, *model.settings],
-                "frozen_of_reference_dense": statistics.mean(r["frozen_flops"] for r in each) / dense,
-                "experts_used": [r["experts_used"] for r in each],
-                "auc": statistics.mean(_mean(r, study.measured) for r in each),
-                "rmse": statistics.mean(_mean(r, study.rmse) for r in each),
-                "auc_difference": statistics.mean(auc),
-                "auc_interval": _half_width(auc),
-                "rmse_difference": statistics.mean(rmse),
-                "rmse_interval": _half_width(rmse),
-                "tasks": {t: statistics.mean(r["tasks"][t] for r in each) for t in (*study.measured, *study.rmse)},
-                "runs": each,
-            }
-        )
-    return rows
+def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Each configuration beside the reference of the same seed, and the rivals beside each other."""
+    dense = runs[REFERENCE][0]["dense_flops"]
+    models = [
+        {
+            "label": model.label,
+            "family": model.family,
+            "settings": [*study.settings, *model.settings],
+            "frozen_of_reference_dense": statistics.mean(r["frozen_flops"] for r in runs[model.label]) / dense,
+            "experts_used": [r["experts_used"] for r in runs[model.label]],
+            "auc": statistics.mean(_mean(r, study.measured) for r in runs[model.label]),
+            "rmse": statistics.mean(_mean(r, study.rmse) for r in runs[model.label]),
+            **_paired(study, runs[model.label], runs[REFERENCE]),
+            "runs": runs[model.label],
+        }
+        for model in study.models
+    ]
+    rivals = [{"budget": a, "rival": b, **_paired(study, runs[a], runs[b])} for a, b in study.rivals]
+    return {"models": models, "rivals": rivals}
+
+
+def _paired(study: Study, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean difference of the same seeds, and the half-width of its 95 % interval."""
+    auc = [_mean(a, study.measured) - _mean(b, study.measured) for a, b in zip(ours, theirs, strict=True)]
+    rmse = [_mean(a, study.rmse) - _mean(b, study.rmse) for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "auc_difference": statistics.mean(auc),
+        "auc_interval": _half_width(auc),
+        "rmse_difference": statistics.mean(rmse),
+        "rmse_interval": _half_width(rmse),
+    }
 
 
 def _mean(result: dict[str, Any], tasks: Sequence[str]) -> float:
@@ -224,20 +247,20 @@ def _half_width(differences: Sequence[float]) -> float:
     return T_95[n] * statistics.stdev(differences) / n**0.5
 
 
-def plot(results: dict[str, list[dict[str, Any]]], file: Path) -> None:
+def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
     """Difference in mean AUC over frozen FLOPs, a panel a study."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "frontier"  # the same numbers give the same file
+    mpl.rcParams |= {"svg.hashsalt": "frontier", "svg.fonttype": "none"}  # the same numbers give the same file
     import matplotlib.pyplot as plt
 
     rows = -(-len(results) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
-    families = list(dict.fromkeys(row["family"] for found in results.values() for row in found))
+    families = list(dict.fromkeys(row["family"] for found in results.values() for row in found["models"]))
     style = {family: (plt.get_cmap("tab10")(i), "os^Dv<>P*X"[i]) for i, family in enumerate(families)}
     for axis, (name, found) in zip(axes.flat, results.items(), strict=False):
-        for row in found:
+        for row in found["models"]:
             colour, marker = style[row["family"]]
             axis.errorbar(
                 100 * row["frozen_of_reference_dense"],
@@ -268,21 +291,24 @@ def plot(results: dict[str, list[dict[str, Any]]], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """A study's results as a Markdown table."""
+def table(found: dict[str, Any]) -> str:
+    """A study's results as Markdown tables."""
     lines = [
         "| model | frozen FLOPs | experts used | mean AUC | difference | RMSE difference |",
         "|---|---|---|---|---|---|",
     ]
-    for row in sorted(found, key=lambda r: r["frozen_of_reference_dense"]):
+    for row in sorted(found["models"], key=lambda r: r["frozen_of_reference_dense"]):
         used = sorted(set(row["experts_used"]))
-        lines.append(
-            f"| {row['label']} | {row['frozen_of_reference_dense']:.0%} | "
-            f"{used[0] if len(used) == 1 else f'{used[0]}–{used[-1]}'} | {row['auc']:.4f} | "
-            f"{row['auc_difference']:+.4f} ± {row['auc_interval']:.4f} | "
-            f"{row['rmse_difference']:+.4f} ± {row['rmse_interval']:.4f} |"
-        )
+        count = f"{used[0]}" if len(used) == 1 else f"{used[0]}–{used[-1]}"
+        share = f"{row['frozen_of_reference_dense']:.0%}"
+        lines.append(f"| {row['label']} | {share} | {count} | {row['auc']:.4f} | {_differences(row)} |")
+    lines += ["", "| budget | of the same frozen cost | AUC difference | RMSE difference |", "|---|---|---|---|"]
+    lines += [f"| {row['budget']} | {row['rival']} | {_differences(row)} |" for row in found["rivals"]]
     return "\n".join(lines)
+
+
+def _differences(row: dict[str, Any]) -> str:
+    return " | ".join(f"{row[f'{m}_difference']:+.4f} ± {row[f'{m}_interval']:.4f}" for m in ("auc", "rmse"))
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ import tomli_w
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from ranking.errors import ConfigError, UsageError
+from ranking.explaining import explain
 from ranking.model import ModelConfig
-from ranking.schema import Record, Schema, explain
+from ranking.schema import Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

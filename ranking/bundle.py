@@ -24,12 +24,13 @@ from safetensors.torch import load_file, save_file
 
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
+from ranking.explaining import explain
 from ranking.features import FeatureTable
 from ranking.files import appearing, files_in
 from ranking.frozen import FrozenRanker, score_table
 from ranking.gates.config import GateConfig
 from ranking.graph import FrozenGraph
-from ranking.schema import Owner, Schema, explain
+from ranking.schema import Owner, Schema
 from ranking.selection import Selection
 
 FORMAT = 1

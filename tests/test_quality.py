@@ -50,6 +50,8 @@ def test_kuairand_from_raw_files_to_a_published_version(kuairand_raw: Path, tmp_
     assert json.loads(ranker("evaluate", tmp_path / "run-0", "--json")) == evaluations[0]
     ranker("freeze", tmp_path / "run-0", "--out", tmp_path / "bundle")
     ranker("publish", tmp_path / "bundle", tmp_path / "repository")
+    costs = [json.loads((tmp_path / f"run-{seed}" / "selection.json").read_text())["flops"] for seed in SEEDS]
+    assert all(cost["frozen"] <= 0.4 * cost["dense"] for cost in costs), costs
     assert one_seed < 15 * 60
     peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     assert peak_bytes < 4 * 2**30

@@ -10,7 +10,8 @@ import pytest
 import tomli_w
 from pydantic import ValidationError
 
-from ranking.schema import BagFeature, CategoricalFeature, NumericFeature, Schema, explain
+from ranking.explaining import explain
+from ranking.schema import BagFeature, CategoricalFeature, NumericFeature, Schema
 
 AGE = {"name": "age", "kind": "numeric", "owner": "user"}
 CLICK = {"name": "click", "kind": "binary"}

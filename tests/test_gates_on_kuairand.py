@@ -1,0 +1,112 @@
+"""Every gate on the real log, chosen by the one line of ranker.toml that names it; what can be frozen serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+import ranking
+from pipelines.cli import main
+from pipelines.logs.kuairand import convert
+from pipelines.logs.reader import LogReader, load_tables
+from pipelines.logs.splits import split_bounds
+from pipelines.run_folder import RunFolder
+from pipelines.training.building import load_model
+from ranking.losses import scores
+from service.app import create_app
+from service.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+LINE = 'kind = "dselect_k"'
+KINDS = {
+    "dselect_k": LINE,
+    "dselect_k per example": f"{LINE}\nper_example = true",
+    "top_k": 'kind = "top_k"',
+    "top_k per example": 'kind = "top_k"\nper_example = true',
+    "softmax": 'kind = "softmax"',
+    "softmax per example": 'kind = "softmax"\nper_example = true',
+    "gumbel_softmax": 'kind = "gumbel_softmax"',
+    "softmax_selectors": 'kind = "softmax_selectors"',
+    "attentive": 'kind = "attentive"',
+    "shared_bottom": 'kind = "shared_bottom"',
+}
+FEW_STEPS = ["--set", "training.batch_size=2048"]
+
+
+@pytest.fixture(scope="module")
+def toml(kuairand_raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kuairand") / "logs"
+    convert(kuairand_raw, folder)
+    return folder / "ranker.toml"
+
+
+def changed(toml: Path, line: str) -> Path:
+    """The same file with another gate."""
+    text = toml.read_text()
+    assert text.count(LINE) == 1
+    other = toml.with_name("changed.toml")
+    other.write_text(text.replace(LINE, line))
+    return other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
+    toml: Path, tmp_path: Path, kind: str
+) -> None:
+    run, bundle, repository = tmp_path / "run", tmp_path / "bundle", tmp_path / "repository"
+    assert main(["train", str(changed(toml, KINDS[kind])), "--run", str(run), *FEW_STEPS]) == 0
+    measures = json.loads((run / "evaluation.json").read_text())
+    assert measures["gates"]["kind"] == kind.split()[0]
+    assert measures["tasks"]["click"]["auc"] > 0.65, "it learned"
+    assert main(["freeze", str(run), "--out", str(bundle)]) == 0
+    assert main(["publish", str(bundle), str(repository)]) == 0
+
+    ranker = ranking.load(repository / "kuairand" / "1")
+    folder = RunFolder.open(run)
+    config = folder.load_config()
+    reader = LogReader(config.logs.path, config.schema_only, load_tables(config.logs, config.schema_only))
+    rows = next(part.rows for part in reader.clean(*split_bounds(config.logs, "test")) if part.rows.num_rows > 50)
+    rows = rows.slice(0, 50)
+    model, encoder = load_model(folder, config)
+    with torch.inference_mode():
+        dense = scores(model(encoder.encode(rows)), config.tasks)
+    columns = list(dict.fromkeys(feature.column for feature in ranker.schema.features))
+    torch.testing.assert_close(
+        torch.tensor([column.to_pylist() for column in ranker.score(rows.select(columns)).columns]).T,
+        dense,
+        rtol=0.0,
+        atol=1e-5,
+    )
+
+    with TestClient(create_app(Settings(repository=repository))) as client:
+        items = list(dict.fromkeys(rows["video_id"].to_pylist()))[:20]
+        body: dict[str, Any] = {"user": {"id": rows["user_id"][0].as_py()}, "items": [{"id": item} for item in items]}
+        answer = client.post("/v1/rank", json=body)
+        assert answer.status_code == 200, answer.text
+        user = pa.array([body["user"]["id"]] * len(items))
+        expected = ranker.score(pa.table({"user_id": user, "video_id": items})).to_pylist()
+        by_id = dict(zip(items, expected, strict=True))
+        for item in answer.json()["items"]:
+            assert item["scores"] == pytest.approx(by_id[item["id"]], abs=1e-6)
+
+
+def test_the_single_task_baseline_trains_a_model_for_each_task(
+    toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    single = changed(toml, 'kind = "single_task"')
+    assert main(["train", str(single), "--run", str(run), "--set", "training.batch_size=4096"]) == 0
+    measures = json.loads((run / "evaluation.json").read_text())
+    assert len(measures["tasks"]) == 9
+    assert measures["tasks"]["click"]["auc"] > 0.6
+    assert main(["freeze", str(run), "--out", str(tmp_path / "bundle")]) == 1
+    assert "share nothing: freeze them one by one" in capsys.readouterr().err
+    assert main(["freeze", str(run / "tasks" / "click"), "--out", str(tmp_path / "bundle")]) == 0
+    assert ranking.load(tmp_path / "bundle").schema.task_names == ["click"]
