@@ -248,47 +248,40 @@ def _half_width(differences: Sequence[float]) -> float:
 
 
 def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
-    """Difference in mean AUC over frozen FLOPs, a panel a study."""
+    """Difference in mean AUC over frozen FLOPs, a panel a study; models are numbered by cost."""
     import matplotlib as mpl
 
     mpl.use("svg")
     mpl.rcParams |= {"svg.hashsalt": "frontier", "svg.fonttype": "none"}  # the same numbers give the same file
     import matplotlib.pyplot as plt
 
-    rows = -(-len(results) // 2)
-    figure, axes = plt.subplots(rows, 2, figsize=(13, 4.2 * rows), squeeze=False)
+    figure, axes = plt.subplots(len(results), 1, figsize=(11, 3.6 * len(results)), squeeze=False)
     families = list(dict.fromkeys(row["family"] for found in results.values() for row in found["models"]))
     style = {family: (plt.get_cmap("tab10")(i), "os^Dv<>P*X"[i]) for i, family in enumerate(families)}
-    for axis, (name, found) in zip(axes.flat, results.items(), strict=False):
-        for row in found["models"]:
+    for axis, (name, found) in zip(axes.flat, results.items(), strict=True):
+        rightmost = -1.0
+        for number, row in enumerate(sorted(found["models"], key=lambda r: r["frozen_of_reference_dense"]), start=1):
+            rightmost = max(100 * row["frozen_of_reference_dense"], rightmost + 1.2)  # side by side where they coincide
             colour, marker = style[row["family"]]
             axis.errorbar(
-                100 * row["frozen_of_reference_dense"],
+                rightmost,
                 row["auc_difference"],
                 yerr=row["auc_interval"],
                 fmt=marker,
                 color=colour,
                 capsize=2,
-                label=row["family"],
+                label=f"{number}  {row['label']}",
             )
-            axis.annotate(
-                row["label"],
-                (100 * row["frozen_of_reference_dense"], row["auc_difference"]),
-                xytext=(4, 4),
-                textcoords="offset points",
-                fontsize=6,
-            )
+            above = (rightmost, row["auc_difference"] + row["auc_interval"])
+            axis.annotate(str(number), above, xytext=(0, 3), textcoords="offset points", fontsize=7, ha="center")
         axis.axhline(0, color="grey", linewidth=0.8)
+        axis.margins(y=0.12)
         axis.set_title(name)
         axis.set_xlabel("frozen FLOPs, % of the unbudgeted dense model")
         axis.set_ylabel("mean AUC − no budget (paired, 95 %)")
-        handles, labels = axis.get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))
-        axis.legend(unique.values(), unique.keys(), fontsize=7)
-    for axis in axes.flat[len(results) :]:
-        axis.axis("off")
+        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
     figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def table(found: dict[str, Any]) -> str:
