@@ -127,7 +127,7 @@ class Specialisation:
 
 def entropy(p: Tensor) -> Tensor:
     """Entropy of distributions along the last dimension, in bits."""
-    return -(p * p.clamp(min=1e-300).log2()).sum(-1)
+    return 0.0 - (p * p.clamp(min=1e-300).log2()).sum(-1)  # not −0
 
 
 def mutual_information(counts: Tensor) -> float:

@@ -58,6 +58,7 @@ class DSelectK(SelectorGate):
     bits: Tensor
     expert_of_code: Tensor
     initial_codes: Tensor
+    learned: Tensor
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class DSelectK(SelectorGate):
         self.register_buffer("expert_of_code", _assigned(codes, num_experts, surplus))
         if input_size is None:
             self.register_buffer("initial_codes", self._rounded())
+            self.register_buffer("learned", torch.zeros(num_tasks, k, dtype=torch.bool))
 
     @property
     def available(self) -> list[int]:
@@ -123,8 +125,14 @@ class DSelectK(SelectorGate):
         return (binary << torch.arange(binary.shape[-1], device=binary.device)).sum(-1)
 
     def codes_changed(self) -> int:
-        """Selectors whose choice is not the one they started with; 0 means drawn, not learned."""
-        return int((self.codes() != self.expert_of_code[self.initial_codes]).sum())
+        """Selectors whose choice is not the one they started with; 0 means drawn, not learned.
+
+        What ``restrict`` took away does not count, only what changed before it or after.
+        """
+        return int(self._changed().sum())
+
+    def _changed(self) -> Tensor:
+        return self.learned | (self.codes() != self.expert_of_code[self.initial_codes])
 
     def distance(self) -> Tensor:
         """How far each static selector is from binary [tasks, k]: max over its code of 1 − |z|/(γ/2), 0 once binary.
@@ -168,7 +176,7 @@ class DSelectK(SelectorGate):
 
         A static selector starts from how its probability was divided among them, open enough to turn, and anew if it
         had none there; its other variables are parked outside the fractional region, where they neither matter nor
-        learn. ``codes_changed`` counts from here.
+        learn.
 
         Raises:
             ValueError: no expert, one twice or one that does not exist.
@@ -179,6 +187,7 @@ class DSelectK(SelectorGate):
         position = torch.where(position < len(kept), position, position - len(kept))
         codes = torch.tensor(kept)[position].to(self.expert_of_code)
         if not self.per_example:
+            self.learned.copy_(self._changed())
             shares = self.selectors()[..., kept]
             total = shares.sum(-1, keepdim=True)
             bits = self.bits[: len(kept), :low].to(shares)
