@@ -2,8 +2,8 @@
 
 Trains many configurations on KuaiRand and on generated logs whose tasks conflict to a set degree, each with the same
 seeds, and compares every one with the unbudgeted model of the same seed on the same test rows. Writes ``frontier.json``
-(every run, and means of paired differences with 95 % intervals over seeds) and ``frontier.svg``. Finished runs are kept
-in the work folder, so that a second call goes on where the first was stopped.
+(every run, and means of paired differences with 95 % intervals over seeds), the same as tables in ``frontier.md``, and
+``frontier.svg``. Finished runs are kept in the work folder, so that a second call goes on where the first was stopped.
 
     python benchmarks/frontier.py --kuairand KUAIRAND --work WORK --out docs/results
 """
@@ -311,7 +311,7 @@ def main() -> None:
         "--kuairand", type=Path, help="folder of KuaiRand's original files; without it, generated logs only"
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for logs and finished runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for frontier.json and frontier.svg")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--seeds", type=int, default=6, choices=range(2, 11), help="runs of each configuration")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes, each with one thread")
     arguments = parser.parse_args()
@@ -344,8 +344,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "frontier.json").write_text(json.dumps(results, indent=1) + "\n")
     plot(results, arguments.out / "frontier.svg")
-    for name, found in results.items():
-        print(f"\n### {name}\n\n{table(found)}")
+    tables = [f"## {name}\n\n{table(found)}\n" for name, found in results.items()]
+    (arguments.out / "frontier.md").write_text("\n".join(["# Cost against quality: every model measured\n", *tables]))
 
 
 def _file_name(text: str) -> str:
