@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from pipelines import config as configs
 from pipelines.config import Config
-from ranking.errors import LogError, OutputError
+from ranking.errors import ConfigError, LogError, OutputError
 from ranking.files import reason, require_free
 from ranking.model import Mixture
 
@@ -68,8 +68,15 @@ class RunFolder:
         return run
 
     def load_config(self) -> Config:
-        """The configuration that the run was trained with."""
-        return configs.load(self.config)
+        """The configuration that the run was trained with.
+
+        Raises:
+            LogError: it cannot be read.
+        """
+        try:
+            return configs.load(self.config)
+        except ConfigError as error:
+            raise LogError(f"{error}; the run is damaged, or of another version: train again") from None
 
     def save_best(self, model: Mixture) -> None:
         """Replaces the best weights, at no moment leaving half of them."""

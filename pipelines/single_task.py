@@ -37,7 +37,7 @@ def selection(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         "snapped_codes": 0,
         "codes_changed": None,
         "steps": sum(part["steps"] for part in each.values()),
-        "training_experts_of_top_k": 1.0,
+        "training_experts_of_top_k": None,
         "flops": {"dense": total, "frozen": total, "per_task": costs},
     }
 

@@ -22,7 +22,7 @@ from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, read, read_whole
 from pipelines.training.loop import Trainer
 from ranking.encoding import Encoder, Inputs
-from ranking.errors import RankerError
+from ranking.errors import LogError, RankerError
 from ranking.files import write_json
 from ranking.fitting import EncoderFitter
 from ranking.gates import DSelectK
@@ -100,7 +100,7 @@ def _train(config: Config, folder: Path) -> RunFolder:
             "snapped_codes": convergence.snapped_codes,
             "codes_changed": model.gate.codes_changed() if _draws_codes(model) else None,
             "steps": trainer.steps,
-            "training_experts_of_top_k": trainer.experts_evaluated / selection.k,
+            "training_experts_of_top_k": trainer.experts_evaluated / selection.k if _bounded(model) else None,
             "flops": flops(selection, model.shape, load),
         },
         run.selection,
@@ -153,18 +153,23 @@ def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
 
 
 def _evaluate(run: RunFolder, model: Mixture, stream: Iterable[Examples], schema: Schema) -> dict[str, Any]:
-    return evaluate_stream(
-        stream,
-        lambda inputs: _scored(model, inputs, schema),
-        schema.tasks,
-        model.gate.num_experts,
-        _read(run.selection),
-    )
+    trained = _read(run.selection)
+    try:
+        return evaluate_stream(
+            stream, lambda inputs: _scored(model, inputs, schema), schema.tasks, model.gate.num_experts, trained
+        )
+    except KeyError as error:
+        raise LogError(f"{run.selection} lacks {error}: the run is of another version; train again") from None
 
 
 def _scored(model: Mixture, inputs: Inputs, schema: Schema) -> tuple[torch.Tensor, torch.Tensor]:
     done = model.trace(inputs)
     return to_scores(done.outputs, schema.tasks), done.routing.weights
+
+
+def _bounded(model: Mixture) -> bool:
+    """Whether the gate has a k that Top-k could have too."""
+    return model.gate.k < model.gate.num_experts
 
 
 def _draws_codes(model: Mixture) -> bool:

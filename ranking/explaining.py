@@ -17,6 +17,7 @@ def explain(error: ValidationError, data: Any) -> str:
             continue  # pydantic counts the valid entries only
         place: Any = data
         path: list[str] = []
+        branch = ""
         for depth, key in enumerate(problem["loc"], start=1):
             inside = isinstance(place, (dict, list)) and (
                 (isinstance(place, list) and isinstance(key, int) and key < len(place)) or key in place
@@ -26,16 +27,18 @@ def explain(error: ValidationError, data: Any) -> str:
                 place = place[key]
                 name = place.get("name") if isinstance(place, dict) else None
                 path.append(f"'{name}'" if name and isinstance(key, int) else str(key))
-            elif absent or not isinstance(place, dict):  # else a union's branch, which is no part of the document
+            elif absent or not isinstance(place, dict):
                 path.append(str(key))
-        problems.append(": ".join([*([".".join(path)] if path else []), _plain(problem)]))
+            else:  # a union's branch, which is no part of the document
+                branch = f" of kind '{key}'"
+        problems.append(": ".join([*([".".join(path)] if path else []), _plain(problem, branch)]))
     return "; ".join(problems)
 
 
-def _plain(problem: Any) -> str:
+def _plain(problem: Any, branch: str) -> str:
     match problem["type"]:
         case "extra_forbidden":
-            return "unknown key"
+            return f"unknown key{branch}"
         case "missing":
             key = problem["loc"][-1]
             return "missing; choose user, item or context" if key == "owner" else "missing"

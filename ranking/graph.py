@@ -70,13 +70,13 @@ class FrozenGraph:
         return weights
 
     @torch.inference_mode()
-    def experts_run(self, inputs: Inputs, tasks: Sequence[str]) -> list[int]:
-        """Experts that these rows' scores need, ascending."""
+    def explain(self, inputs: Inputs, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
+        """Task → {expert: weight} that these rows' scores are made of; a per-example gate's are means over the rows."""
         if self._gate is None or not len(inputs):
-            return self.selection.experts_for(tasks) if len(inputs) else []
-        ranks = [self.schema.task_names.index(task) for task in tasks]
-        used: list[int] = (self.routing(inputs)[:, ranks] > 0).any(1).any(0).nonzero().flatten().tolist()
-        return used
+            return {task: self.selection.tasks[task] if self._gate is None else {} for task in tasks}
+        weights = self.routing(inputs).mean(0)
+        rows = (weights[self.schema.task_names.index(task)].tolist() for task in tasks)
+        return {task: {e: w for e, w in enumerate(row) if w > 0} for task, row in zip(tasks, rows, strict=True)}
 
     def _embedded(self, inputs: Inputs) -> list[Tensor]:
         weights = self.weights

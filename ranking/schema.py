@@ -29,7 +29,7 @@ ColumnName = Annotated[str, Field(min_length=1)]
 class Record(BaseModel):
     """Base of every configuration model: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _with_default(data: Any, key: str) -> Any:

@@ -82,7 +82,7 @@ class Specialisation:
         shares = mean / mean.sum(-1, keepdim=True).clamp(min=1e-300)
         binary = [task.kind == "binary" for task in self._tasks]
         information = [
-            mutual_information(counts) if is_binary and counts.sum() > 0 else None
+            mutual_information(counts) if is_binary and bool((counts.sum(1) > 0).all()) else None
             for counts, is_binary in zip(self._counts, binary, strict=True)
         ]
         return {

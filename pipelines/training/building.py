@@ -35,5 +35,5 @@ def load_model(run: RunFolder, config: Config) -> tuple[Mixture, Encoder]:
         model.keep_experts(weights["active"].tolist())
         model.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
-        raise LogError(f"{run.path}: the run is damaged ({error}); train again") from error
+        raise LogError(f"{run.path}: the run is damaged, or of another version ({error}); train again") from error
     return model.eval(), encoder

@@ -79,7 +79,11 @@ class Gate(nn.Module, ABC):
         return self.route(x, outputs).weights
 
     def anneal(self, gamma: float) -> None:  # a gate without a temperature has nothing to do
-        """Sets how soft a choice may still be: γ of DSelect-k, the temperature of softmax and Gumbel selectors."""
+        """Sets how soft a choice may still be: γ of DSelect-k, the temperature of softmax and Gumbel selectors.
+
+        Raises:
+            ValueError: γ is not above 0; ``conclude`` is what makes a choice exact.
+        """
 
     def hold(self, held: bool) -> None:
         """Keeps the weights of a task's chosen experts as they are (equal, at the start), or lets them learn."""
@@ -119,7 +123,7 @@ class Gate(nn.Module, ABC):
             NotConvergedError: some task's choice is not final.
             ValueError: a per-example gate was given no examples.
         """
-        names = [str(t) for t in range(self.num_tasks)] if tasks is None else list(tasks)
+        names = self._names(tasks)
         self.require_converged(names)
         training = self.training
         try:
@@ -145,10 +149,33 @@ class Gate(nn.Module, ABC):
         if far:
             raise NotConvergedError(f"the gate has not converged for task {', '.join(far)}; train for more steps")
 
+    def _names(self, tasks: Sequence[str] | None) -> list[str]:
+        """The tasks' names, "0", "1", … unless given.
+
+        Raises:
+            ValueError: not one name a task.
+        """
+        if tasks is not None and len(tasks) != self.num_tasks:
+            raise ValueError(f"{len(tasks)} names for {self.num_tasks} tasks: give one for each")
+        return [str(t) for t in range(self.num_tasks)] if tasks is None else list(tasks)
+
     def _examples(self, x: Tensor | None, like: Tensor) -> Tensor:
         if x is None:
-            raise ValueError("a per-example gate chooses by example: give it examples x [batch, input_size]")
+            raise ValueError(f"a per-example gate chooses by example: give it examples x [batch, {self.input_size}]")
+        if x.dim() != 2 or x.shape[1] != self.input_size:
+            raise ValueError(f"x is {list(x.shape)}: this gate reads examples [batch, {self.input_size}]")
         return x.to(like.dtype)
+
+
+def above_zero(gamma: float) -> float:
+    """γ itself.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    if not gamma > 0:
+        raise ValueError(f"gamma = {gamma}: must be above 0")
+    return gamma
 
 
 def mean_selection(weights: Tensor, tasks: Sequence[str], k: int, experts: Sequence[int] | None = None) -> Selection:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ranking.errors import NotConvergedError
+from ranking.gates.base import above_zero
 from ranking.gates.selectors import SelectorGate
 from ranking.gates.smooth_step import inverse_smooth_step, smooth_step
 
@@ -70,11 +71,9 @@ class DSelectK(SelectorGate):
         surplus: Surplus = "fold",
     ) -> None:
         super().__init__(num_tasks, num_experts, k, input_size)
-        if gamma <= 0:
-            raise ValueError(f"gamma = {gamma}: must be above 0")
         m = (num_experts - 1).bit_length()
         codes = torch.arange(2**m)
-        spread = INITIAL_CODE * gamma
+        spread = INITIAL_CODE * above_zero(gamma)
         if input_size is None:
             self.z = nn.Parameter(torch.empty(num_tasks, k, m).uniform_(-spread, spread))
         else:
@@ -113,7 +112,7 @@ class DSelectK(SelectorGate):
 
     def anneal(self, gamma: float) -> None:
         """Changes the width of the fractional region; codes outside it are binary."""
-        self.gamma.fill_(gamma)
+        self.gamma.fill_(above_zero(gamma))
 
     def codes(self) -> Tensor:
         """The expert each selector of a static gate would choose if its codes were rounded now [tasks, k], int64."""
@@ -203,7 +202,7 @@ class DSelectK(SelectorGate):
         """Does nothing if every task's choice is final.
 
         Raises:
-            NotConvergedError: names each open task, its selectors, and how far they are.
+            NotConvergedError: names each open task, its furthest selector, and how far that is from binary.
         """
         if self.per_example:
             if not bool(self.converged().all()):
@@ -213,12 +212,15 @@ class DSelectK(SelectorGate):
                 )
             return
         distance = self.distance()
+        worst = distance.max(1)
         far = [
-            f"task '{names[t]}' selector {i} is {float(distance[t, i]):.1%} of γ/2 away"
-            for t, i in distance.nonzero().tolist()
+            f"task '{names[t]}' selector {int(worst.indices[t])} is {float(worst.values[t]):.1%} of γ/2 away"
+            for t in worst.values.nonzero().flatten().tolist()
         ]
         if far:
-            raise NotConvergedError(f"the gate has not converged: {'; '.join(far)}; train for more steps")
+            raise NotConvergedError(
+                f"the gate has not converged: {'; '.join(far)}; train for more steps, or conclude() the gate"
+            )
 
 
 def _assigned(codes: Tensor, experts: int, surplus: Surplus) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ranking.gates.base import Gate, Routing
+from ranking.gates.base import Gate, Routing, above_zero
 
 LEAST_TEMPERATURE = 0.1
 """Below this the relaxed samples are binary and give no gradient."""
@@ -54,7 +54,7 @@ class GumbelSoftmax(Gate):
 
     def anneal(self, gamma: float) -> None:
         """Sets the temperature τ; below ``LEAST_TEMPERATURE`` it has no further effect."""
-        self.gamma.fill_(gamma)
+        self.gamma.fill_(above_zero(gamma))
 
     def hold(self, held: bool) -> None:
         """Keeps α as it is, or lets it learn."""

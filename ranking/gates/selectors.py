@@ -74,7 +74,7 @@ class SelectorGate(Gate):
         """As ``Gate.selection``; selectors that chose the same expert are summed."""
         if self.per_example:
             return super().selection(tasks, x)
-        names = [str(t) for t in range(self.num_tasks)] if tasks is None else list(tasks)
+        names = self._names(tasks)
         self.require_converged(names)
         shares, codes = torch.softmax(self.alpha.detach().double(), -1), self.codes()
         chosen: dict[str, dict[int, float]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ranking.gates.base import above_zero
 from ranking.gates.selectors import SelectorGate
 
 EXACT = 0.99
@@ -51,7 +52,7 @@ class SoftmaxSelectors(SelectorGate):
 
     def anneal(self, gamma: float) -> None:
         """Sets the temperature τ."""
-        self.gamma.fill_(gamma)
+        self.gamma.fill_(above_zero(gamma))
 
     def codes(self) -> Tensor:
         """The most likely expert of each selector [tasks, k], int64."""

@@ -94,7 +94,7 @@ class RankedItem(_Message):
 
 
 class Explanation(_Message):
-    """``experts_run``: what was evaluated; ``tasks``: task → expert → weight (of a per-example gate: mean weight)."""
+    """``experts_run``: what was evaluated; ``tasks``: task → expert → weight (per example: mean over candidates)."""
 
     experts_run: list[int]
     experts_total: int

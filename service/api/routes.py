@@ -110,11 +110,10 @@ def rank_document(ranked: Ranked, served: Served, request: RankRequest, request_
         ],
     }
     if request.explain:
-        selection = served.ranker.selection
         document["explain"] = {
             "experts_run": ranked.experts_run,
-            "experts_total": selection.num_experts,
-            "tasks": {task: {str(e): w for e, w in selection.tasks[task].items()} for task in ranked.tasks},
+            "experts_total": served.ranker.selection.num_experts,
+            "tasks": {task: {str(e): w for e, w in chosen.items()} for task, chosen in ranked.experts.items()},
         }
     return document
 

@@ -25,7 +25,7 @@ class Ranked:
         scores: [items, tasks] float32.
         missing: names of the features that each candidate lacked.
         tasks: names of the columns of ``scores``.
-        experts_run: what was evaluated, if the request asks for explanations.
+        experts: task → {expert: weight} that the scores are made of, if the request asks for explanations.
     """
 
     ids: list[int | str]
@@ -33,7 +33,12 @@ class Ranked:
     scores: npt.NDArray[np.float32]
     missing: list[list[str]]
     tasks: list[str]
-    experts_run: list[int]
+    experts: dict[str, dict[int, float]]
+
+    @property
+    def experts_run(self) -> list[int]:
+        """Experts that were evaluated, ascending; none for no candidates."""
+        return sorted({expert for chosen in self.experts.values() for expert in chosen}) if self.ids else []
 
 
 def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
@@ -59,7 +64,7 @@ def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
         scores[order],
         [names[row].tolist() for row in missing[order]],
         [task.name for task in tasks],
-        ranker.graph.experts_run(ranker.encoder.encode(table), [t.name for t in tasks]) if request.explain else [],
+        ranker.graph.explain(ranker.encoder.encode(table), [t.name for t in tasks]) if request.explain else {},
     )
 
 

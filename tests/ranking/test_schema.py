@@ -112,7 +112,7 @@ def test_an_unknown_key_of_the_document_is_named() -> None:
 
 
 def test_an_unknown_key_of_a_feature_is_named_with_its_feature() -> None:
-    assert refusal(document([bag("tags", colour="red")])) == "features.'tags'.colour: unknown key"
+    assert refusal(document([bag("tags", colour="red")])) == "features.'tags'.colour: unknown key of kind 'bag'"
 
 
 def test_an_unknown_key_of_a_task_is_named_with_its_task() -> None:
@@ -122,7 +122,7 @@ def test_an_unknown_key_of_a_task_is_named_with_its_task() -> None:
 
 def test_a_number_has_no_embedding() -> None:
     text = refusal(document([{"name": "price", "kind": "numeric", "owner": "item", "dim": 8}]))
-    assert text == "features.'price'.dim: unknown key"
+    assert text == "features.'price'.dim: unknown key of kind 'numeric'"
 
 
 def test_each_problem_is_told() -> None:
@@ -133,7 +133,7 @@ def test_each_problem_is_told() -> None:
 
 def test_only_what_is_wrong_is_told_when_no_feature_is_right() -> None:
     text = refusal({"name": "shop", "features": [bag("tags", colour="red")], "tasks": [CLICK]})
-    assert text == "features.'tags'.colour: unknown key"
+    assert text == "features.'tags'.colour: unknown key of kind 'bag'"
 
 
 # Names.

@@ -101,8 +101,10 @@ def test_there_is_at_least_one_task_and_one_expert(kind: type[Gate], sizes: tupl
 @of_examples
 def test_a_per_example_gate_needs_examples(name: str, gate: Gate) -> None:
     x, outputs = drawn()
-    with pytest.raises(ValueError, match=r"give it examples x \[batch, input_size\]"):
+    with pytest.raises(ValueError, match=r"give it examples x \[batch, \d+\]"):
         gate(None, outputs)
+    with pytest.raises(ValueError, match=r"x is \[2, 1\]: this gate reads examples \[batch, \d+\]"):
+        gate(torch.zeros(2, 1), outputs)
     if name == "attentive":
         with pytest.raises(ValueError, match=r"give it outputs \[experts, batch, width\]"):
             gate(x)
