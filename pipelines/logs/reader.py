@@ -260,5 +260,5 @@ def _line(error: Exception) -> str:
 
 
 def _hint(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
+    close = difflib.get_close_matches(name, known - {name}, 1)
     return f"; did you mean '{close[0]}'?" if close else f" (found: {', '.join(sorted(known))})"

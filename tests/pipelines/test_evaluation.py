@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,3 +205,21 @@ class TestRunAndBundle:
         with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
             evaluate_bundle(ranking.load(shop.folder / "bundle"), shop.log)
         assert str(caught.value).startswith(f"{file}: column ")
+
+
+class TestRunsOfAnotherVersion:
+    @pytest.fixture
+    def copy(self, run: RunFolder, tmp_path: Path) -> RunFolder:
+        return RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
+
+    def test_that_lack_what_is_measured_say_so(self, copy: RunFolder) -> None:
+        selection = json.loads(copy.selection.read_text())
+        del selection["per_example"]
+        copy.selection.write_text(json.dumps(selection))
+        with pytest.raises(LogError, match="lacks 'per_example': the run is of another version; train again"):
+            evaluate_run(RunFolder.open(copy.path))
+
+    def test_whose_configuration_has_other_keys_say_so(self, copy: RunFolder) -> None:
+        copy.config.write_text(copy.config.read_text() + "\n[training.convergence.old]\nkey = 1\n")
+        with pytest.raises(LogError, match="old: unknown key; the run is damaged, or of another version: train again"):
+            evaluate_run(RunFolder.open(copy.path))

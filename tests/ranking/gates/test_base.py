@@ -323,3 +323,19 @@ def test_a_concluded_gate_is_restored_from_its_state(name: str, gate: Gate) -> N
     for mode in (True, False):
         assert torch.equal(again.train(mode)(*args), gate.train(mode)(*args)) or name == "noisy top_k per example"
     assert torch.equal(again.converged(), gate.converged())
+
+
+@pytest.mark.parametrize("name", ["dselect_k", "softmax_selectors", "gumbel_softmax"], indirect=True)
+@pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan")])
+def test_annealing_goes_to_a_number_above_0(gate: Gate, gamma: float) -> None:
+    before = {key: value.clone() for key, value in gate.state_dict().items()}
+    with pytest.raises(ValueError, match="must be above 0"):
+        gate.anneal(gamma)
+    assert all(torch.equal(value, before[key]) for key, value in gate.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["top_k", "dselect_k"], indirect=True)
+def test_a_selection_names_every_task(gate: Gate) -> None:
+    gate.conclude()
+    with pytest.raises(ValueError, match=f"1 names for {gate.num_tasks} tasks"):
+        gate.selection(["click"])
