@@ -189,13 +189,9 @@ def run_train(arguments: argparse.Namespace) -> None:
     from pipelines.train import train
 
     run = train(loaded, arguments.folder)
-    evaluation = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else None
+    evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
-        print(
-            as_json(
-                {"run": str(run.path), "selection": json.loads(run.selection.read_text()), "evaluation": evaluation}
-            )
-        )
+        print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))
         return
     if evaluation is not None:
         print(table(evaluation))

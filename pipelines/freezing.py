@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -51,7 +50,7 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     schema = config.schema_only
     model, encoder = load_model(run, config)
     tables = load_tables(config.logs, schema)
-    trained = json.loads(run.selection.read_text())
+    trained = run.load_selection()
     routed = (config.model.gate, Selection.from_json(trained)) if model.gate.per_example else None
     details = {
         "made_by": f"dselect-ranker {installed('dselect-ranker')}",

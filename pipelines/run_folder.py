@@ -78,6 +78,14 @@ class RunFolder:
         except ConfigError as error:
             raise LogError(f"{error}; the run is damaged, or of another version: train again") from None
 
+    def load_selection(self) -> dict[str, Any]:
+        """``selection.json``."""
+        return _read(self.selection)
+
+    def load_evaluation(self) -> dict[str, Any]:
+        """``evaluation.json``."""
+        return _read(self.evaluation)
+
     def save_best(self, model: Mixture) -> None:
         """Replaces the best weights, at no moment leaving half of them."""
         draft = self.best.with_suffix(".draft")
@@ -88,3 +96,8 @@ class RunFolder:
         """Appends a line to metrics.jsonl."""
         with self.metrics.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(file.read_text())
+    return data

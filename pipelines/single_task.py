@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ def configs(config: Config) -> dict[str, Config]:
 
 def selection(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
     """``selection.json`` of the whole: as many experts as tasks, each used by its own."""
-    each = {task: json.loads(run.selection.read_text()) for task, run in runs.items()}
+    each = {task: run.load_selection() for task, run in runs.items()}
     costs = {task: part["flops"]["frozen"] for task, part in each.items()}
     total = sum(costs.values())
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterable
@@ -47,20 +46,20 @@ def train(config: Config, folder: Path) -> RunFolder:
         RankerError: the loss became NaN.
     """
     if isinstance(config.model.gate, SingleTaskConfig):
-        run, _, _ = _begun(config, folder)
+        run, *_ = _begun(config, folder)
         each = {}
         for task, alone in single_task.configs(config).items():
             say(f"task {task} by itself")
             each[task] = train(alone, run.of_task(task))
         write_json(single_task.selection(each), run.selection)
         if all(part.evaluation.exists() for part in each.values()):
-            write_json(single_task.evaluation(_read(part.evaluation) for part in each.values()), run.evaluation)
+            write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
         return run
     return _train(config, folder)
 
 
-def _begun(config: Config, folder: Path) -> tuple[RunFolder, Survey, Encoder]:
-    """A new run folder, what its log holds, and the encoder fitted on it; no folder if nothing can be learnt."""
+def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, Encoder]:
+    """A new run folder, the log, what it holds, and the encoder fitted on it; no folder if nothing can be learnt."""
     schema = config.schema_only
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     run = RunFolder.create(folder, config)
@@ -73,14 +72,13 @@ def _begun(config: Config, folder: Path) -> tuple[RunFolder, Survey, Encoder]:
         raise
     if found.bad:
         say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
-    return run, found, fitter.encoder()
+    return run, reader, found, fitter.encoder()
 
 
 def _train(config: Config, folder: Path) -> RunFolder:
-    run, found, encoder = _begun(config, folder)
+    run, reader, found, encoder = _begun(config, folder)
     encoder.write(run.encoder)
     schema = config.schema_only
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
 
     torch.manual_seed(config.training.seed)
     model = build_model(config, encoder)
@@ -127,7 +125,7 @@ def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Se
         return gate.selection(schema.task_names), None
     found = Specialisation(schema.tasks, gate.num_experts)
     predict(rows, lambda inputs: _scored(model, inputs, schema), found)
-    selection = mean_selection(found.mean_weights, schema.task_names, gate.k, model.active.tolist())
+    selection = mean_selection(found.mean_weights, schema.task_names, gate.k, gate.available)
     gate_flops = 2 * sum(parameter.numel() for parameter in gate.parameters())
     return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)
 
@@ -153,7 +151,7 @@ def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
 
 
 def _evaluate(run: RunFolder, model: Mixture, stream: Iterable[Examples], schema: Schema) -> dict[str, Any]:
-    trained = _read(run.selection)
+    trained = run.load_selection()
     try:
         return evaluate_stream(
             stream, lambda inputs: _scored(model, inputs, schema), schema.tasks, model.gate.num_experts, trained
@@ -174,8 +172,3 @@ def _bounded(model: Mixture) -> bool:
 
 def _draws_codes(model: Mixture) -> bool:
     return isinstance(model.gate, DSelectK) and not model.gate.per_example
-
-
-def _read(file: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(file.read_text())
-    return data

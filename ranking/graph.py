@@ -51,7 +51,7 @@ class FrozenGraph:
 
     def __call__(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
         """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number for a regression."""
-        x = torch.cat([*self._embedded(inputs), inputs.dense], 1).double()
+        x = self._joined(inputs)
         if self._gate is None:
             experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
             mixed = [self._mix(experts, self.selection.tasks[task].items()) for task in tasks]
@@ -62,7 +62,7 @@ class FrozenGraph:
     def routing(self, inputs: Inputs) -> Tensor:
         """Weights of all tasks: [tasks, experts], or [batch, tasks, experts] of a per-example gate; float64."""
         if self._gate is not None:
-            return self._choose(torch.cat([*self._embedded(inputs), inputs.dense], 1).double())
+            return self._choose(self._joined(inputs))
         weights = torch.zeros(len(self.schema.tasks), self.selection.num_experts, dtype=torch.float64)
         for row, task in zip(weights, self.schema.task_names, strict=True):
             for expert, weight in self.selection.tasks[task].items():
@@ -78,7 +78,8 @@ class FrozenGraph:
         rows = (weights[self.schema.task_names.index(task)].tolist() for task in tasks)
         return {task: {e: w for e, w in enumerate(row) if w > 0} for task, row in zip(tasks, rows, strict=True)}
 
-    def _embedded(self, inputs: Inputs) -> list[Tensor]:
+    def _joined(self, inputs: Inputs) -> Tensor:
+        """Embeddings and dense values side by side [batch, inputs] float64."""
         weights = self.weights
         columns = [
             weights[f"embedding.{feature.table}"][inputs.ids[:, i]]
@@ -88,7 +89,7 @@ class FrozenGraph:
             starts = torch.cumsum(bag.lengths, 0) - bag.lengths
             table = weights[f"embedding.{feature.table}"]
             columns.append(F.embedding_bag(bag.values, table, starts, mode=feature.pooling))
-        return columns
+        return torch.cat([*columns, inputs.dense], 1).double()
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         for weight, bias in self._experts[expert]:

@@ -132,7 +132,7 @@ class Gate(nn.Module, ABC):
         finally:
             self.train(training)
         if self.per_example:
-            return mean_selection(weights.mean(0), names, self.k)
+            return mean_selection(weights.mean(0), names, self.k, self.available)
         chosen = {
             name: {int(e): float(row[e]) for e in row.nonzero().flatten()}
             for name, row in zip(names, weights, strict=True)

@@ -339,3 +339,12 @@ def test_a_selection_names_every_task(gate: Gate) -> None:
     gate.conclude()
     with pytest.raises(ValueError, match=f"1 names for {gate.num_tasks} tasks"):
         gate.selection(["click"])
+
+
+@pytest.mark.parametrize("name", ["dselect_k per example"], indirect=True)
+def test_a_restricted_gates_mean_selection_names_only_what_is_left(gate: Gate) -> None:
+    gate.restrict([0, 2])
+    gate.conclude()
+    for chosen in gate.selection(x=drawn()[0]).tasks.values():
+        assert list(chosen) == [0, 2]
+        assert sum(chosen.values()) == pytest.approx(1.0)
