@@ -24,7 +24,10 @@ from pipelines.config import Config, load
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.training.building import build_model
 from pipelines.training.examples import Examples, batches, read
-from pipelines.training.optimiser import keep_experts, make_optimiser
+from pipelines.training.narrowing import keep_experts
+from pipelines.training.optimiser import make_optimiser
+from pipelines.training.tables import Tables
+from pipelines.training.world import World
 from ranking.encoding import Encoder
 from ranking.fitting import EncoderFitter
 from ranking.gates import DSelectK
@@ -72,6 +75,8 @@ def measure(config: Config, encoder: Encoder, union: int, rows: list[Examples], 
     """Median seconds of a step with all experts, and with the chosen ones."""
     everyone = converged(config, encoder, union)
     chosen = copy.deepcopy(everyone)
+    for model in (everyone, chosen):
+        Tables(model.embeddings, config.training.learning_rate.embeddings, len(rows[0]), World())
     both = [Training(model, make_optimiser(model, config.training)) for model in (everyone, chosen)]
     keep_experts(chosen, both[1].optimiser, chosen.gate.selection().experts_used)
     times: tuple[list[float], list[float]] = ([], [])

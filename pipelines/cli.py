@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     train = command("train", run_train, "train, converge and evaluate")
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    train.add_argument("--resume", action="store_true", help="go on with an interrupted run, if there is one")
+    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="go on from the weights of this run")
+    train.add_argument("--reopen", action="store_true", help="with --from: let the gates choose their experts anew")
     train.add_argument(
         "--set",
         action="append",
@@ -186,9 +190,16 @@ def run_train(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation import table
 
     loaded = config.load(arguments.config, arguments.overrides)
+    from pipelines.run_folder import RunFolder
     from pipelines.train import train
+    from pipelines.training.warm_start import WarmStart
 
-    run = train(loaded, arguments.folder)
+    if arguments.reopen and arguments.earlier is None:
+        raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
+    warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
+    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm)
+    if os.environ.get("RANK", "0") != "0":
+        return  # of the ranks that torchrun starts, the first one tells
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
         print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -16,6 +16,7 @@ from ranking.model import ModelConfig
 from ranking.schema import Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Precision = Literal["float32", "bfloat16"]
 
 
 class LogsConfig(Record):
@@ -75,12 +76,17 @@ class ConvergenceConfig(Record):
 
 
 class LearningRates(Record):
-    """Adam's step sizes, by part of the model; static gates need about ten times the others', per-example ones theirs.
+    """Step sizes by part of the model; static gates need about ten times the trunk's, per-example ones theirs.
 
     They fall linearly to 0 from the moment that the experts are chosen.
+
+    Attributes:
+        embeddings: of row-wise Adagrad.
+        trunk: AdamW's for experts, towers and per-example gates.
+        gates: AdamW's for static gates.
     """
 
-    embeddings: PositiveFloat = 1e-3
+    embeddings: PositiveFloat = 2e-2
     trunk: PositiveFloat = 1e-3
     gates: PositiveFloat = 1e-2
 
@@ -90,11 +96,16 @@ class TrainingConfig(Record):
 
     Attributes:
         epochs: passes over the training split; ids overfit in the second one on most logs.
-        batch_size: rows a step; small logs want smaller batches, so that there are enough steps to converge.
+        batch_size: rows a step, of all ranks together; small logs want smaller batches, so that there are enough steps
+            to converge.
         learning_rate: by part of the model.
         weight_decay: on experts and towers only; never on gates, whose codes it would pull back from binary.
+        warmup: share of the steps over which the learning rates rise from 0.
+        clip_norm: largest norm of the gradient of all that AdamW trains; default: not clipped.
+        precision: of matrix products; gates, losses and weights stay in float32.
         shuffle_rows: rows that are held in memory and shuffled together.
-        checks_per_epoch: how often the validation loss is measured.
+        checks_per_epoch: how often the validation loss is measured and a checkpoint written.
+        keep_checkpoints: how many there are at most.
         patience: checks without improvement, once the experts are chosen, before training stops.
         seed: of initialisation, shuffling and dropout.
     """
@@ -103,8 +114,12 @@ class TrainingConfig(Record):
     batch_size: Annotated[int, Field(ge=2)] = 512
     learning_rate: LearningRates = LearningRates()
     weight_decay: NonNegativeFloat = 0.0
+    warmup: Fraction = 0.0
+    clip_norm: PositiveFloat | None = None
+    precision: Precision = "float32"
     shuffle_rows: PositiveInt = 262_144
     checks_per_epoch: PositiveInt = 8
+    keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
     seed: int = 0
     convergence: ConvergenceConfig = ConvergenceConfig()

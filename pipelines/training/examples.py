@@ -13,7 +13,7 @@ from torch import Tensor
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Encoder, Inputs, encode_labels, hash_column
+from ranking.encoding import Bag, Encoder, Inputs, encode_labels, hash_column
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,19 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def to(self, device: torch.device) -> Examples:
+        """The same on this device."""
+        inputs = self.inputs
+        bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in inputs.bags)
+        moved = Inputs(inputs.ids.to(device), bags, inputs.dense.to(device), inputs.missing)
+        return Examples(moved, self.labels.to(device), self.users)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, to be looked at."""
+        inputs = self.inputs
+        bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
+        return {"ids": inputs.ids, "dense": inputs.dense, "labels": self.labels, "users": self.users} | bags
 
     def take(self, rows: Tensor) -> Examples:
         """The rows at these positions."""
