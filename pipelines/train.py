@@ -13,6 +13,7 @@ import torch
 from pipelines import single_task
 from pipelines.config import Config
 from pipelines.evaluation import evaluate_stream, predict
+from pipelines.logs.places import Place
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
@@ -78,12 +79,13 @@ def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, 
 def _train(config: Config, folder: Path) -> RunFolder:
     run, reader, found, encoder = _begun(config, folder)
     encoder.write(run.encoder)
+    found.index.write(run.index)
     schema = config.schema_only
 
     torch.manual_seed(config.training.seed)
     model = build_model(config, encoder)
     model.start_at(base_outputs(found, config))
-    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
+    trainer = Trainer(config, run, reader, encoder, model, found.index)
     trainer.fit()
 
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
@@ -130,7 +132,7 @@ def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Se
     return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)
 
 
-def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
+def evaluate_run(run: RunFolder, logs: Place | None = None) -> dict[str, Any]:
     """Measures a run's best weights on its test split, or on the whole of another log.
 
     Raises:

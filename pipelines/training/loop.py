@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pipelines.config import Config
+from pipelines.logs.index import Index
 from pipelines.logs.reader import LogReader
 from pipelines.progress import Progress, say
 from pipelines.run_folder import RunFolder
 from pipelines.training.convergence import Convergence
-from pipelines.training.examples import Examples, batches, read
+from pipelines.training.examples import Examples, encode
+from pipelines.training.feed import Feed
 from pipelines.training.optimiser import forget_gate, keep_experts, make_optimiser, replace_gate
 from pipelines.training.regularisation import Regularisation
 from ranking.encoding import Encoder
@@ -36,7 +38,7 @@ class Trainer:
         reader: the log.
         encoder: fitted on the training split.
         model: the dense model, changed in place.
-        train_rows: rows of the training split.
+        index: what the survey found in the log.
 
     Attributes:
         convergence: how the gates came to their choice.
@@ -44,12 +46,14 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: RunFolder, reader: LogReader, encoder: Encoder, model: Mixture, train_rows: int
+        self, config: Config, run: RunFolder, reader: LogReader, encoder: Encoder, model: Mixture, index: Index
     ) -> None:
         self._config, self._settings = config, config.training
-        self._run, self._reader, self._encoder, self._model = run, reader, encoder, model
-        full, rest = divmod(train_rows, self._settings.batch_size)
-        self._steps_per_epoch = full + (rest > 1)  # batch norm needs two rows
+        self._run, self._model = run, model
+        make = partial(encode, encoder=encoder)
+        self._feed = Feed(reader, index, make, config.logs, self._settings)
+        self._validation = Feed(reader, index, make, config.logs, self._settings, "validation", shuffled=False)
+        self._steps_per_epoch = self._feed.steps()
         self.steps = self._settings.epochs * self._steps_per_epoch
         if self.steps < FEW_STEPS and model.gate.concludes:
             say(
@@ -82,7 +86,8 @@ class Trainer:
         progress = Progress("training", unit="steps", total=self.steps)
         check_every = max(1, self._steps_per_epoch // self._settings.checks_per_epoch)
         running, since_check, start = torch.zeros(len(self._weights)), 0, time.monotonic()
-        for step, examples in enumerate(self._training_batches(), start=1):
+        batches = chain.from_iterable(self._feed.epoch(epoch) for epoch in range(self._settings.epochs))
+        for step, examples in enumerate(batches, start=1):
             losses = self._step(step, examples)
             running += losses
             since_check += 1
@@ -94,15 +99,6 @@ class Trainer:
                 if stop:
                     break
         progress.close()
-
-    def _training_batches(self) -> Iterator[Examples]:
-        settings = self._settings
-        for epoch in range(settings.epochs):
-            random = np.random.default_rng((settings.seed, epoch))
-            stream = read(self._reader, self._config.logs, self._encoder, "train", random)
-            for examples in batches(stream, settings.batch_size, settings.shuffle_rows, random):
-                if len(examples) > 1:
-                    yield examples
 
     def _step(self, step: int, examples: Examples) -> Tensor:
         """One optimiser step; the data loss of each task, without penalties."""
@@ -197,8 +193,7 @@ class Trainer:
         """Mean loss of each task over the validation split [tasks]."""
         self._model.eval()
         total, rows = torch.zeros(len(self._weights)), torch.zeros(len(self._weights))
-        stream = read(self._reader, self._config.logs, self._encoder, "validation")
-        for examples in batches(stream, self._settings.batch_size):
+        for examples in self._validation.epoch(0):
             known = (~examples.labels.isnan()).sum(0)
             total += task_losses(self._model(examples.inputs), examples.labels, self._config.tasks) * known
             rows += known

@@ -33,6 +33,7 @@ class TestRunFolder:
         assert {file.name for file in run.path.iterdir()} == {
             "config.toml",
             "encoder",
+            "index.parquet",
             "metrics.jsonl",
             "selection.json",
             "evaluation.json",
@@ -191,7 +192,7 @@ class TestLogsThatCannotBeLearntFrom:
         index = table.column_names.index("user_id")
         shop.write(table.slice(0, 50).set_column(index, "user_id", pa.array(range(50))), "part-0.parquet")
         later = shop.write(table.slice(50), "part-1.parquet")
-        with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
+        with pytest.raises(RankerError, match="'user_id' holds string, but int64 in ") as caught:
             train(shop.config(), shop.folder / "run")
         assert str(caught.value).startswith(f"{later}: column ")
 

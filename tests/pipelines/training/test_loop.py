@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pipelines.logs.survey import survey
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from pipelines.training.building import build_model, load_model
@@ -221,8 +222,7 @@ class Watched:
         model: dict[str, Any] = {"experts": 5, "gate": gate}
         self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}})
         fitter = EncoderFitter(shop.schema)
-        for cleaned in shop.reader().clean():
-            fitter.add(cleaned.rows)
+        found = survey(shop.reader(), shop.logs(), shop.schema, on_train=fitter.add)
         encoder = fitter.encoder()
         self.run = RunFolder.create(path, self.config)
         encoder.write(self.run.encoder)
@@ -232,7 +232,7 @@ class Watched:
         self.held: list[set[str]] = []
         self.experts: list[Tensor] = []
         self.gates: list[Gate] = []
-        self.trainer = Trainer(self.config, self.run, shop.reader(), encoder, self.model, 160)
+        self.trainer = Trainer(self.config, self.run, shop.reader(), encoder, self.model, found.index)
         hook = register_optimizer_step_pre_hook(lambda optimiser, *_: self.look(optimiser))
         self.trainer.fit()
         hook.remove()
