@@ -30,6 +30,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.encoder = path / "encoder"
+        self.index = path / "index.parquet"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.selection = path / "selection.json"

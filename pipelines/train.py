@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from pipelines import single_task
 from pipelines.config import Config
 from pipelines.evaluation import evaluate_stream, predict
+from pipelines.logs.places import Place
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import Examples, read, read_whole
+from pipelines.training.examples import Examples, encode, read, read_whole
 from pipelines.training.feed import Feed
 from pipelines.training.loop import OnCheck, Trainer
 from pipelines.training.preparing import base_outputs, prepare
@@ -129,13 +131,22 @@ def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None,
         warm.fill(model)
         if warm.reopened:
             model.gate.reopen(config.training.convergence.gamma)
-    size = config.training.batch_size
+    feed = partial(
+        Feed,
+        reader,
+        prepared.index,
+        partial(encode, encoder=encoder),
+        config.logs,
+        config.training,
+        rank=world.rank,
+        world=world.size,
+    )
     trainer = Trainer(
         config,
         run,
         world,
-        Feed(reader, config.logs, encoder, "train", size, config.training.seed, world),
-        Feed(reader, config.logs, encoder, "validation", size, None, world),
+        feed("train"),
+        feed("validation", shuffled=False),
         model,
         chosen=warm is not None and not warm.reopened and model.gate.concludes,
         on_check=on_check,
@@ -182,7 +193,7 @@ def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Se
     return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)
 
 
-def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
+def evaluate_run(run: RunFolder, logs: Place | None = None) -> dict[str, Any]:
     """Measures a run's best weights on its test split, or on the whole of another log.
 
     Raises:

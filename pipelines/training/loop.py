@@ -71,7 +71,7 @@ class Trainer:
         self._config, self._settings, self._run, self._world = config, config.training, run, world
         self._feed, self._validation, self._model = feed, validation, model.to(world.device)
         self._on_check = on_check
-        self.steps = self._settings.epochs * feed.steps
+        self.steps = self._settings.epochs * feed.steps()
         if self.steps < FEW_STEPS and model.gate.concludes and not chosen:
             say(
                 f"only {self.steps} steps: the gates need a few hundred to choose their experts; "
@@ -108,7 +108,7 @@ class Trainer:
             OutputError: a checkpoint cannot be written.
         """
         progress = Progress("training", unit="steps", total=self.steps, done=self._step)
-        every = max(1, self._feed.steps // self._settings.checks_per_epoch)
+        every = max(1, self._feed.steps() // self._settings.checks_per_epoch)
         self._clock, stop = time.monotonic(), False
         while self._epoch < self._settings.epochs and not stop:
             begun, at_start = self._pieces, self._step
@@ -202,7 +202,7 @@ class Trainer:
         weights = terms.weights.flatten(0, -3).mean(0) if terms.weights.dim() == 3 else terms.weights
         line = {
             "step": self._step,
-            "epoch": self._step / self._feed.steps,
+            "epoch": self._step / self._feed.steps(),
             "phase": self.convergence.phase(),
             "gamma": self.convergence.gamma_at(self._step),
             "experts": len(self._model.active),

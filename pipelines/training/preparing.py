@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipelines.config import Config
+from pipelines.logs.index import Index
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import require_learnable, survey
 from pipelines.progress import say
@@ -32,11 +33,13 @@ class Prepared:
     Attributes:
         reader: the log.
         encoder: fitted on the training split.
+        index: its usable rows.
         survey: what the log holds, see ``Survey.to_json``.
     """
 
     reader: LogReader
     encoder: Encoder
+    index: Index
     survey: dict[str, Any]
 
 
@@ -62,6 +65,7 @@ def prepare(config: Config, run: RunFolder, world: World, warm: WarmStart | None
         if found.bad:
             say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
         write_json(found.to_json(), run.survey)
+        found.index.write(run.index)
         encoder = fitter.encoder() if warm is None else warm.extend(fitter.encoder())
         with appearing(run.encoder) as draft:  # last: where it is, all is
             encoder.write(draft)
@@ -70,7 +74,9 @@ def prepare(config: Config, run: RunFolder, world: World, warm: WarmStart | None
         raise LogError(
             f"{run.path} is not seen by rank {world.rank}: all ranks need one file system for the run folder"
         )
-    return Prepared(reader, Encoder.read(run.encoder, schema), json.loads(run.survey.read_text()))
+    return Prepared(
+        reader, Encoder.read(run.encoder, schema), Index.read(run.index), json.loads(run.survey.read_text())
+    )
 
 
 def base_outputs(found: dict[str, Any], config: Config) -> torch.Tensor:

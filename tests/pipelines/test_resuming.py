@@ -172,7 +172,10 @@ class TestKilled:
         random, kills = np.random.default_rng(0), 0
         for _ in range(8):
             process = subprocess.Popen(
-                [*command(logs, tmp_path / "run"), "--resume"], env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [*command(logs, tmp_path / "run"), "--resume"],
+                env=ALONE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
             try:
                 process.communicate(timeout=random.uniform(0.3, 0.9) * seconds)
@@ -182,7 +185,9 @@ class TestKilled:
                 process.communicate()
                 kills += 1
         assert kills
-        last = subprocess.run([*command(logs, tmp_path / "run"), "--resume"], env=ALONE, check=True, capture_output=True)
+        last = subprocess.run(
+            [*command(logs, tmp_path / "run"), "--resume"], env=ALONE, check=True, capture_output=True
+        )
         assert b"Traceback" not in last.stderr
         assert_same(RunFolder.open(tmp_path / "whole"), RunFolder.open(tmp_path / "run"))
 

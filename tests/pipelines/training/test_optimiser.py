@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pipelines.config import TrainingConfig
 from pipelines.training.building import build_model
@@ -17,7 +16,6 @@ from ranking.model import Mixture
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
-
 
 
 @pytest.fixture
