@@ -81,9 +81,9 @@ class FrozenRanker:
 
     @torch.inference_mode()
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-        """Scores [rows, tasks] float32 of a completed table, and which features were missing [rows, features] bool."""
+        """Scores [rows, tasks] float32 of a completed table, and which features given by it were missing [rows, features]."""
         names = [task.name for task in tasks]
-        scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.features), dtype=torch.bool)]
+        scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.given), dtype=torch.bool)]
         for start in range(0, table.num_rows, SCORE_ROWS):
             inputs = self.encoder.encode(table.slice(start, SCORE_ROWS))
             scored.append(scores(self.graph(inputs, names), tasks).float())

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding import hash_column, stable_hash
+from ranking.id_spaces import hash_column, stable_hash
 
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ / golden ratio: Fibonacci hashing
 

@@ -161,7 +161,7 @@ class LogReader:
         """Every label, id and feature must come from the log or from a side table, and the time must be one."""
         schema, names = self._schema, {*columns.names, *keys}
         known = names | {column for table in self._tables.values() for column in table.table.column_names}
-        needed = {feature.column: f"feature '{feature.name}'" for feature in schema.features}
+        needed = {feature.column: f"feature '{feature.name}'" for feature in schema.given}
         needed |= {schema.columns.item: "the item id"}
         if self._labels:
             needed |= {schema.columns.time: "the time", schema.columns.user: "the user id"}

@@ -163,7 +163,7 @@ def require_learnable(found: Survey, config: Config) -> None:
 
 def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
     found.rows[split] += rows.num_rows
-    for feature in schema.features:
+    for feature in schema.given:
         found.nulls[feature.name] += rows[feature.column].null_count
     labels = encode_labels(rows, schema.tasks).numpy()
     for i, task in enumerate(schema.tasks):

@@ -13,7 +13,8 @@ from torch import Tensor
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Encoder, Inputs, encode_labels, hash_column
+from ranking.encoding import Encoder, Inputs, encode_labels
+from ranking.id_spaces import hash_column
 
 
 @dataclass(frozen=True)

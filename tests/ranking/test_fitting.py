@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.encoding import MISSING, UNSEEN, Encoder, HashBuckets, Vocabulary
+from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import complete
 from ranking.fitting import EncoderFitter
+from ranking.id_spaces import MISSING, UNSEEN, HashBuckets, Vocabulary
 from ranking.schema import Schema
 
 

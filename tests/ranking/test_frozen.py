@@ -292,7 +292,7 @@ def test_features_that_are_left_out_score_as_if_they_were_given(
 def test_what_is_unknown_everywhere_is_missing(hand_ranker: FrozenRanker) -> None:
     whole = hand_ranker.complete(pa.table({"user_id": ["nobody"], "item_id": [10**6], "tab": ["home"]}))
     scored, missing = hand_ranker.score_completed(whole, hand_ranker.schema.tasks)
-    names = [feature.name for feature in hand_ranker.schema.features]
+    names = [feature.name for feature in hand_ranker.schema.given]
     assert [name for name, gone in zip(names, missing[0].tolist(), strict=True) if not gone] == [
         "user_id",
         "item_id",
