@@ -26,6 +26,7 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.encoder = path / "encoder"
+        self.side_encoder = path / "side_encoder"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.selection = path / "selection.json"

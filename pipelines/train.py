@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from pipelines import single_task
@@ -58,32 +59,44 @@ def train(config: Config, folder: Path) -> RunFolder:
     return _train(config, folder)
 
 
-def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, Encoder]:
-    """A new run folder, the log, what it holds, and the encoder fitted on it; no folder if nothing can be learnt."""
-    schema = config.schema_only
+def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, Encoder, Encoder | None]:
+    """A new run folder, the log, what it holds, and the encoders of the model and of its side tower fitted on it.
+
+    No folder is left if nothing can be learnt.
+    """
+    schema = config.log_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     run = RunFolder.create(folder, config)
-    fitter = EncoderFitter(schema)
+    fitter = EncoderFitter(config.schema_only)
+    side = None if config.side_schema is None else EncoderFitter(config.side_schema)
+
+    def fit(rows: pa.Table) -> None:
+        fitter.add(rows)
+        if side is not None:
+            side.add(rows)
+
     try:
-        found = survey(reader, config.logs, schema, run.quarantine, on_train=fitter.add)
+        found = survey(reader, config.logs, schema, run.quarantine, on_train=fit)
         require_learnable(found, config)
     except RankerError:
         shutil.rmtree(run.path)  # nothing was learnt: the same command may be given again, once the log is mended
         raise
     if found.bad:
         say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
-    return run, reader, found, fitter.encoder()
+    return run, reader, found, fitter.encoder(), None if side is None else side.encoder()
 
 
 def _train(config: Config, folder: Path) -> RunFolder:
-    run, reader, found, encoder = _begun(config, folder)
+    run, reader, found, encoder, side_encoder = _begun(config, folder)
     encoder.write(run.encoder)
+    if side_encoder is not None:
+        side_encoder.write(run.side_encoder)
     schema = config.schema_only
 
     torch.manual_seed(config.training.seed)
-    model = build_model(config, encoder)
+    model = build_model(config, encoder, side_encoder)
     model.start_at(base_outputs(found, config))
-    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
+    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"], side_encoder)
     trainer.fit()
 
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
@@ -109,12 +122,15 @@ def _train(config: Config, folder: Path) -> RunFolder:
 
 
 def base_outputs(found: Survey, config: Config) -> torch.Tensor:
-    """Outputs [tasks] of a model that knows only the training split's base rates and means."""
+    """Outputs [tasks] of a model that knows only the training split's base rates and means.
+
+    A base rate is that of the labels that training uses: of the negatives, ``Task.keep_negatives``.
+    """
     outputs = []
     for task in config.tasks:
         mean = found.labels["train"][task.name].mean or 0.0
         rate = min(max(mean, BASE_RATE_FLOOR), 1 - BASE_RATE_FLOOR)
-        outputs.append(math.log(rate / (1 - rate)) if task.kind == "binary" else mean)
+        outputs.append(math.log(rate / (1 - rate)) - math.log(task.keep_negatives) if task.kind == "binary" else mean)
     return torch.tensor(outputs)
 
 

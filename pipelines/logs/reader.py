@@ -21,6 +21,7 @@ from pydantic_core import to_json
 
 from pipelines.config import LogsConfig
 from pipelines.logs.duplicates import DuplicateFilter
+from pipelines.logs.labels import label_columns, mark_labels
 from pipelines.logs.splits import inside
 from ranking.errors import InvalidInputError, LogError
 from ranking.features import FeatureTable, complete, mark, violations
@@ -76,7 +77,7 @@ class LogReader:
         path: Parquet file or folder.
         schema: columns that every file must have.
         tables: side tables that complete the rows.
-        labels: whether the tasks' labels are read too; scoring does without.
+        labels: whether labels, masks and weights are read too; scoring does without.
 
     Raises:
         LogError: nothing there, or the first file is no Parquet.
@@ -170,10 +171,9 @@ class LogReader:
                 raise LogError(f"{file}: column '{column}' ({what}) is missing{_hint(column, known)}")
         if not self._labels:
             return
-        for task in schema.tasks:
-            if task.label not in names:
-                what = f"label of task '{task.name}'"
-                raise LogError(f"{file}: column '{task.label}' ({what}) is missing{_hint(task.label, names)}")
+        for column, what in label_columns(schema).items():
+            if column not in names:
+                raise LogError(f"{file}: column '{column}' ({what}) is missing{_hint(column, names)}")
         time = columns.field(schema.columns.time).type if schema.columns.time in columns.names else pa.string()
         if not (pa.types.is_timestamp(time) or pa.types.is_date(time)):
             raise LogError(f"{file}: column '{schema.columns.time}' holds {time}, but is the time: write timestamps")
@@ -206,28 +206,7 @@ class LogReader:
             return reasons
         time = table[schema.columns.time].combine_chunks()
         reasons = mark(reasons, time.is_null(), "the time is null")
-        for task in schema.tasks:
-            label = table[task.label].combine_chunks()
-            if pa.types.is_null(label.type):
-                continue
-            if not (
-                pa.types.is_integer(label.type) or pa.types.is_floating(label.type) or pa.types.is_boolean(label.type)
-            ):
-                raise InvalidInputError(
-                    task.label, f"holds {label.type}, but is the label of '{task.name}': write numbers"
-                )
-            label = label.cast(pa.int8()) if pa.types.is_boolean(label.type) else label
-            label = label.cast(pa.float64())
-            if task.kind == "binary":
-                wrong = pc.and_(pc.not_equal(label, 0.0), pc.not_equal(label, 1.0))
-                reasons = mark(reasons, wrong, f"label '{task.label}' is neither 0 nor 1")
-            else:
-                reasons = mark(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
-                if task.transform == "log1p":
-                    reasons = mark(
-                        reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p"
-                    )
-        return reasons
+        return mark_labels(reasons, table, schema)
 
 
 @contextmanager

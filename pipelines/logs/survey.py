@@ -151,8 +151,10 @@ def require_learnable(found: Survey, config: Config) -> None:
     for task in config.tasks:
         label = found.labels["train"][task.name]
         if not label.rows:
+            absent = "null" if task.mask is None else "null or masked"
             raise LogError(
-                f"{logs.path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task"
+                f"{logs.path}: label '{task.label}' of task '{task.name}' is {absent} in every training row; "
+                "drop the task"
             )
         if label.low == label.high:
             raise LogError(

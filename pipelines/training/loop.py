@@ -18,9 +18,10 @@ from pipelines.training.convergence import Convergence
 from pipelines.training.examples import Examples, batches, read
 from pipelines.training.optimiser import forget_gate, keep_experts, make_optimiser, replace_gate
 from pipelines.training.regularisation import Regularisation
+from pipelines.training.sampling import down_sampled, draws
 from ranking.encoding import Encoder
 from ranking.errors import RankerError
-from ranking.losses import task_losses
+from ranking.losses import FixedWeighting, UncertaintyWeighting, label_weights, task_losses
 from ranking.model import Mixture
 
 FEW_STEPS = 100
@@ -37,6 +38,7 @@ class Trainer:
         encoder: fitted on the training split.
         model: the dense model, changed in place.
         train_rows: rows of the training split.
+        side_encoder: the same for the side tower, if the model has one.
 
     Attributes:
         convergence: how the gates came to their choice.
@@ -44,10 +46,18 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: RunFolder, reader: LogReader, encoder: Encoder, model: Mixture, train_rows: int
+        self,
+        config: Config,
+        run: RunFolder,
+        reader: LogReader,
+        encoder: Encoder,
+        model: Mixture,
+        train_rows: int,
+        side_encoder: Encoder | None = None,
     ) -> None:
         self._config, self._settings = config, config.training
         self._run, self._reader, self._encoder, self._model = run, reader, encoder, model
+        self._side_encoder = side_encoder
         full, rest = divmod(train_rows, self._settings.batch_size)
         self._steps_per_epoch = full + (rest > 1)  # batch norm needs two rows
         self.steps = self._settings.epochs * self._steps_per_epoch
@@ -60,7 +70,9 @@ class Trainer:
         budget = config.model.experts_budget
         self.convergence = Convergence(self._settings.convergence, model.gate, self.steps, budget)
         self._penalty = Regularisation(gate, self._settings.convergence, self.convergence, self.steps)
-        self._optimiser = make_optimiser(model, self._settings)
+        uncertain = self._settings.loss_weighting == "uncertainty"
+        self._weighting = (UncertaintyWeighting if uncertain else FixedWeighting)(config.tasks)
+        self._optimiser = make_optimiser(model, self._settings, self._weighting)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
         self._weights = torch.tensor([task.weight for task in config.tasks])
         self._best, self._checks_since_best = math.inf, 0
@@ -99,7 +111,7 @@ class Trainer:
         settings = self._settings
         for epoch in range(settings.epochs):
             random = np.random.default_rng((settings.seed, epoch))
-            stream = read(self._reader, self._config.logs, self._encoder, "train", random)
+            stream = read(self._reader, self._config.logs, self._encoder, "train", random, self._side_encoder)
             for examples in batches(stream, settings.batch_size, settings.shuffle_rows, random):
                 if len(examples) > 1:
                     yield examples
@@ -109,9 +121,11 @@ class Trainer:
         self._model.train()
         self.convergence.before(step)
         self._decay(step)
-        done = self._model.trace(examples.inputs)
-        losses = task_losses(done.outputs, examples.labels, self._config.tasks)
-        loss = losses @ self._weights + self._penalty(step, self._model.gate, done)
+        uniform = draws(self._settings.seed, step, *examples.labels.shape)
+        examples = down_sampled(examples, self._config.tasks, uniform)
+        done = self._model.trace(examples.inputs, examples.side)
+        losses = task_losses(done.outputs, examples.labels, self._config.tasks, examples.weights)
+        loss = self._weighting(losses) + self._penalty(step, self._model.gate, done)
         if not bool(loss.isfinite()):
             worst = [
                 task.name for task, value in zip(self._config.tasks, losses, strict=True) if not bool(value.isfinite())
@@ -199,7 +213,8 @@ class Trainer:
         total, rows = torch.zeros(len(self._weights)), torch.zeros(len(self._weights))
         stream = read(self._reader, self._config.logs, self._encoder, "validation")
         for examples in batches(stream, self._settings.batch_size):
-            known = (~examples.labels.isnan()).sum(0)
-            total += task_losses(self._model(examples.inputs), examples.labels, self._config.tasks) * known
-            rows += known
-        return total / rows.clamp(min=1)
+            counts = label_weights(examples.labels, examples.weights)
+            outputs = self._model(examples.inputs)
+            total += task_losses(outputs, examples.labels, self._config.tasks, examples.weights) * counts
+            rows += counts
+        return total / torch.where(rows > 0, rows, 1.0)

@@ -17,7 +17,7 @@ from ranking.schema.features import (
     SingleFeature,
     SparseFeature,
 )
-from ranking.schema.record import MODEL_NAME, ColumnName, Name, Owner, Record
+from ranking.schema.record import MODEL_NAME, ColumnName, Name, Owner, Record, Widths
 from ranking.schema.schema import Columns, Schema
 from ranking.schema.tasks import Task
 
@@ -42,4 +42,5 @@ __all__ = [
     "SingleFeature",
     "SparseFeature",
     "Task",
+    "Widths",
 ]

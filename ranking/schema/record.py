@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 Owner = Literal["user", "item", "context"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 """A model's name is a folder of the repository and a part of URLs."""
 ColumnName = Annotated[str, Field(min_length=1)]
+Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+"""Units of a network's layers, first layer first."""
 
 
 class Record(BaseModel):

@@ -123,7 +123,10 @@ def test_training_on_does_not_change_what_was_frozen(
 
 
 def test_weights_are_named_as_documented_and_experts_that_nobody_chose_do_not_exist(hand_ranker: FrozenRanker) -> None:
-    expected = {f"embedding.{table}" for table in ("user_id", "item_id", "country", "tab", "genres", "words")}
+    expected = {
+        f"embedding.{table}"
+        for table in ("user_id", "item_id", "country", "tab", "genres", "words", "country_tab", "age_band", "day_part")
+    }
     expected |= {f"expert.{e}.{layer}.{part}" for e in range(4) for layer in (0, 1) for part in ("weight", "bias")}
     expected |= {
         f"tower.{task}.{layer}.{part}"

@@ -27,7 +27,7 @@ def parts(sizes: list[int]) -> list[Examples]:
         n = torch.arange(start, start + size)
         lengths = n % 3
         inputs = Inputs(n[:, None], (Bag(n.repeat_interleave(lengths), lengths),), n[:, None].float(), n[:, None] < 0)
-        made.append(Examples(inputs, n[:, None].float(), n))
+        made.append(Examples(inputs, n[:, None].float(), n, n.float(), inputs))
         start += size
     return made
 
