@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ranking.errors import InvalidInputError
-from ranking.schema import BucketsFeature, GivenFeature, NumericFeature, Owner, PooledFeature, Schema, SequenceFeature
+from ranking.schema import GivenFeature, NumberFeature, NumericFeature, Owner, PooledFeature, Schema, SequenceFeature
 
 
 def canonical(column: pa.Array, feature: GivenFeature) -> pa.Array:
@@ -27,7 +27,7 @@ def canonical(column: pa.Array, feature: GivenFeature) -> pa.Array:
     kind = column.type
     if pa.types.is_null(kind):
         return column
-    if isinstance(feature, NumericFeature | BucketsFeature):
+    if isinstance(feature, NumberFeature):
         if _is_number(kind):
             return column.cast(pa.int8() if pa.types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
         what = "numeric" if isinstance(feature, NumericFeature) else "cut into buckets"
@@ -162,8 +162,9 @@ def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTabl
         InvalidInputError: a column has a type that its feature cannot have.
     """
     by_column: dict[str, GivenFeature] = {}
-    numbers = schema.numbers
-    for feature in sorted(schema.given, key=numbers.__contains__):  # ids decide: a number can be read from them
+    for feature in sorted(
+        schema.given, key=lambda f: isinstance(f, NumberFeature)
+    ):  # ids decide: a number can be read from them
         by_column.setdefault(feature.column, feature)
     found: dict[str, pa.Array] = {}
     for owner, lookup in tables.items():
@@ -213,12 +214,16 @@ def read_column(column: pa.Array, feature: GivenFeature) -> pa.Array:
     Raises:
         InvalidInputError: the default is text where the column holds integers.
     """
-    if isinstance(feature, NumericFeature | BucketsFeature):
+    if isinstance(feature, NumberFeature):
         column = column.cast(pa.float64())
     if feature.default is not None and column.null_count:
-        default = feature.default if not isinstance(feature, PooledFeature) else list(feature.default)
+        default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
         one = canonical(pa.array([default]), feature)
-        column = _first_known(column, one.take(pa.array(np.zeros(len(column), np.int64))), feature)
+        try:
+            column = _first_known(column, one.take(pa.array(np.zeros(len(column), np.int64))), feature)
+        except InvalidInputError:
+            reason = f"holds integers, but the default of '{feature.name}' is {default!r}: give an integer"
+            raise InvalidInputError(feature.column, reason) from None
     if isinstance(feature, SequenceFeature) and not pa.types.is_null(column.type):
         column = _newest(column, feature.max_length)
     return column

@@ -192,7 +192,9 @@ SingleFeature = CategoricalFeature | BucketsFeature | CrossFeature
 """One embedding a row."""
 SparseFeature = SingleFeature | PooledFeature
 """Looked up in an embedding table."""
-GivenFeature = IdFeature | BucketsFeature | NumericFeature
+NumberFeature = NumericFeature | BucketsFeature
+"""A number in a column."""
+GivenFeature = IdFeature | NumberFeature
 """Read from a column of its own."""
 Feature = Annotated[
     CategoricalFeature | BagFeature | SequenceFeature | NumericFeature | BucketsFeature | CrossFeature,

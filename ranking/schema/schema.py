@@ -9,12 +9,12 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from ranking.schema.features import (
-    BucketsFeature,
     CategoricalFeature,
     CrossFeature,
     Feature,
     GivenFeature,
     IdFeature,
+    NumberFeature,
     NumericFeature,
     PooledFeature,
     SingleFeature,
@@ -176,9 +176,9 @@ class Schema(Record):
         return [f for f in self.features if isinstance(f, NumericFeature)]
 
     @property
-    def numbers(self) -> list[NumericFeature | BucketsFeature]:
+    def numbers(self) -> list[NumberFeature]:
         """Features with one number per row, cut into buckets or not, in order of declaration."""
-        return [f for f in self.features if isinstance(f, NumericFeature | BucketsFeature)]
+        return [f for f in self.features if isinstance(f, NumberFeature)]
 
     @property
     def tables(self) -> dict[str, SparseFeature]:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ranking.errors import InvalidInputError
-from ranking.schema import BucketsFeature, GivenFeature, NumericFeature, Owner, Schema
+from ranking.schema import GivenFeature, NumberFeature, Owner, Schema
 from service.api.messages import ItemColumns, RankRequest
 from service.problems import FieldError, Problem
 
@@ -86,7 +86,7 @@ def _array(values: Sequence[Any], feature: GivenFeature, owner: Owner) -> pa.Arr
             where = _place(owner, row)
             raise invalid(f"{where}.{feature.column}", f"must be {what}, not {value!r:.80}")
     try:
-        return pa.array(values, pa.float64() if isinstance(feature, NumericFeature | BucketsFeature) else None)
+        return pa.array(values, pa.float64() if isinstance(feature, NumberFeature) else None)
     except (pa.ArrowException, UnicodeEncodeError):
         raise invalid(f"{_place(owner)}.{feature.column}", "mixes integers and strings: send one of the two") from None
 
