@@ -22,7 +22,9 @@ from pipelines.run_folder import RunFolder
 from pipelines.scoring import score_log
 from pipelines.train import evaluate_run, train
 from pipelines.training.building import load_model
+from pipelines.training.examples import Examples, read
 from ranking.explaining import explain
+from ranking.losses import task_losses
 from ranking.schema import Schema
 
 if TYPE_CHECKING:
@@ -161,6 +163,17 @@ def test_reported_losses_are_those_of_the_labels_alone(trained: tuple[Shop, RunF
     for line in lines:
         assert line["validation_total"] == pytest.approx(sum(line["validation"].values()), rel=1e-5)
         assert all(loss > 0 for loss in line["train"].values())
+
+
+def test_validation_losses_are_weighted_means_without_the_side_tower(trained: tuple[Shop, RunFolder]) -> None:
+    shop, run = trained
+    config = run.load_config()
+    model, encoder = load_model(run, config)
+    whole = Examples.concat(list(read(shop.reader(), shop.logs(), encoder, "validation")))
+    assert whole.weights.unique().tolist() == [1.0, 2.0]
+    losses = task_losses(model(whole.inputs), whole.labels, config.tasks, whole.weights)
+    best = [json.loads(line) for line in run.metrics.read_text().splitlines() if '"best": true' in line][-1]
+    assert list(best["validation"].values()) == pytest.approx(losses.tolist(), rel=1e-4)
 
 
 # What training learns.

@@ -39,6 +39,9 @@ def rows(stream: list[Examples]) -> list[int]:
         assert torch.equal(part.inputs.ids[:, 0], n)
         assert torch.equal(part.inputs.dense[:, 0].long(), n)
         assert torch.equal(part.labels[:, 0].long(), n)
+        assert torch.equal(part.weights.long(), n)
+        assert part.side is not None
+        assert torch.equal(part.side.ids[:, 0], n)
         assert torch.equal(part.inputs.bags[0].lengths, n % 3)
         assert torch.equal(part.inputs.bags[0].values, n.repeat_interleave(n % 3))
         assert len(part.inputs.missing) == len(part) == len(n)
