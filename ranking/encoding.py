@@ -116,15 +116,16 @@ class Encoder:
             InvalidInputError: text ids where the ranker was trained on integers.
         """
         schema, rows = self.schema, table.num_rows
-        columns = {feature.column: table[feature.column].combine_chunks() for feature in schema.given}
-        values = {feature.name: read_column(columns[feature.column], feature) for feature in schema.given}
-        ids = np.empty((rows, len(schema.categoricals)), np.int64)
-        for i, feature in enumerate(schema.categoricals):
+        given, single, numerics = schema.given, schema.categoricals, schema.numerics
+        columns = {feature.column: table[feature.column].combine_chunks() for feature in given}
+        values = {feature.name: read_column(columns[feature.column], feature) for feature in given}
+        ids = np.empty((rows, len(single)), np.int64)
+        for i, feature in enumerate(single):
             ids[:, i] = self._rows(values, feature)
         bags = tuple(self._bag(values[bag.name], bag) for bag in schema.bags)
         dense = np.empty((rows, self.dense_size), np.float32)
-        flag = len(schema.numerics)
-        for i, number in enumerate(schema.numerics):
+        flag = len(numerics)
+        for i, number in enumerate(numerics):
             scale = self.scales[number.name]
             scaled = (transformed(values[number.name], number.transform) - scale.shift) / scale.scale
             unknown = np.isnan(scaled)
@@ -132,9 +133,9 @@ class Encoder:
             if scale.flagged:
                 dense[:, flag] = unknown
                 flag += 1
-        missing = np.empty((rows, len(schema.given)), np.bool_)
-        for i, given in enumerate(schema.given):
-            missing[:, i] = columns[given.column].is_null().to_numpy(zero_copy_only=False)
+        missing = np.empty((rows, len(given)), np.bool_)
+        for i, read in enumerate(given):
+            missing[:, i] = columns[read.column].is_null().to_numpy(zero_copy_only=False)
         return Inputs(torch.from_numpy(ids), bags, torch.from_numpy(dense), torch.from_numpy(missing))
 
     def _rows(self, values: Mapping[str, pa.Array], feature: SingleFeature) -> IdArray:

@@ -162,16 +162,15 @@ def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTabl
         InvalidInputError: a column has a type that its feature cannot have.
     """
     by_column: dict[str, GivenFeature] = {}
-    for feature in sorted(
-        schema.given, key=lambda f: isinstance(f, NumberFeature)
-    ):  # ids decide: a number can be read from them
+    ids = [feature for feature in schema.given if not isinstance(feature, NumberFeature)]
+    for feature in (*ids, *schema.numbers):  # ids decide: a number can be read from them
         by_column.setdefault(feature.column, feature)
     found: dict[str, pa.Array] = {}
     for owner, lookup in tables.items():
         id_column = schema.id_column(owner)
         if id_column in table.column_names:
-            ids = as_type(table[id_column].combine_chunks(), lookup.key_type, str(id_column))
-            found |= lookup.columns(ids, schema.owned_columns(owner))
+            keys = as_type(table[id_column].combine_chunks(), lookup.key_type, str(id_column))
+            found |= lookup.columns(keys, schema.owned_columns(owner))
     for column, feature in by_column.items():
         given = canonical(table[column], feature) if column in table.column_names else None
         known = canonical(found[column], feature) if column in found else None

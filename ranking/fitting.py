@@ -17,7 +17,7 @@ from ranking.id_spaces import Buckets, FloatArray, HashBuckets, IdSpace, Vocabul
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, Schema, SparseFeature
 
 SAMPLED_NUMBERS = 100_000
-"""Numbers that quantiles are taken from: 19 of 20 buckets of a tenth hold a tenth of the rows ± 0.2 %."""
+"""Numbers that quantiles are taken from: of ten buckets, 19 in 20 hold 10 ± 0.2 % of the rows."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class _Moments:
 
 
 class _Sample:
-    """A uniform sample of bounded size: the numbers with the smallest random keys.
+    """A uniform sample of bounded size: the numbers with the smallest random keys (bottom-k sampling).
 
     The same numbers in the same order give the same sample, however they are cut into batches.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,9 @@ FEATURES = [
     {"name": "item_tab", "kind": "cross", "of": ["item_id", "tab"], "hash_buckets": 1000},
 ]
 SCHEMA = Schema.model_validate({"name": "s", "features": FEATURES, "tasks": [{"name": "click", "kind": "binary"}]})
+TYPES = pa.schema(
+    [("item_id", pa.int64()), ("tab", pa.string()), ("recent", pa.list_(pa.int64())), ("age", pa.float64())]
+)
 ROWS = complete(
     pa.table(
         {
@@ -136,6 +140,36 @@ def test_one_column_is_read_by_each_feature_in_its_own_way(encoder: Encoder) -> 
     found = encoder.encode(ROWS)
     assert found.ids[:, [f.name for f in SCHEMA.categoricals].index("band")].tolist() == [1, 2, 3, 2]
     assert found.dense[[0, 2, 3], 0].tolist() == [17.0, 40.0, 20.0]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "item_id": st.none() | st.integers(0, 9),
+                "tab": st.none() | st.sampled_from(["home", "search", "new"]),
+                "recent": st.none() | st.lists(st.none() | st.integers(0, 9), max_size=4),
+                "age": st.none() | st.floats(0, 99),
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(deadline=None, max_examples=40)
+def test_a_row_alone_is_encoded_as_it_is_inside_a_table(rows: list[dict[str, Any]]) -> None:
+    fitter = EncoderFitter(SCHEMA)
+    fitter.add(ROWS)
+    encoder = fitter.encoder()
+    whole = complete(pa.Table.from_pylist(rows, TYPES), SCHEMA, {})
+    inside = encoder.encode(whole)
+    for row in range(len(rows)):
+        alone, taken = encoder.encode(whole.slice(row, 1)), inside.take(torch.tensor([row]))
+        for a, b in ((alone.ids, taken.ids), (alone.dense, taken.dense), (alone.missing, taken.missing)):
+            assert a.equal(b)
+        assert [(b.values.tolist(), b.lengths.tolist()) for b in alone.bags] == [
+            (b.values.tolist(), b.lengths.tolist()) for b in taken.bags
+        ]
 
 
 def test_ids_of_a_sequence_and_of_the_items_share_rows_and_only_what_is_pooled_is_counted(encoder: Encoder) -> None:
