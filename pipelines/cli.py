@@ -177,7 +177,7 @@ def run_check(arguments: argparse.Namespace) -> None:
     from ranking.fitting import EncoderFitter
 
     loaded = config.load(arguments.config)
-    schema = loaded.schema_only
+    schema = loaded.log_schema
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     found = survey(reader, loaded.logs, schema, arguments.quarantine, on_train=EncoderFitter(schema).add)
     print(as_json(found.to_json()) if arguments.json else found.to_text())

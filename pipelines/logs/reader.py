@@ -20,6 +20,7 @@ from pipelines.logs.columns import ColumnCheck, needed
 from pipelines.logs.duplicates import DuplicateFilter
 from pipelines.logs.files import LogFile, find_files
 from pipelines.logs.index import Chunk, Entry
+from pipelines.logs.labels import mark_labels
 from pipelines.logs.places import Place, one_line, open_place, shown
 from pipelines.logs.splits import inside, split_bounds, within
 from ranking.errors import InvalidInputError, LogError
@@ -79,7 +80,7 @@ class LogReader:
         path: Parquet file or folder, here or on another filesystem.
         schema: columns that every file must have.
         tables: side tables that complete the rows.
-        labels: whether the tasks' labels are read too; scoring does without.
+        labels: whether labels, masks and weights are read too; scoring does without.
 
     Raises:
         LogError: nothing there, or it cannot be reached.
@@ -230,28 +231,7 @@ class LogReader:
             return reasons
         time = table[schema.columns.time].combine_chunks()
         reasons = mark(reasons, time.is_null(), "the time is null")
-        for task in schema.tasks:
-            label = table[task.label].combine_chunks()
-            if pa.types.is_null(label.type):
-                continue
-            if not (
-                pa.types.is_integer(label.type) or pa.types.is_floating(label.type) or pa.types.is_boolean(label.type)
-            ):
-                raise InvalidInputError(
-                    task.label, f"holds {label.type}, but is the label of '{task.name}': write numbers"
-                )
-            label = label.cast(pa.int8()) if pa.types.is_boolean(label.type) else label
-            label = label.cast(pa.float64())
-            if task.kind == "binary":
-                wrong = pc.and_(pc.not_equal(label, 0.0), pc.not_equal(label, 1.0))
-                reasons = mark(reasons, wrong, f"label '{task.label}' is neither 0 nor 1")
-            else:
-                reasons = mark(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
-                if task.transform == "log1p":
-                    reasons = mark(
-                        reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p"
-                    )
-        return reasons
+        return mark_labels(reasons, table, schema)
 
 
 def _taken(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:

@@ -236,7 +236,7 @@ class TestOpeningARun:
     def test_whose_training_did_not_finish(self, run: RunFolder, tmp_path: Path, missing: str) -> None:
         half = shutil.copytree(run.path, tmp_path / "half")
         (half / missing).unlink()
-        with pytest.raises(LogError, match="training has not finished; go on with .*--resume"):
+        with pytest.raises(LogError, match=r"training has not finished; go on with .*--resume"):
             RunFolder.open(half)
 
     @pytest.mark.parametrize("file", ["checkpoints/best.safetensors", "encoder/scales.parquet"])

@@ -55,7 +55,7 @@ def numbered(table: pa.Table) -> Examples:
     """Row n has n everywhere."""
     n = torch.from_numpy(table["n"].to_numpy().astype(np.int64))
     inputs = Inputs(n[:, None], (), n[:, None].float(), n[:, None] < 0)
-    return Examples(inputs, n[:, None].float(), n)
+    return Examples(inputs, n[:, None].float(), n, n.float())
 
 
 def feeds(sizes: list[int], world: int, *, shuffled: bool = True, **how: Any) -> list[Feed]:
