@@ -11,18 +11,16 @@ from ranking.model import Mixture
 
 
 def make_optimiser(model: Mixture, config: TrainingConfig, weighting: nn.Module | None = None) -> torch.optim.AdamW:
-    """Parameter groups: embeddings; trunk (norm, experts, towers), the only one that decays; weighting; gates, last.
+    """Parameter groups: embeddings; trunk (all but them and the gate), the only one that decays; weighting; gates, last.
 
     A per-example gate is a layer like others, and learns at the trunk's rate.
     """
     rate = config.learning_rate
-    tables: list[nn.Module] = [model.embeddings]
     trunk: list[nn.Module] = [model.norm, model.experts, model.towers, model.output]
     if model.side is not None:
-        tables += [model.side.embeddings]
-        trunk += [model.side.norm, model.side.layers, model.side.output]
+        trunk.append(model.side)
     groups = [
-        {"params": [p for part in tables for p in part.parameters()], "lr": rate.embeddings, "weight_decay": 0.0},
+        {"params": list(model.embeddings.parameters()), "lr": rate.embeddings, "weight_decay": 0.0},
         {
             "params": [p for part in trunk for p in part.parameters()],
             "lr": rate.trunk,
