@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
     evaluate.add_argument(
-        "--logs", type=log_place, help="Parquet file, folder or URI with labels; default: the run's own test split"
+        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: its own test split"
     )
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     score = command("score", run_score, "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
     score.add_argument(
-        "--logs", type=log_place, required=True, help="Parquet file, folder or URI; labels are not needed"
+        "--logs", type=log_place, required=True, help="Parquet file or folder, a path or URI; needs no labels"
     )
     score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")

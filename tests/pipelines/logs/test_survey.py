@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import date, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.logs.days import count_days, missing_days, named
-from pipelines.logs.index import Index
-from pipelines.logs.splits import split_bounds
 from pipelines.logs.survey import Survey, require_learnable, survey
 from ranking.errors import LogError, OutputError
 
@@ -198,67 +195,6 @@ class TestCounts:
         assert rows == list(range(80))
 
 
-class TestIndex:
-    def test_holds_every_usable_row_once_and_what_is_left_out(self, shop: Shop) -> None:
-        table = shop.replaced(shop.table(100), "item_id", 5, None)
-        shop.write(pa.concat_tables([table.slice(0, 50), table.slice(20, 3)]), "part-0.parquet", row_group_size=30)
-        found = surveyed(shop, table.slice(45), name="part-1.parquet")
-        first, second, third = found.index.entries
-        assert (first.chunk.file, first.chunk.group, first.chunk.start, first.chunk.rows) == (
-            "part-0.parquet",
-            0,
-            0,
-            30,
-        )
-        assert first.left_out.tolist() == [5]
-        assert second.left_out.tolist() == [20, 21, 22]
-        assert third.left_out.tolist() == [0, 1, 2, 3, 4]
-        assert third.usable == {"train": 30, "validation": 10, "test": 10}
-        assert {split: found.index.rows(split) for split in found.rows} == found.rows
-
-    def test_gives_the_rows_that_a_pass_over_the_log_gives(self, shop: Shop) -> None:
-        table = shop.replaced(shop.table(100), "is_click", 83, 5)
-        shop.write(pa.concat_tables([table, table.slice(70, 20)]), row_group_size=40)
-        reader = shop.reader()
-        index = survey(reader, shop.logs(), shop.schema).index
-        for split in ("train", "validation", "test"):
-            read = [
-                moment
-                for entries in index.groups(split)
-                for part in reader.usable(entries, split, shop.logs())
-                for moment in part["time"].to_pylist()
-            ]
-            bounds = split_bounds(shop.logs(), split)
-            whole = [moment for batch in reader.clean(*bounds) for moment in batch.rows["time"].to_pylist()]
-            assert read == whole
-
-    def test_starts_with_train_from(self, shop: Shop) -> None:
-        shop.write(shop.table(100), row_group_size=8)
-        logs = shop.logs().model_copy(update={"train_from": datetime(2026, 1, 6, 12)})
-        found = survey(shop.reader(), logs, shop.schema)
-        assert found.rows == {"train": 25, "validation": 10, "test": 10}
-        assert [entry.chunk.group for entry in found.index.groups("train")[0]] == [6]
-        assert found.index.entries[0].usable == {"train": 1, "validation": 0, "test": 0}
-
-    def test_comes_back_from_its_file(self, shop: Shop, tmp_path: Path) -> None:
-        table = shop.replaced(shop.table(100), "item_id", 5, None)
-        index = surveyed(shop, pa.concat_tables([table, table.slice(3, 2)])).index
-        index.write(tmp_path / "index.parquet")
-        (before,), (after,) = index.entries, Index.read(tmp_path / "index.parquet").entries
-        assert after.chunk == before.chunk
-        assert after.usable == before.usable
-        assert after.left_out.tolist() == before.left_out.tolist() == [5, 100, 101]
-
-    @pytest.mark.parametrize("content", [None, b"", b"no Parquet"])
-    def test_that_is_damaged_is_named(self, tmp_path: Path, content: bytes | None) -> None:
-        file = tmp_path / "index.parquet"
-        if content is not None:
-            file.write_bytes(content)
-        with pytest.raises(LogError, match="train again") as caught:
-            Index.read(file)
-        assert str(caught.value).startswith(f"{file}: cannot be read")
-
-
 class TestMissingDays:
     @staticmethod
     def says(shop: Shop, days: set[int], **logs: Any) -> str:
@@ -288,18 +224,6 @@ class TestMissingDays:
         found = surveyed(shop, shop.replaced(shop.table(100), "time", 50, datetime(1970, 1, 1)))
         with pytest.raises(LogError, match=r"no usable row on 1970-01-02 to 2025-12-31, between 1970-01-01 and 2026"):
             require_learnable(found, shop.config())
-
-    @pytest.mark.parametrize("count", [10, 13])
-    def test_that_are_many_are_cut_short(self, count: int) -> None:
-        day = date(2026, 1, 1)
-        gaps = missing_days(day + timedelta(days=2 * i) for i in range(count + 1))
-        assert len(gaps) == count
-        assert named(gaps).count("2026") == 10
-        assert named(gaps).endswith(f" and {count - 10} more gaps") == (count > 10)
-
-    def test_are_days_of_the_columns_own_zone(self) -> None:
-        moments = pa.chunked_array([pa.array([datetime(2026, 1, 1, 20)], pa.timestamp("ms", "Asia/Shanghai"))])
-        assert count_days(moments) == {date(2026, 1, 2): 1}
 
 
 class TestAnswer:
