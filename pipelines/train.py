@@ -6,28 +6,28 @@ import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pipelines import single_task
+from pipelines.calibrating import calibrate
 from pipelines.config import Config
-from pipelines.evaluation import evaluate_stream, predict
+from pipelines.evaluation.measuring import evaluate
+from pipelines.evaluation.runs import run_source
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import Examples, read, read_whole
+from pipelines.training.examples import Examples, read
 from pipelines.training.loop import Trainer
-from ranking.encoding import Encoder, Inputs
-from ranking.errors import LogError, RankerError
+from ranking.encoding import Encoder
+from ranking.errors import RankerError
 from ranking.files import write_json
 from ranking.fitting import EncoderFitter
 from ranking.gates import DSelectK
 from ranking.gates.base import mean_selection
 from ranking.gates.config import SingleTaskConfig
-from ranking.losses import scores as to_scores
 from ranking.model import Mixture
 from ranking.schema import Schema
 from ranking.selection import Load, Selection, flops
@@ -103,8 +103,9 @@ def _train(config: Config, folder: Path) -> RunFolder:
         },
         run.selection,
     )
+    calibrate(run, model, schema.tasks, read(reader, config.logs, encoder, "validation"))
     if found.rows["test"]:
-        write_json(_evaluate(run, model, read(reader, config.logs, encoder, "test"), schema), run.evaluation)
+        write_json(evaluate(run_source(run, config, model, encoder)), run.evaluation)
     return run
 
 
@@ -118,51 +119,18 @@ def base_outputs(found: Survey, config: Config) -> torch.Tensor:
     return torch.tensor(outputs)
 
 
+@torch.no_grad()
 def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Selection, Load | None]:
     """The selection of a trained model; of a per-example gate its means over these rows, and what they cost."""
     gate = model.gate
     if not gate.per_example:
         return gate.selection(schema.task_names), None
     found = Specialisation(schema.tasks, gate.num_experts)
-    predict(rows, lambda inputs: _scored(model, inputs, schema), found)
+    for examples in rows:
+        found.add(model.trace(examples.inputs).routing.weights, examples.labels)
     selection = mean_selection(found.mean_weights, schema.task_names, gate.k, gate.available)
     gate_flops = 2 * sum(parameter.numel() for parameter in gate.parameters())
     return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)
-
-
-def evaluate_run(run: RunFolder, logs: Path | None = None) -> dict[str, Any]:
-    """Measures a run's best weights on its test split, or on the whole of another log.
-
-    Raises:
-        LogError: the run or the log cannot be used, or holds no row to evaluate.
-    """
-    config = run.load_config()
-    if isinstance(config.model.gate, SingleTaskConfig):
-        parts = [RunFolder.open(run.of_task(task)) for task in config.task_names]
-        return single_task.evaluation(evaluate_run(part, logs) for part in parts)
-    model, encoder = load_model(run, config)
-    schema = config.schema_only
-    tables = load_tables(config.logs, schema)
-    if logs is None:
-        stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
-    else:
-        stream = read_whole(LogReader(logs, schema, tables), encoder)
-    return _evaluate(run, model, stream, schema)
-
-
-def _evaluate(run: RunFolder, model: Mixture, stream: Iterable[Examples], schema: Schema) -> dict[str, Any]:
-    trained = run.load_selection()
-    try:
-        return evaluate_stream(
-            stream, lambda inputs: _scored(model, inputs, schema), schema.tasks, model.gate.num_experts, trained
-        )
-    except KeyError as error:
-        raise LogError(f"{run.selection} lacks {error}: the run is of another version; train again") from None
-
-
-def _scored(model: Mixture, inputs: Inputs, schema: Schema) -> tuple[torch.Tensor, torch.Tensor]:
-    done = model.trace(inputs)
-    return to_scores(done.outputs, schema.tasks), done.routing.weights
 
 
 def _bounded(model: Mixture) -> bool:

@@ -115,6 +115,7 @@ class Task(Record):
         label: the label's column; default: the task's name.
         weight: weight of the task's loss in the sum.
         group: a name for tasks that belong together, such as engagement or satisfaction; reports use it.
+        calibration: how a binary task's probabilities are made true on the validation split after training.
     """
 
     name: Name
@@ -123,6 +124,7 @@ class Task(Record):
     transform: Literal["none", "log1p"] = "none"
     weight: PositiveFloat = 1.0
     group: str | None = None
+    calibration: Literal["none", "platt", "isotonic"] = "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -130,18 +132,21 @@ class Task(Record):
         return _with_default(data, "label")
 
     @model_validator(mode="after")
-    def _transform_fits_kind(self) -> Self:
+    def _settings_fit_kind(self) -> Self:
         if self.kind == "binary" and self.transform != "none":
             raise ValueError("a binary label takes no transform")
+        if self.kind == "regression" and self.calibration != "none":
+            raise ValueError("only a binary task has probabilities to calibrate")
         return self
 
 
 class Columns(Record):
-    """The columns that say when an impression was, who saw it, and what was shown."""
+    """The columns that say when an impression was, who saw it, what was shown, and (optional) in which request."""
 
     time: str = "time"
     user: str = "user_id"
     item: str = "item_id"
+    request: ColumnName | None = None
 
 
 class Schema(Record):
@@ -170,7 +175,7 @@ class Schema(Record):
                 )
         for label in _repeated(task.label for task in self.tasks):
             raise ValueError(f"two tasks share the label column '{label}': drop one of them")
-        for column in (self.columns.user, self.columns.item, self.columns.time):
+        for column in (self.columns.user, self.columns.item, self.columns.time, self.columns.request):
             if column in labels:
                 raise ValueError(f"task '{labels[column]}' has the id or time column '{column}' as its label")
         return self
@@ -245,6 +250,19 @@ class Schema(Record):
     def task_names(self) -> list[str]:
         """Names of the tasks, in order of declaration."""
         return [task.name for task in self.tasks]
+
+    @property
+    def sliceable(self) -> list[str]:
+        """By what rows can be measured apart: features of one value a row, and whether user or item is new."""
+        new = [f"new_{owner}" for owner in ("user", "item") if self.id_feature(owner) is not None]
+        return [*(f.name for f in self.features if f.kind in ("categorical", "numeric")), *new]
+
+    def id_feature(self, owner: Owner) -> CategoricalFeature | None:
+        """The feature that knows the ids seen in training; None if ids are no feature, or hashed."""
+        for feature in self.categoricals:
+            if feature.column == self.id_column(owner) and feature.hash_buckets is None:
+                return feature
+        return None
 
     def id_column(self, owner: Owner) -> str | None:
         """Column that holds the owner's id; None for the context, which has no id."""

@@ -38,12 +38,14 @@ class Cleaned:
         bad: rows that cannot: ``file``, position in it (``file_row``), ``reason``, and the ``row`` as JSON text.
         duplicates: exact repeats that were left out.
         file: where the batch came from.
+        positions: of ``rows`` among the file's rows of the asked-for time [rows] int64.
     """
 
     rows: pa.Table
     bad: pa.Table
     duplicates: int
     file: str
+    positions: npt.NDArray[np.int64]
 
 
 def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
@@ -165,6 +167,8 @@ class LogReader:
         needed |= {schema.columns.item: "the item id"}
         if self._labels:
             needed |= {schema.columns.time: "the time", schema.columns.user: "the user id"}
+            if schema.columns.request is not None:
+                needed |= {schema.columns.request: "the request id"}
         for column, what in needed.items():
             if column not in (names if column in (schema.columns.item, schema.columns.user) else known):
                 raise LogError(f"{file}: column '{column}' ({what}) is missing{_hint(column, known)}")
@@ -193,7 +197,7 @@ class LogReader:
                 "row": pa.array(rows, pa.string()),
             }
         )
-        return Cleaned(whole.filter(good), bad, duplicates, file)
+        return Cleaned(whole.filter(good), bad, duplicates, file, positions[good.to_numpy(zero_copy_only=False)])
 
     def _mark_bad(self, table: pa.Table) -> pa.Array:
         """Reason by row why it cannot be used; null where it can."""
