@@ -140,7 +140,7 @@ def predict(
         raise LogError("no row to evaluate: move logs.test_from, or name another log with --logs")
     if trained_on:
         say(
-            f"{source.name} was trained on a log up to {source.trained_until}; {trained_on:,} of these rows are earlier: "
+            f"{source.name} was trained on what lies before {source.trained_until}, as {trained_on:,} of these do: "
             "if it has seen them, the measures flatter it"
         )
     return Predictions(
