@@ -25,6 +25,8 @@ FEWEST_FOR_ISOTONIC = 100
 
 SAME_RATE = 1e-9
 """Steps that differ by less are one: rounding tells them apart, not the rows."""
+FEWEST_IN_A_STEP = 10
+"""Rows of each class that one step of the curve is made of."""
 
 
 @torch.no_grad()
@@ -95,16 +97,26 @@ def platt(logits: Array, labels: Array) -> Platt | None:
 def isotonic(logits: Array, labels: Array) -> Isotonic:
     """Isotonic regression, each of its steps as one knot: (mean logit of the step's rows, logit of its rate).
 
-    A step at an end that holds one class only has no finite logit and is joined with its neighbour.
+    Neighbouring steps are joined until each has FEWEST_IN_A_STEP rows of both classes: the rate of fewer is noise, and
+    that of one class alone has no logit. Joined steps still rise.
+
+    Args:
+        logits: [rows].
+        labels: 0 or 1 [rows], FEWEST_IN_A_STEP of each at least.
     """
     fitted = IsotonicRegression().fit_transform(logits, labels)
     order = np.argsort(logits, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(fitted[order]) > SAME_RATE))
-    rows = np.diff(np.append(starts, len(order))).astype(np.float64)
-    positives, total = (np.add.reduceat(values[order], starts) for values in (labels, logits))
-    if len(rows) > 1 and positives[0] == 0:
-        rows, positives, total = (np.append(v[0] + v[1], v[2:]) for v in (rows, positives, total))
-    if len(rows) > 1 and positives[-1] == rows[-1]:
-        rows, positives, total = (np.append(v[:-2], v[-2] + v[-1]) for v in (rows, positives, total))
-    outputs = np.log(positives / (rows - positives))
-    return Isotonic(inputs=tuple((total / rows).tolist()), outputs=tuple(outputs.tolist()))
+    sizes = np.diff(np.append(starts, len(order)))
+    steps = np.stack([sizes, *(np.add.reduceat(column[order], starts) for column in (labels, logits))], axis=1)
+    joined, held = [], np.zeros(3)
+    for step in steps:
+        held = held + step
+        if min(held[1], held[0] - held[1]) >= FEWEST_IN_A_STEP:
+            joined.append(held)
+            held = np.zeros(3)
+    joined[-1] = joined[-1] + held
+    rows, positives, total = np.stack(joined, axis=1)
+    return Isotonic(
+        inputs=tuple((total / rows).tolist()), outputs=tuple(np.log(positives / (rows - positives)).tolist())
+    )

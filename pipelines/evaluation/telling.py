@@ -115,7 +115,7 @@ def _number(measure: str, value: float | None) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return DASH if value is None else f"{value:+.4f}"
+    return DASH if value is None else f"{value:+z.4f}"
 
 
 def _interval(ends: list[float] | None) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +26,7 @@ from ranking.calibration import Isotonic, Platt
 from ranking.errors import LogError
 from ranking.schema import Task
 from tests.conftest import RAW_SCHEMA
-
-if TYPE_CHECKING:
-    from tests.pipelines.conftest import Shop
+from tests.pipelines.conftest import Shop
 
 Array = np.ndarray[Any, Any]
 
@@ -95,29 +95,30 @@ class TestIsotonic:
         assert roc_auc_score(labels, found) == pytest.approx(roc_auc_score(labels, logits), abs=1e-12)
 
     def test_by_hand(self) -> None:
-        """Steps of rate 1/4 (logits 0 … 3) and 3/4 (logits 4 … 7), each a knot at its mean logit."""
-        labels = np.array([0.0, 1, 0, 0, 1, 0, 1, 1])
-        labels[[1, 5]] = labels[[1, 5]]
-        found = isotonic(np.array([0.0, 0, 0, 0, 4, 4, 4, 4]), labels)
-        assert found.inputs == (0.0, 4.0)
+        """Steps of rate 1/4 (logits 0 and 2) and 3/4 (logit 4), each a knot at its mean logit."""
+        logits = np.repeat([0.0, 2.0, 4.0], 40)
+        labels = np.concatenate([np.arange(40) % period < share for period, share in ((4, 1), (4, 1), (4, 3))])
+        found = isotonic(logits, labels.astype(float))
+        assert found.inputs == (1.0, 4.0)
         assert found.outputs == pytest.approx((np.log(1 / 3), np.log(3)))
 
-    def test_joins_an_end_of_one_class_with_its_neighbour(self) -> None:
-        """Rates 0, 1/2, 1: no logit is finite but that of all rows together."""
-        found = isotonic(np.array([0.0, 0, 1, 1, 2, 2]), np.array([0.0, 0, 0, 1, 1, 1]))
+    def test_joins_steps_of_few_rows_of_a_class_with_their_neighbours(self) -> None:
+        """Rates 0, 1/2, 1 of 20 rows each: the first joins the second, and what is left over joins them."""
+        found = isotonic(np.repeat([0.0, 1.0, 2.0], 20), np.array([0.0] * 30 + [1.0] * 30))
         assert found.inputs == (1.0,)
         assert found.outputs == (0.0,)
 
-    @given(
-        st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=2, max_size=80).filter(
-            lambda rows: len({label for _, label in rows}) == 2
-        )
-    )
+    @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(20, 400))
     @settings(max_examples=150, deadline=None)
-    def test_of_any_rows_of_both_classes_rises_and_is_finite(self, rows: list[tuple[int, bool]]) -> None:
-        logits, labels = np.array(rows, float).T
-        found = isotonic(logits / 3 - 2, labels)  # its own checks refuse anything else
+    def test_of_any_rows_rises_and_is_finite(self, seed: int, values: int, count: int) -> None:
+        random = np.random.default_rng(seed)
+        logits = random.integers(0, values, count) / 3 - 2
+        labels = (random.random(count) < random.random()).astype(float)
+        labels[:10], labels[10:20] = 0.0, 1.0
+        found = isotonic(logits, labels)  # its own checks refuse anything else
         assert np.isfinite(found.outputs).all()
+        assert found.inputs[0] >= logits.min()
+        assert found.inputs[-1] <= logits.max()
 
 
 class TestFit:
@@ -159,8 +160,6 @@ class TestFit:
 @pytest.fixture(scope="module")
 def calibrated_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     """Enough rows for a validation split of a hundred clicks."""
-    from tests.pipelines.conftest import Shop
-
     shop = Shop(tmp_path_factory.mktemp("calibrated") / "shop")
     shop.write(shop.table(4000))
     return shop
@@ -222,9 +221,6 @@ class TestRunsWithoutCalibration:
 
 
 def test_scoring_needs_no_scikit_learn() -> None:
-    import subprocess
-    import sys
-
     script = (
         "import sys, pipelines.scoring, pipelines.evaluation.measuring, service.app; sys.exit('sklearn' in sys.modules)"
     )
