@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly.
     """
     arguments = parser().parse_args(argv)
+    arguments.command = ["ranker", *(sys.argv[1:] if argv is None else argv)]
     try:
         arguments.run(arguments)
     except RankerError as error:
@@ -93,6 +94,10 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
     evaluate.add_argument("--logs", type=Path, help="Parquet with labels; default: the run's own test split")
     evaluate.add_argument("--json", action="store_true", help=JSON)
+
+    report = command("report", run_report, "write a run's report, one self-contained HTML page")
+    report.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
+    report.add_argument("--out", type=Path, help="HTML file, replaced if it is there (default: RUN/report.html)")
 
     freeze = command("freeze", run_freeze, "write the bundle of a converged run")
     freeze.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
@@ -188,7 +193,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     loaded = config.load(arguments.config, arguments.overrides)
     from pipelines.train import train
 
-    run = train(loaded, arguments.folder)
+    run = train(loaded, arguments.folder, arguments.command)
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
         print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))
@@ -216,6 +221,13 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
         evaluation = evaluate_run(run, arguments.logs)
     print(as_json(evaluation) if arguments.json else table(evaluation))
+
+
+def run_report(arguments: argparse.Namespace) -> None:
+    """``ranker report``."""
+    from pipelines.report.page import write_report
+
+    print(write_report(arguments.source, arguments.out))
 
 
 def run_freeze(arguments: argparse.Namespace) -> None:

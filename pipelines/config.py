@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -16,6 +16,7 @@ from ranking.model import ModelConfig
 from ranking.schema import Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Tracker = Literal["tensorboard", "mlflow"]
 
 
 class LogsConfig(Record):
@@ -97,6 +98,7 @@ class TrainingConfig(Record):
         checks_per_epoch: how often the validation loss is measured.
         patience: checks without improvement, once the experts are chosen, before training stops.
         seed: of initialisation, shuffling and dropout.
+        trackers: experiment trackers that are told how the training goes.
     """
 
     epochs: PositiveInt = 1
@@ -107,6 +109,7 @@ class TrainingConfig(Record):
     checks_per_epoch: PositiveInt = 8
     patience: PositiveInt = 8
     seed: int = 0
+    trackers: tuple[Tracker, ...] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
 
 

@@ -28,8 +28,12 @@ class RunFolder:
         self.encoder = path / "encoder"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
+        self.command = path / "command.json"
+        self.survey = path / "survey.json"
         self.selection = path / "selection.json"
         self.evaluation = path / "evaluation.json"
+        self.report = path / "report.html"
+        self.tensorboard = path / "tensorboard"
         self.best = path / "checkpoints" / "best.safetensors"
 
     def of_task(self, task: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from pipelines.evaluation import evaluate_stream, predict
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
+from pipelines.provenance import provenance
 from pipelines.run_folder import RunFolder
+from pipelines.tracking import Trackers, require_installed
 from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, read, read_whole
 from pipelines.training.loop import Trainer
@@ -37,29 +39,36 @@ BASE_RATE_FLOOR = 1e-6
 """A rate of 0 or 1 has no logit."""
 
 
-def train(config: Config, folder: Path) -> RunFolder:
+def train(config: Config, folder: Path, command: Sequence[str] = ()) -> RunFolder:
     """Trains on the configured log; the single-task baseline trains one model after the other.
 
+    Args:
+        config: what to train.
+        folder: of the new run.
+        command: what was given on the command line, kept in the run; nothing if it was started from Python.
+
     Raises:
+        ConfigError: a tracker is not installed.
         LogError: the log cannot be used; says why.
         OutputError: the run folder holds something already, or cannot be written.
         RankerError: the loss became NaN.
     """
     if isinstance(config.model.gate, SingleTaskConfig):
-        run, *_ = _begun(config, folder)
+        run, *_ = _begun(config, folder, command)
         each = {}
         for task, alone in single_task.configs(config).items():
             say(f"task {task} by itself")
-            each[task] = train(alone, run.of_task(task))
+            each[task] = train(alone, run.of_task(task), command)
         write_json(single_task.selection(each), run.selection)
         if all(part.evaluation.exists() for part in each.values()):
             write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
         return run
-    return _train(config, folder)
+    return _train(config, folder, command)
 
 
-def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, Encoder]:
+def _begun(config: Config, folder: Path, command: Sequence[str]) -> tuple[RunFolder, LogReader, Survey, Encoder]:
     """A new run folder, the log, what it holds, and the encoder fitted on it; no folder if nothing can be learnt."""
+    require_installed(config.training.trackers)
     schema = config.schema_only
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     run = RunFolder.create(folder, config)
@@ -70,20 +79,23 @@ def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, 
     except RankerError:
         shutil.rmtree(run.path)  # nothing was learnt: the same command may be given again, once the log is mended
         raise
+    write_json(provenance(command), run.command)
+    write_json(found.to_json(), run.survey)
     if found.bad:
         say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
     return run, reader, found, fitter.encoder()
 
 
-def _train(config: Config, folder: Path) -> RunFolder:
-    run, reader, found, encoder = _begun(config, folder)
+def _train(config: Config, folder: Path, command: Sequence[str]) -> RunFolder:
+    run, reader, found, encoder = _begun(config, folder, command)
+    trackers = Trackers(config, run)
     encoder.write(run.encoder)
     schema = config.schema_only
 
     torch.manual_seed(config.training.seed)
     model = build_model(config, encoder)
     model.start_at(base_outputs(found, config))
-    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
+    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"], trackers.check)
     trainer.fit()
 
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
@@ -105,6 +117,7 @@ def _train(config: Config, folder: Path) -> RunFolder:
     )
     if found.rows["test"]:
         write_json(_evaluate(run, model, read(reader, config.logs, encoder, "test"), schema), run.evaluation)
+    trackers.finish()
     return run
 
 

@@ -1,0 +1,189 @@
+"""Tells experiment trackers how a training goes: TensorBoard, and MLflow where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pipelines.config import Config, Tracker
+from pipelines.progress import say
+from pipelines.run_folder import RunFolder
+from ranking.errors import ConfigError
+
+PACKAGES: dict[Tracker, tuple[str, str]] = {
+    "tensorboard": ("tensorboard", "pip install --no-deps -r requirements/train.lock"),
+    "mlflow": ("mlflow", "pip install mlflow-skinny"),
+}
+"""Tracker → the module that it needs, and how to get it."""
+
+MLFLOW_BATCH = 500
+"""Metrics in one call; MLflow's server takes at most 1000."""
+
+
+class _Tracker(Protocol):
+    def check(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    def finish(self, settings: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]) -> None: ...
+
+
+class Trackers:
+    """Those that a configuration asks for; one that fails is dropped with a warning, and the training goes on.
+
+    Args:
+        config: names the trackers; its name is MLflow's experiment.
+        run: its folder holds TensorBoard's files, and what is told at the end.
+
+    Raises:
+        ConfigError: a tracker is not installed; says how to install it.
+    """
+
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        require_installed(config.training.trackers)
+        self._config, self._run = config, run
+        self._open: dict[Tracker, _Tracker] = {}
+        for name in config.training.trackers:
+            self._guarded(name, lambda name=name: self._open.__setitem__(name, MAKERS[name](config, run)))
+
+    def check(self, record: Mapping[str, Any]) -> None:
+        """Tells a line of metrics.jsonl: every number in it, under its keys joined by ``/``."""
+        scalars = numbers({key: value for key, value in record.items() if key != "step"})
+        for name, tracker in list(self._open.items()):
+            self._guarded(name, lambda tracker=tracker: tracker.check(record["step"], scalars))
+
+    def finish(self) -> None:
+        """Tells the settings, the test measures and the selection, and closes every tracker."""
+        run = self._run
+        evaluation = run.load_evaluation()["tasks"] if run.evaluation.exists() else {}
+        selection = run.load_selection()
+        results = numbers({"test": evaluation, "selection": {key: selection[key] for key in ("flops", "snapped_codes")}})
+        results["selection/experts_used"] = float(len(selection["experts_used"]))
+        texts = {"config.toml": run.config.read_text(), "selection.json": json.dumps(selection, indent=2)}
+        for name, tracker in list(self._open.items()):
+            self._guarded(name, lambda tracker=tracker: tracker.finish(settings(self._config), results, texts))
+
+    def _guarded(self, name: Tracker, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._open.pop(name, None)
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            say(f"warning: {name} failed and is told no more, the training goes on ({why})")
+
+
+def require_installed(trackers: Sequence[Tracker]) -> None:
+    """Does nothing if every tracker can be used.
+
+    Raises:
+        ConfigError: names one that is not installed, and how to install it.
+    """
+    for name in trackers:
+        module, how = PACKAGES[name]
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"training.trackers names '{name}', which is not installed: {how}")
+
+
+def numbers(tree: Any, path: str = "") -> dict[str, float]:
+    """Every number in nested dictionaries and lists by the path to it, such as ``train/click`` or ``gate_weights/click/3``.
+
+    Truth values and texts are left out, and None, which stands for what is undefined.
+    """
+    if isinstance(tree, bool):
+        return {}
+    if isinstance(tree, int | float):
+        return {path: float(tree)}
+    parts = tree if isinstance(tree, Mapping) else dict(enumerate(tree)) if isinstance(tree, list) else {}
+    return {
+        inner: number
+        for key, part in parts.items()
+        for inner, number in numbers(part, f"{path}/{key}" if path else str(key)).items()
+    }
+
+
+def settings(config: Config) -> dict[str, str]:
+    """The sections of a ranker.toml as ``section.key`` → value; features and tasks, which are lists, are left out."""
+    flat: dict[str, str] = {}
+
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{path}.{key}", inner)
+        else:
+            flat[path] = value if isinstance(value, str) else json.dumps(value)
+
+    for section, value in config.model_dump(mode="json", exclude_none=True).items():
+        if isinstance(value, dict):
+            add(section, value)
+    return flat
+
+
+class _TensorBoard:
+    """Event files in the run folder's ``tensorboard``; look at them with ``tensorboard --logdir``."""
+
+    def __init__(self, _config: Config, run: RunFolder) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run.tensorboard), flush_secs=10)
+        self._step = 0
+
+    def check(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._step = step
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def finish(self, settings: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        writer = self._writer
+        for summary in hparams(dict(settings), dict.fromkeys(results, 0.0)):  # the metrics' names; their values follow
+            writer.file_writer.add_summary(summary)
+        for name, value in results.items():
+            writer.add_scalar(name, value, self._step)
+        for name, text in texts.items():
+            writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), self._step)
+        writer.close()
+
+
+class _MLflow:
+    """A run of the experiment that is called as the model is; the server is MLflow's own setting, MLFLOW_TRACKING_URI."""
+
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its default waits minutes for a server that is gone
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        import mlflow
+
+        self._client = mlflow.MlflowClient()
+        known = self._client.get_experiment_by_name(config.name)
+        experiment = known.experiment_id if known else self._client.create_experiment(config.name)
+        self._run = self._client.create_run(experiment, run_name=run.path.name).info.run_id
+        self._step = 0
+
+    def check(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._step = step
+        self._log(scalars)
+
+    def finish(self, settings: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        self._client.log_batch(self._run, params=[Param(name, value) for name, value in settings.items()])
+        self._log(results)
+        for name, text in texts.items():
+            self._client.log_text(self._run, text, name)
+        self._client.set_terminated(self._run)
+
+    def _log(self, scalars: Mapping[str, float]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, self._step) for name, value in scalars.items()]
+        for start in range(0, len(metrics), MLFLOW_BATCH):
+            self._client.log_batch(self._run, metrics=metrics[start : start + MLFLOW_BATCH])
+
+
+MAKERS: dict[Tracker, Callable[[Config, RunFolder], _Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
