@@ -59,7 +59,9 @@ class Trackers:
         run = self._run
         evaluation = run.load_evaluation()["tasks"] if run.evaluation.exists() else {}
         selection = run.load_selection()
-        results = numbers({"test": evaluation, "selection": {key: selection[key] for key in ("flops", "snapped_codes")}})
+        results = numbers(
+            {"test": evaluation, "selection": {key: selection[key] for key in ("flops", "snapped_codes")}}
+        )
         results["selection/experts_used"] = float(len(selection["experts_used"]))
         texts = {"config.toml": run.config.read_text(), "selection.json": json.dumps(selection, indent=2)}
         for name, tracker in list(self._open.items()):
@@ -87,7 +89,7 @@ def require_installed(trackers: Sequence[Tracker]) -> None:
 
 
 def numbers(tree: Any, path: str = "") -> dict[str, float]:
-    """Every number in nested dictionaries and lists by the path to it, such as ``train/click`` or ``gate_weights/click/3``.
+    """Every number in nested dictionaries and lists by the path to it, such as ``gate_weights/click/3``.
 
     Truth values and texts are left out, and None, which stands for what is undefined.
     """
@@ -149,10 +151,12 @@ class _TensorBoard:
 
 
 class _MLflow:
-    """A run of the experiment that is called as the model is; the server is MLflow's own setting, MLFLOW_TRACKING_URI."""
+    """A run in the experiment of the model's name; the server is MLflow's own setting, MLFLOW_TRACKING_URI."""
 
     def __init__(self, config: Config, run: RunFolder) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its default waits minutes for a server that is gone
+        os.environ.setdefault(
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+        )  # its default waits minutes for a server that is gone
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         import mlflow
 
