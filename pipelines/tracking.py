@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, Self
 
 from pipelines.config import Config, Tracker
 from pipelines.progress import say
@@ -20,39 +22,52 @@ PACKAGES: dict[Tracker, tuple[str, str]] = {
 }
 """Tracker → the module that it needs, and how to get it."""
 
-MLFLOW_BATCH = 500
-"""Metrics in one call; MLflow's server takes at most 1000."""
+MLFLOW_BATCH = 100
+"""Metrics or parameters in one call: the most parameters that MLflow's server takes."""
 
 
 class _Tracker(Protocol):
     def check(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
-    def finish(self, settings: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]) -> None: ...
+    def finish(
+        self, hyperparameters: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]
+    ) -> None: ...
+
+    def fail(self) -> None: ...
 
 
 class Trackers:
     """Those that a configuration asks for; one that fails is dropped with a warning, and the training goes on.
 
+    As a context it tells them if the training ends in an error; ``finish`` ends them well.
+
     Args:
         config: names the trackers; its name is MLflow's experiment.
         run: its folder holds TensorBoard's files, and what is told at the end.
-
-    Raises:
-        ConfigError: a tracker is not installed; says how to install it.
     """
 
     def __init__(self, config: Config, run: RunFolder) -> None:
-        require_installed(config.training.trackers)
         self._config, self._run = config, run
         self._open: dict[Tracker, _Tracker] = {}
         for name in config.training.trackers:
-            self._guarded(name, lambda name=name: self._open.__setitem__(name, MAKERS[name](config, run)))
+            with self._guarding(name):
+                self._open[name] = MAKERS[name](config, run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for name, tracker in list(self._open.items()):
+                with self._guarding(name):
+                    tracker.fail()
 
     def check(self, record: Mapping[str, Any]) -> None:
         """Tells a line of metrics.jsonl: every number in it, under its keys joined by ``/``."""
         scalars = numbers({key: value for key, value in record.items() if key != "step"})
         for name, tracker in list(self._open.items()):
-            self._guarded(name, lambda tracker=tracker: tracker.check(record["step"], scalars))
+            with self._guarding(name):
+                tracker.check(record["step"], scalars)
 
     def finish(self) -> None:
         """Tells the settings, the test measures and the selection, and closes every tracker."""
@@ -65,11 +80,13 @@ class Trackers:
         results["selection/experts_used"] = float(len(selection["experts_used"]))
         texts = {"config.toml": run.config.read_text(), "selection.json": json.dumps(selection, indent=2)}
         for name, tracker in list(self._open.items()):
-            self._guarded(name, lambda tracker=tracker: tracker.finish(settings(self._config), results, texts))
+            with self._guarding(name):
+                tracker.finish(settings(self._config), results, texts)
 
-    def _guarded(self, name: Tracker, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _guarding(self, name: Tracker) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:
             self._open.pop(name, None)
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -137,17 +154,24 @@ class _TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def finish(self, settings: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]) -> None:
+    def finish(
+        self, hyperparameters: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]
+    ) -> None:
         from torch.utils.tensorboard.summary import hparams
 
         writer = self._writer
-        for summary in hparams(dict(settings), dict.fromkeys(results, 0.0)):  # the metrics' names; their values follow
+        for summary in hparams(
+            dict(hyperparameters), dict.fromkeys(results, 0.0)
+        ):  # the metrics' names; their values follow
             writer.file_writer.add_summary(summary)
         for name, value in results.items():
             writer.add_scalar(name, value, self._step)
         for name, text in texts.items():
             writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), self._step)
         writer.close()
+
+    def fail(self) -> None:
+        self._writer.close()
 
 
 class _MLflow:
@@ -170,24 +194,33 @@ class _MLflow:
         self._step = step
         self._log(scalars)
 
-    def finish(self, settings: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]) -> None:
+    def finish(
+        self, hyperparameters: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]
+    ) -> None:
         from mlflow.entities import Param
 
-        self._client.log_batch(self._run, params=[Param(name, value) for name, value in settings.items()])
+        for part in _batches([Param(name, value) for name, value in hyperparameters.items()]):
+            self._client.log_batch(self._run, params=part)
         self._log(results)
         for name, text in texts.items():
             self._client.log_text(self._run, text, name)
         self._client.set_terminated(self._run)
 
-    def _log(self, scalars: Mapping[str, float]) -> None:
-        import time
+    def fail(self) -> None:
+        self._client.set_terminated(self._run, "FAILED")
 
+    def _log(self, scalars: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics = [Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, self._step) for name, value in scalars.items()]
-        for start in range(0, len(metrics), MLFLOW_BATCH):
-            self._client.log_batch(self._run, metrics=metrics[start : start + MLFLOW_BATCH])
+        for part in _batches(metrics):
+            self._client.log_batch(self._run, metrics=part)
+
+
+def _batches(things: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(things), MLFLOW_BATCH):
+        yield things[start : start + MLFLOW_BATCH]
 
 
 MAKERS: dict[Tracker, Callable[[Config, RunFolder], _Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

@@ -88,15 +88,15 @@ def _begun(config: Config, folder: Path, command: Sequence[str]) -> tuple[RunFol
 
 def _train(config: Config, folder: Path, command: Sequence[str]) -> RunFolder:
     run, reader, found, encoder = _begun(config, folder, command)
-    trackers = Trackers(config, run)
     encoder.write(run.encoder)
     schema = config.schema_only
 
     torch.manual_seed(config.training.seed)
     model = build_model(config, encoder)
     model.start_at(base_outputs(found, config))
-    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"], trackers.check)
-    trainer.fit()
+    with Trackers(config, run) as trackers:
+        trainer = Trainer(config, run, reader, encoder, model, found.rows["train"], trackers.check)
+        trainer.fit()
 
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
     selection, load = chosen(model, schema, read(reader, config.logs, encoder, "validation"))

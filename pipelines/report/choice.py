@@ -42,10 +42,12 @@ def selection(facts: Facts) -> Section:
             "weights": weights,
             "experts": list(experts),
             "numbers": chosen["num_experts"] <= NUMBERS_UP_TO,
+            "most": max(weight for row in weights.values() for weight in row.values()),
             "overlap": overlap(weights),
             "overlap_numbers": len(weights) <= NUMBERS_UP_TO,
             "per_example": per_example,
             "use": use,
+            "use_most": max(expert["share"] for expert in use),
             "unused": [expert for expert in experts if not totals[expert]],
         },
     )

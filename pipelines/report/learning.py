@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipelines.report.facts import Facts, History
-from pipelines.report.plots import Moment, Plot, Series, Size, over_steps, thinned
+from pipelines.report.plots import MANY_TASKS, Moment, Plot, Series, Size, over_steps, thinned
 from pipelines.report.section import Section
-
-MANY_TASKS = 12
-"""Above so many tasks their panels are small."""
 
 COLOURS = 8
 """Experts with a colour of their own: as many as can be told apart."""
@@ -78,6 +75,7 @@ def trajectories(facts: Facts) -> Section:
             "moments": moments(facts, history),
             "coloured": coloured,
             "others": number > len(coloured),
+            "crowded": len(_chosen(history)) > COLOURS,
             "narrow": narrow,
         },
     )
@@ -139,10 +137,14 @@ def _schedule(history: History, marks: Sequence[Moment]) -> list[Plot]:
 
 def _heaviest(history: History) -> list[int]:
     """Experts that get a colour, in order of their number: those that weigh most in the end, over all tasks."""
+    return sorted(_chosen(history)[:COLOURS])
+
+
+def _chosen(history: History) -> list[int]:
+    """Experts that some task uses in the end, the heaviest over all tasks first."""
     last = history.checks[-1]["gate_weights"].values()
     totals = [sum(weights) for weights in zip(*last, strict=True)]
-    ranked = sorted(range(len(totals)), key=lambda expert: (-totals[expert], expert))
-    return sorted(expert for expert in ranked[:COLOURS] if totals[expert] > 0)
+    return sorted((e for e, total in enumerate(totals) if total > 0), key=lambda expert: (-totals[expert], expert))
 
 
 def _weights(
@@ -159,12 +161,13 @@ def _weights(
     lines = []
     for expert, column in enumerate(columns):
         points = thinned(_while_alive(list(zip(steps, column, strict=True))), most)
-        style = f"e{coloured.index(expert)}" if expert in coloured else "other"
-        lines.append(Series(f"expert {expert}", style, points, str(expert) if column[-1] >= LABELLED else ""))
-    lines.sort(key=lambda line: line.style != "other")
+        chosen = column[-1] >= LABELLED
+        style = f"e{coloured.index(expert)}" if expert in coloured else "uncoloured" if chosen else "other"
+        lines.append(Series(f"expert {expert}", style, points, str(expert) if chosen else ""))
+    lines.sort(key=lambda line: (line.end != "", line.style != "other"))
     final = sorted(((column[-1], expert) for expert, column in enumerate(columns) if column[-1] > 0), reverse=True)
-    chosen = ", ".join(f"expert {expert} {weight:.2f}" for weight, expert in final[:COLOURS])
-    label = f"Gate weights of {task}, in the end: {chosen}"
+    heaviest = ", ".join(f"expert {expert} {weight:.2f}" for weight, expert in final[:COLOURS])
+    label = f"Gate weights of {task}, in the end: {heaviest}"
     return over_steps(task, lines, steps=history.steps, label=label, moments=marks, y_range=y_range, size=size)
 
 

@@ -15,6 +15,9 @@ from pipelines.report.numbers import axis_number
 
 Point = tuple[float, float]
 
+MANY_TASKS = 12
+"""Above so many tasks their panels are small."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -178,21 +181,22 @@ def over_steps(
     )
 
 
-def calibration(title: str, curves: Sequence[tuple[str, str, Sequence[dict[str, float]]]], label: str) -> Plot:
+def calibration(
+    title: str, curves: Sequence[tuple[str, str, Sequence[dict[str, float]]]], label: str, size: Size
+) -> Plot:
     """Observed rates against predicted ones on square-root axes, which keep rare events apart.
 
     Args:
         title: of the panel.
         curves: (name, style, bins with ``predicted``, ``observed``, ``low``, ``high``, ``rows``), in front last.
         label: the plot in words.
+        size: of the panel.
     """
-    size = Size(280, 260)
     bins = [a_bin for _, _, curve in curves for a_bin in curve]
     high = max([max(b["predicted"], b["observed"], b["high"]) for b in bins] + [1e-9]) * 1.02
     across = Axis(0, high, size.left, size.width - size.right, math.sqrt)
     up = Axis(0, high, size.height - size.bottom, size.top, math.sqrt)
-    marks = [0.0, *(high / 1.02 * share for share in (1 / 16, 1 / 4, 1 / 2))]
-    marks = sorted({_rounded(mark) for mark in marks} | {ticks(0, high, 3)[-1]})
+    marks = sorted({0.0, *(_round_below(high * share) for share in (1 / 16, 1 / 4, 1))})
     paths, dots = [("ideal", _path([(across(0), up(0)), (across(high), up(high))]), "perfect calibration")], []
     for name, style, curve in curves:
         paths.append((style, _path([(across(b["predicted"]), up(b["observed"])) for b in curve]), name))
@@ -219,9 +223,10 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return [points[round(i * stride)] for i in range(most)]
 
 
-def _rounded(value: float) -> float:
-    """To one significant digit."""
-    return float(f"{value:.0e}")
+def _round_below(value: float) -> float:
+    """The largest of 1, 2 and 5 times a power of ten that is not above."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * max(factor for factor in (1, 2, 5) if factor * power <= value)
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.report.facts import Facts
-from pipelines.report.plots import Axis, calibration
+from pipelines.report.numbers import count
+from pipelines.report.plots import MANY_TASKS, Axis, Size, calibration
 from pipelines.report.section import Section
 
 MEASURES = {
@@ -25,7 +26,9 @@ MEASURES = {
 HEADLINES = ("auc", "rmse")
 """The measure that stands for a task."""
 
-VALUES_SHOWN = 20
+VALUES_DOWN, VALUES_ACROSS = 20, 6
+"""Values of a slice that are shown as rows and as columns."""
+
 INTERVAL_WIDTH = 120
 
 UNTESTED = (
@@ -71,6 +74,8 @@ def calibrations(facts: Facts) -> Section:
         )
         return Section("calibration", title, lack=lack)
     before = found.get("uncalibrated_curves") or {}
+    narrow = len(curves) > MANY_TASKS
+    size = Size(200, 185, ticks=3) if narrow else Size(280, 260)
     panels = []
     for task, curve in curves.items():
         now = "after calibration" if task in before else "predicted"
@@ -80,7 +85,7 @@ def calibrations(facts: Facts) -> Section:
             f"Calibration of {task} in {len(curve)} bins: largest gap {worst['predicted']:.4f} predicted, "
             f"{worst['observed']:.4f} observed"
         )
-        panels.append(calibration(task, [*lines, (now, "after", curve)], label))
+        panels.append(calibration(task, [*lines, (now, "after", curve)], label, size))
     return Section(
         "calibration",
         title,
@@ -90,6 +95,7 @@ def calibrations(facts: Facts) -> Section:
             "panels": panels,
             "changes": _changes(found.get("uncalibrated") or {}, found["tasks"]),
             "before": bool(before),
+            "narrow": narrow,
         },
     )
 
@@ -105,31 +111,30 @@ def slices(facts: Facts) -> Section:
             "and train again."
         )
         return Section("slices", title, lack=lack)
-    tables = []
-    for name, values in found["slices"].items():
-        ranked = sorted(values.items(), key=lambda pair: (-pair[1]["rows"], pair[0]))
-        tables.append(
-            {
-                "name": name,
-                "rows": [
-                    {
-                        "value": value,
-                        "rows": part["rows"],
-                        "cells": [_headline(part["tasks"].get(t)) for t in found["tasks"]],
-                    }
-                    for value, part in ranked[:VALUES_SHOWN]
-                ],
-                "all": {"rows": found["rows"], "cells": [_headline(measured) for measured in found["tasks"].values()]},
-                "more": max(0, len(ranked) - VALUES_SHOWN),
-            }
-        )
     return Section(
         "slices",
         title,
         "AUC (of a regression RMSE) where the rows are of one kind, largest slices first; intervals below. Few "
         "positives make wide intervals: compare those before the numbers.",
-        {"tables": tables, "tasks": list(found["tasks"])},
+        {"tables": [_slice_table(name, values, found) for name, values in found["slices"].items()]},
     )
+
+
+def _slice_table(name: str, values: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[str, Any]:
+    """A row a slice and a column a task; the other way round if the tasks are many."""
+    ranked = sorted(values.items(), key=lambda pair: (-pair[1]["rows"], pair[0]))
+    turned = len(everything["tasks"]) > MANY_TASKS
+    shown = ranked[: VALUES_ACROSS if turned else VALUES_DOWN]
+    tasks = list(everything["tasks"])
+    slices = [(f"{value} ({count(part['rows'])} rows)", part) for value, part in [*shown, ("all", everything)]]
+    cells = [[_headline(part["tasks"].get(task)) for task in tasks] for _, part in slices]
+    names = [text for text, _ in slices]
+    return {
+        "name": name,
+        "columns": names if turned else tasks,
+        "rows": list(zip(tasks, zip(*cells, strict=True), strict=True) if turned else zip(names, cells, strict=True)),
+        "more": len(ranked) - len(shown),
+    }
 
 
 def headline(measured: Mapping[str, Any] | None) -> tuple[str, float, Sequence[float] | None] | None:
