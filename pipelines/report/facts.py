@@ -98,7 +98,8 @@ def read_facts(path: Path) -> Facts:
 
 
 def _history(run: RunFolder, epochs: int) -> History | None:
-    checks = list(_lines(run.metrics)) if run.metrics.is_file() else []
+    lines = _lines(run.metrics) if run.metrics.is_file() else ()
+    checks = list({line["step"]: line for line in lines}.values())  # a resumed training says some steps twice
     if not checks:
         return None
     last = checks[-1]

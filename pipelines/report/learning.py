@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pipelines.report.facts import Facts, History
 from pipelines.report.plots import MANY_TASKS, Moment, Plot, Series, Size, over_steps, thinned
@@ -85,10 +84,13 @@ def moments(facts: Facts, history: History) -> list[Moment]:
     """Budget cut, start of the annealing and final choice; none for a gate that has nothing to conclude."""
     if facts.config.model.gate.kind in FINAL_FROM_THE_START:
         return []
-    convergence, steps = facts.config.training.convergence, history.steps
+    convergence, steps, first = facts.config.training.convergence, history.steps, history.checks[0]
+    choice = max(1, round(convergence.anneal_until * steps))
+    if first["phase"] == "selected" and first["step"] < choice:
+        return []  # an earlier run's choice was kept
     found = [
         Moment("annealing starts", "anneal", round(convergence.anneal_from * steps)),
-        Moment("choice final", "choice", max(1, round(convergence.anneal_until * steps))),
+        Moment("choice final", "choice", choice),
     ]
     budget = facts.config.model.experts_budget
     if budget is not None and budget < facts.config.model.num_experts:
@@ -113,26 +115,22 @@ def _losses(task: str, history: History, marks: Sequence[Moment], size: Size) ->
 
 
 def _schedule(history: History, marks: Sequence[Moment]) -> list[Plot]:
-    def panel(title: str, values: dict[str, list[Any]]) -> Plot:
-        series = [
-            Series(name, style, thinned([(check["step"], value) for check, value in pairs], 200))
-            for (name, pairs), style in zip(
-                ((name, list(zip(history.checks, column, strict=True))) for name, column in values.items()),
-                ("validation", "train", "third"),
-                strict=False,
+    """Experts left, speed and learning rate."""
+    panels = []
+    for key, title in (
+        ("experts", "experts left"),
+        ("rows_per_second", "rows a second"),
+        ("learning_rate", "learning rate"),
+    ):
+        points = [(check["step"], check[key]) for check in history.checks if key in check]
+        if points:
+            top = max(value for _, value in points) * 1.08 or 1.0
+            label = f"{title}: {points[0][1]:g} at step {points[0][0]}, {points[-1][1]:g} at step {points[-1][0]}"
+            line = Series(title, "validation", thinned(points, 200))
+            panels.append(
+                over_steps(title, [line], steps=history.steps, label=label, moments=marks, y_range=(0.0, top))
             )
-        ]
-        top = max(max(column) for column in values.values()) * 1.08 or 1.0
-        ends = ", ".join(f"{name} {column[0]:g} to {column[-1]:g}" for name, column in values.items())
-        return over_steps(
-            title, series, steps=history.steps, label=f"{title}: {ends}", moments=marks, y_range=(0.0, top)
-        )
-
-    checks = history.checks
-    return [
-        panel("experts left", {"experts": [check["experts"] for check in checks]}),
-        panel("rows a second", {"rows a second": [check["rows_per_second"] for check in checks]}),
-    ]
+    return panels
 
 
 def _heaviest(history: History) -> list[int]:

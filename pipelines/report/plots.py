@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipelines.report.numbers import axis_number
 
@@ -182,18 +183,19 @@ def over_steps(
 
 
 def calibration(
-    title: str, curves: Sequence[tuple[str, str, Sequence[dict[str, float]]]], label: str, size: Size
+    title: str, curves: Sequence[tuple[str, str, Sequence[dict[str, Any]]]], label: str, size: Size
 ) -> Plot:
     """Observed rates against predicted ones on square-root axes, which keep rare events apart.
 
     Args:
         title: of the panel.
-        curves: (name, style, bins with ``predicted``, ``observed``, ``low``, ``high``, ``rows``), in front last.
+        curves: (name, style, bins with ``predicted``, ``observed``, ``low``, ``high`` (None if unknown) and ``rows``),
+            in front last.
         label: the plot in words.
         size: of the panel.
     """
-    bins = [a_bin for _, _, curve in curves for a_bin in curve]
-    high = max([max(b["predicted"], b["observed"], b["high"]) for b in bins] + [1e-9]) * 1.02
+    bins = [b for _, _, curve in curves for b in curve]
+    high = max([1e-9, *(value for b in bins for value in (b["predicted"], b["observed"], b["high"] or 0.0))]) * 1.02
     across = Axis(0, high, size.left, size.width - size.right, math.sqrt)
     up = Axis(0, high, size.height - size.bottom, size.top, math.sqrt)
     marks = sorted({0.0, *(_round_below(high * share) for share in (1 / 16, 1 / 4, 1))})
@@ -203,7 +205,8 @@ def calibration(
         for b in curve:
             text = f"{name}: predicted {b['predicted']:.4f}, observed {b['observed']:.4f}, {b['rows']:,} rows"
             place = across(b["predicted"]), up(b["observed"])
-            dots.append((*place, style, up(max(b["low"], 0.0)), up(b["high"]), text))
+            low, top = (b["observed"] if end is None else max(end, 0.0) for end in (b["low"], b["high"]))
+            dots.append((*place, style, up(low), up(top), text))
     return Plot(
         title,
         label,

@@ -53,7 +53,7 @@ def metrics(facts: Facts) -> Section:
         "Quality",
         "On the test rows, which training never saw, with 95 % intervals (whole users drawn with replacement). "
         "A calibration of 1 means that as much happens as was predicted.",
-        {"tables": tables, "rows": facts.evaluation["rows"]},
+        {"tables": tables, "rows": facts.evaluation["rows"], "ndcg_at": f"@{facts.evaluation.get('ndcg_at', 'k')}"},
     )
 
 

@@ -195,7 +195,7 @@ class Trainer:
             "gamma": self.convergence.gamma_at(step),
             "experts": len(self._model.active),
             "rows_per_second": round(rows_per_second),
-            "learning_rate": {group["name"]: group["lr"] for group in self._optimiser.param_groups},
+            "learning_rate": self._optimiser.param_groups[0]["lr"],
             "train": dict(zip(names, train_losses.tolist(), strict=True)),
             "validation": dict(zip(names, validation.tolist(), strict=True)),
             "validation_total": total,

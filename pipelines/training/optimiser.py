@@ -18,20 +18,13 @@ def make_optimiser(model: Mixture, config: TrainingConfig) -> torch.optim.AdamW:
     rate = config.learning_rate
     trunk = [model.norm, model.experts, model.towers, model.output]
     groups = [
+        {"params": list(model.embeddings.parameters()), "lr": rate.embeddings, "weight_decay": 0.0},
         {
-            "name": "embeddings",
-            "params": list(model.embeddings.parameters()),
-            "lr": rate.embeddings,
-            "weight_decay": 0.0,
-        },
-        {
-            "name": "trunk",
             "params": [p for part in trunk for p in part.parameters()],
             "lr": rate.trunk,
             "weight_decay": config.weight_decay,
         },
         {
-            "name": "gates",
             "params": list(model.gate.parameters()),
             "lr": rate.trunk if model.gate.per_example else rate.gates,
             "weight_decay": 0.0,

@@ -68,7 +68,7 @@ def trackers(shop: Shop, tmp_path: Path) -> Callable[..., Trackers]:
 
 class TestBothTrackers:
     def test_are_told_every_number_of_every_check(self, tracked: Tracked) -> None:
-        for name in ("train/click", "validation/watch", "learning_rate/gates", "gamma", "experts", "rows_per_second"):
+        for name in ("train/click", "validation/watch", "learning_rate", "gamma", "experts", "rows_per_second"):
             path = name.split("/")
             expected = []
             for check in tracked.checks:

@@ -23,10 +23,17 @@ from tests.pipelines.report.conftest import write_run
 
 pytestmark = pytest.mark.parts
 
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage"
-).split()
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
 """No window, no sandbox (which root cannot have), and no traffic of the browser's own."""
 
 WRAPPER = """<!DOCTYPE html><title>wrapper</title>

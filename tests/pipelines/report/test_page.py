@@ -97,7 +97,7 @@ class TestThePage:
             "Data": ["80,000", "17", "'price' is NaN", "25%", "1.25%"],
             "Chosen experts": ["0.75", "0.25"],
             "Cost of a row": ["1.2 M", "420 k", "35%", "150 k"],
-            "Quality": ["0.6000", "0.5800–0.6200", "0.0040", "1.8000"],
+            "Quality": ["0.6000", "0.5800–0.6200", "0.0040", "1.8000", "NDCG@10"],
             "Calibration": ["0.2500 → 0.2000"],
             "Slices": ["tab", "new_user", "known (8,900 rows)", "5 smaller slices"],
             "What the gates do": ["0.75", "group_1"],
@@ -120,7 +120,7 @@ class TestThePage:
 
     def test_describes_every_plot_in_words(self, made: RunFolder) -> None:
         drawn = [svg for svg in page(made).every("svg") if svg.get("aria-hidden") != "true"]
-        assert len(drawn) == 3 + 2 + 3 + 2  # losses, schedule, gate weights, calibration of the binary tasks
+        assert len(drawn) == 3 + 3 + 3 + 2  # losses, schedule, gate weights, calibration of the binary tasks
         assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 20 for svg in drawn)
 
     def test_links_to_every_section(self, made: RunFolder) -> None:

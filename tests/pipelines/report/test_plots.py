@@ -86,6 +86,11 @@ class TestCalibration:
         assert low > y > high
         assert text == "predicted: predicted 0.0400, observed 0.0500, 500 rows"
 
+    def test_without_an_interval_is_a_dot_alone(self) -> None:
+        alone = {**BIN, "low": None, "high": None}
+        ((_, y, _, low, high, _),) = calibration("t", [("predicted", "after", [alone])], "", SIZE).dots
+        assert low == high == y
+
     def test_of_rates_that_are_all_zero_can_be_drawn(self) -> None:
         zero = {"predicted": 0.0, "observed": 0.0, "low": 0.0, "high": 0.0, "rows": 5}
         assert calibration("t", [("predicted", "after", [zero])], "", SIZE).dots

@@ -35,6 +35,11 @@ class TestMoments:
         found = facts(experts=4, experts_budget=4)
         assert {m.style for m in learning.moments(found, found.histories[0])} == {"anneal", "choice"}
 
+    def test_are_none_where_an_earlier_choice_was_kept(self, facts: Callable[..., Facts]) -> None:
+        found = facts()
+        found.histories[0].checks[0]["phase"] = "selected"
+        assert learning.moments(found, found.histories[0]) == []
+
     def test_are_none_where_nothing_concludes(self, facts: Callable[..., Facts]) -> None:
         found = facts(kind="softmax")
         assert learning.moments(found, found.histories[0]) == []
@@ -62,6 +67,13 @@ class TestTrajectories:
         content = learning.trajectories(facts(tasks=20, experts=32, experts_budget=32)).content
         assert content["crowded"]
         assert any(style == "uncoloured" for panel in content["panels"] for style, *_ in panel.paths)
+
+
+def test_a_step_that_a_resumed_training_says_twice_is_shown_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join([*lines[:20], *lines[15:]]))
+    assert len(read_facts(run.path).histories[0].checks) == len(lines)
 
 
 class TestOverlap:
