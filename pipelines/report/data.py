@@ -36,7 +36,6 @@ def data(facts: Facts) -> Section:
             "bad": sorted(survey["bad"].items(), key=lambda pair: (-pair[1], pair[0])),
             "nulls": nulls[:NULLS_SHOWN],
             "more_nulls": len(nulls) - len(nulls[:NULLS_SHOWN]),
-            "complete": len(survey["null_rate"]) - len(nulls),
             "tasks": facts.config.tasks,
             "labels": survey["labels"],
         },

@@ -122,7 +122,7 @@ def _schedule(history: History, marks: Sequence[Moment]) -> list[Plot]:
         ("rows_per_second", "rows a second"),
         ("learning_rate", "learning rate"),
     ):
-        points = [(check["step"], check[key]) for check in history.checks if key in check]
+        points = [(check["step"], check[key]) for check in history.checks if isinstance(check.get(key), int | float)]
         if points:
             top = max(value for _, value in points) * 1.08 or 1.0
             label = f"{title}: {points[0][1]:g} at step {points[0][0]}, {points[-1][1]:g} at step {points[-1][0]}"

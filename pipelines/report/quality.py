@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.report.facts import Facts
-from pipelines.report.numbers import count
 from pipelines.report.plots import MANY_TASKS, Axis, Size, calibration
 from pipelines.report.section import Section
 
@@ -121,20 +120,18 @@ def slices(facts: Facts) -> Section:
 
 
 def _slice_table(name: str, values: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[str, Any]:
-    """A row a slice and a column a task; the other way round if the tasks are many."""
+    """A row a slice, with its rows, and a column a task; the other way round if the tasks are many."""
     ranked = sorted(values.items(), key=lambda pair: (-pair[1]["rows"], pair[0]))
     turned = len(everything["tasks"]) > MANY_TASKS
     shown = ranked[: VALUES_ACROSS if turned else VALUES_DOWN]
     tasks = list(everything["tasks"])
-    slices = [(f"{value} ({count(part['rows'])} rows)", part) for value, part in [*shown, ("all", everything)]]
+    slices = [*shown, ("all", everything)]
+    names = [(value, part["rows"]) for value, part in slices]
     cells = [[_headline(part["tasks"].get(task)) for task in tasks] for _, part in slices]
-    names = [text for text, _ in slices]
-    return {
-        "name": name,
-        "columns": names if turned else tasks,
-        "rows": list(zip(tasks, zip(*cells, strict=True), strict=True) if turned else zip(names, cells, strict=True)),
-        "more": len(ranked) - len(shown),
-    }
+    columns, rows = [(task, None) for task in tasks], zip(names, cells, strict=True)
+    if turned:
+        columns, rows = names, zip(columns, zip(*cells, strict=True), strict=True)
+    return {"name": name, "columns": columns, "rows": list(rows), "more": len(ranked) - len(shown)}
 
 
 def headline(measured: Mapping[str, Any] | None) -> tuple[str, float, Sequence[float] | None] | None:

@@ -99,7 +99,7 @@ class TestThePage:
             "Cost of a row": ["1.2 M", "420 k", "35%", "150 k"],
             "Quality": ["0.6000", "0.5800–0.6200", "0.0040", "1.8000", "NDCG@10"],
             "Calibration": ["0.2500 → 0.2000"],
-            "Slices": ["tab", "new_user", "known (8,900 rows)", "5 smaller slices"],
+            "Slices": ["tab", "new_user", "known", "8,900 rows", "5 smaller slices"],
             "What the gates do": ["0.75", "group_1"],
             "Reproduce": ["ranker train 'my logs/ranker.toml'", "--run runs/1", "2.13.0", 'name = "feed"'],
         }

@@ -95,14 +95,14 @@ def test_the_use_of_experts_sums_to_one(facts: Callable[..., Facts]) -> None:
 class TestSlices:
     def test_of_few_tasks_are_rows_with_all_rows_last(self, facts: Callable[..., Facts]) -> None:
         table, _ = quality.slices(facts(tasks=3)).content["tables"]
-        assert table["columns"] == ["task_0", "task_1", "minutes"]
-        assert [name for name, _ in table["rows"]][-1] == "all (9,000 rows)"
+        assert table["columns"] == [("task_0", None), ("task_1", None), ("minutes", None)]
+        assert [name for name, _ in table["rows"]][-1] == ("all", 9_000)
         assert table["more"] == 25 - quality.VALUES_DOWN
 
     def test_of_many_tasks_are_columns(self, facts: Callable[..., Facts]) -> None:
         table, _ = quality.slices(facts(tasks=20)).content["tables"]
         assert len(table["columns"]) == quality.VALUES_ACROSS + 1
-        assert [name for name, _ in table["rows"]][-1] == "minutes"
+        assert [name for name, _ in table["rows"]][-1] == ("minutes", None)
         assert all(len(cells) == len(table["columns"]) for _, cells in table["rows"])
 
 
