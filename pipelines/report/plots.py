@@ -27,19 +27,19 @@ class Size:
     Attributes:
         width, height: of the whole panel.
         right: margin that holds the labels at the lines' ends.
-        ticks: about how many on an axis.
+        ticks: the fewest on an axis.
     """
 
     width: int = 320
     height: int = 180
     right: int = 12
-    ticks: int = 4
+    ticks: int = 3
 
     left, top, bottom = 40, 8, 22
 
     def narrow(self) -> Size:
         """For a page of many panels."""
-        return Size(200, 130, self.right, 3)
+        return Size(200, 130, self.right, 2)
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,15 @@ class Plot:
     dots: list[tuple[float, float, str, float, float, str]] = field(default_factory=list)
 
 
-def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers within [low, high], steps of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, least: int) -> list[float]:
+    """At least so many round numbers within [low, high], steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
-    raw = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    power = 10.0 ** math.floor(math.log10(high - low))
+    for step in (power * factor for factor in (1, 0.5, 0.2, 0.1, 0.05, 0.02)):
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first + 1 >= least:
+            break
     return [i * step for i in range(first, last + 1)]
 
 
@@ -198,7 +199,7 @@ def calibration(
     high = max([1e-9, *(value for b in bins for value in (b["predicted"], b["observed"], b["high"] or 0.0))]) * 1.02
     across = Axis(0, high, size.left, size.width - size.right, math.sqrt)
     up = Axis(0, high, size.height - size.bottom, size.top, math.sqrt)
-    marks = sorted({0.0, *(_round_below(high * share) for share in (1 / 16, 1 / 4, 1))})
+    marks = sorted({0.0, *(_round_below(high * share) for share in (1 / 25, 1 / 5, 1))})
     paths, dots = [("ideal", _path([(across(0), up(0)), (across(high), up(high))]), "perfect calibration")], []
     for name, style, curve in curves:
         paths.append((style, _path([(across(b["predicted"]), up(b["observed"])) for b in curve]), name))

@@ -74,7 +74,7 @@ def calibrations(facts: Facts) -> Section:
         return Section("calibration", title, lack=lack)
     before = found.get("uncalibrated_curves") or {}
     narrow = len(curves) > MANY_TASKS
-    size = Size(200, 185, ticks=3) if narrow else Size(280, 260)
+    size = Size(200, 185) if narrow else Size(280, 260)
     panels = []
     for task, curve in curves.items():
         now = "after calibration" if task in before else "predicted"
