@@ -123,7 +123,7 @@ def ticks(low: float, high: float, least: int) -> list[float]:
     if not high > low:
         return [low]
     power = 10.0 ** math.floor(math.log10(high - low))
-    for step in (power * factor for factor in (1, 0.5, 0.2, 0.1, 0.05, 0.02)):
+    for step in (power * factor for factor in (5, 2, 1, 0.5, 0.2, 0.1)):
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first + 1 >= least:
             break

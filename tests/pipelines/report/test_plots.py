@@ -17,7 +17,7 @@ BIN = {"predicted": 0.04, "observed": 0.05, "low": 0.03, "high": 0.09, "rows": 5
 def test_ticks_are_enough_round_and_inside(low: float, width: float, least: int) -> None:
     high = low + width
     found = ticks(low, high, least)
-    assert least <= len(found) <= 12
+    assert least <= len(found) <= 9
     assert low - 1e-6 * width <= found[0] <= found[-1] <= high + 1e-6 * width
     assert {f"{b - a:.0e}"[0] for a, b in itertools.pairwise(found)} <= {"1", "2", "5"}
 
