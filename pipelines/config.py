@@ -10,31 +10,37 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from pipelines.logs.places import Place
 from ranking.errors import ConfigError, UsageError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
 from ranking.schema import Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Precision = Literal["float32", "bfloat16"]
 Tracker = Literal["tensorboard", "mlflow"]
 
 
 class LogsConfig(Record):
-    """Where the log lies and how time splits it. Paths are relative to the ranker.toml's folder.
+    """Where the log lies and how time splits it. Paths are relative to the ranker.toml's folder; URIs are allowed.
 
     Attributes:
         path: Parquet file or folder of them, hive-partitioned or not.
         users: Parquet table of user features by id; may be left out if the log holds them all.
         items: the same for items.
+        train_from: first moment of the training split; earlier rows are not read.
         validation_from: first moment of the validation split; everything earlier trains.
         test_from: first moment of the test split.
+        allow_missing_days: accept a log that lacks days between its first and its last.
     """
 
-    path: Path
-    users: Path | None = None
-    items: Path | None = None
+    path: Place
+    users: Place | None = None
+    items: Place | None = None
+    train_from: datetime | None = None
     validation_from: datetime
     test_from: datetime
+    allow_missing_days: bool = False
 
     @model_validator(mode="after")
     def _splits_in_order(self) -> Self:
@@ -42,6 +48,11 @@ class LogsConfig(Record):
             raise ValueError("validation_from and test_from: give both a time zone or neither")
         if self.validation_from >= self.test_from:
             raise ValueError("validation_from must be earlier than test_from")
+        if self.train_from is not None:
+            if (self.train_from.tzinfo is None) != (self.validation_from.tzinfo is None):
+                raise ValueError("train_from and validation_from: give both a time zone or neither")
+            if self.train_from >= self.validation_from:
+                raise ValueError("train_from must be earlier than validation_from")
         return self
 
 
@@ -76,12 +87,17 @@ class ConvergenceConfig(Record):
 
 
 class LearningRates(Record):
-    """Adam's step sizes, by part of the model; static gates need about ten times the others', per-example ones theirs.
+    """Step sizes by part of the model; static gates need about ten times the trunk's, per-example ones theirs.
 
     They fall linearly to 0 from the moment that the experts are chosen.
+
+    Attributes:
+        embeddings: of row-wise Adagrad.
+        trunk: AdamW's for experts, towers and per-example gates.
+        gates: AdamW's for static gates.
     """
 
-    embeddings: PositiveFloat = 1e-3
+    embeddings: PositiveFloat = 2e-2
     trunk: PositiveFloat = 1e-3
     gates: PositiveFloat = 1e-2
 
@@ -91,11 +107,17 @@ class TrainingConfig(Record):
 
     Attributes:
         epochs: passes over the training split; ids overfit in the second one on most logs.
-        batch_size: rows a step; small logs want smaller batches, so that there are enough steps to converge.
+        batch_size: rows a step, of all ranks together; small logs want smaller batches, so that there are enough steps
+            to converge.
         learning_rate: by part of the model.
         weight_decay: on experts and towers only; never on gates, whose codes it would pull back from binary.
-        shuffle_rows: rows that are held in memory and shuffled together.
-        checks_per_epoch: how often the validation loss is measured.
+        warmup: share of the steps over which the learning rates rise from 0.
+        clip_norm: largest norm of the gradient of all that AdamW trains; default: not clipped.
+        precision: of matrix products; gates, losses and weights stay in float32.
+        shuffle_rows: rows that are held in memory and shuffled together; up to four times as many are held in all.
+        readers: threads that read and encode rows ahead of the trainer.
+        checks_per_epoch: how often the validation loss is measured and a checkpoint written.
+        keep_checkpoints: how many there are at most.
         patience: checks without improvement, once the experts are chosen, before training stops.
         seed: of initialisation, shuffling and dropout.
         trackers: experiment trackers that are told how the training goes.
@@ -105,8 +127,13 @@ class TrainingConfig(Record):
     batch_size: Annotated[int, Field(ge=2)] = 512
     learning_rate: LearningRates = LearningRates()
     weight_decay: NonNegativeFloat = 0.0
+    warmup: Fraction = 0.0
+    clip_norm: PositiveFloat | None = None
+    precision: Precision = "float32"
     shuffle_rows: PositiveInt = 262_144
+    readers: PositiveInt = 2
     checks_per_epoch: PositiveInt = 8
+    keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
     seed: int = 0
     trackers: tuple[Tracker, ...] = ()
@@ -188,7 +215,8 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
         raise ConfigError(f"{file}: {explain(error, data)}{given}") from None
     base = file.absolute().parent
     logs = config.logs
-    here = {key: base / path for key in ("path", "users", "items") if (path := getattr(logs, key)) is not None}
+    places = {key: getattr(logs, key) for key in ("path", "users", "items")}
+    here = {key: base / place for key, place in places.items() if isinstance(place, Path)}
     return config.model_copy(update={"logs": logs.model_copy(update=here)})
 
 

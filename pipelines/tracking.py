@@ -39,7 +39,8 @@ class _Tracker(Protocol):
 class Trackers:
     """Those that a configuration asks for; one that fails is dropped with a warning, and the training goes on.
 
-    As a context it tells them if the training ends in an error; ``finish`` ends them well.
+    The first check opens them, so that of several ranks only the one that tells has them. As a context it tells them if
+    the training ends in an error; ``finish`` ends them well.
 
     Args:
         config: names the trackers; its name is MLflow's experiment.
@@ -49,9 +50,7 @@ class Trackers:
     def __init__(self, config: Config, run: RunFolder) -> None:
         self._config, self._run = config, run
         self._open: dict[Tracker, _Tracker] = {}
-        for name in config.training.trackers:
-            with self._guarding(name):
-                self._open[name] = MAKERS[name](config, run)
+        self._opened = False
 
     def __enter__(self) -> Self:
         return self
@@ -62,10 +61,19 @@ class Trackers:
                 with self._guarding(name):
                     tracker.fail()
 
+    def _ready(self) -> list[tuple[Tracker, _Tracker]]:
+        """Those that still listen."""
+        if not self._opened:
+            self._opened = True
+            for name in self._config.training.trackers:
+                with self._guarding(name):
+                    self._open[name] = MAKERS[name](self._config, self._run)
+        return list(self._open.items())
+
     def check(self, record: Mapping[str, Any]) -> None:
         """Tells a line of metrics.jsonl: every number in it, under its keys joined by ``/``."""
         scalars = numbers({key: value for key, value in record.items() if key != "step"})
-        for name, tracker in list(self._open.items()):
+        for name, tracker in self._ready():
             with self._guarding(name):
                 tracker.check(record["step"], scalars)
 
@@ -79,7 +87,7 @@ class Trackers:
         )
         results["selection/experts_used"] = float(len(selection["experts_used"]))
         texts = {"config.toml": run.config.read_text(), "selection.json": json.dumps(selection, indent=2)}
-        for name, tracker in list(self._open.items()):
+        for name, tracker in self._ready():
             with self._guarding(name):
                 tracker.finish(settings(self._config), results, texts)
 

@@ -40,7 +40,7 @@ class Facts:
         path: the run folder.
         config: the run's settings, defaults included.
         config_text: the same as TOML.
-        survey: ``survey.json``.
+        survey: ``survey.json``; of the single-task baseline what those of its runs say together.
         command: ``command.json``.
         selection: ``selection.json``.
         evaluation: ``evaluation.json``.
@@ -89,7 +89,7 @@ def read_facts(path: Path) -> Facts:
         path=path,
         config=config,
         config_text=_text(run.config),
-        survey=_document(run.survey),
+        survey=_together([found for part in parts if (found := _document(part.survey))]),
         command=_document(run.command),
         selection=_document(run.selection),
         evaluation=_document(run.evaluation),
@@ -97,9 +97,21 @@ def read_facts(path: Path) -> Facts:
     )
 
 
+def _together(surveys: list[Json]) -> Json | None:
+    """What the surveys of the same log, each with some of the tasks, say together; None if there is none."""
+    if not surveys:
+        return None
+    first = surveys[0]
+    labels = {
+        split: {task: label for survey in surveys for task, label in survey["labels"][split].items()}
+        for split in first["labels"]
+    }
+    bad = {why: rows for survey in surveys for why, rows in survey["bad"].items()}
+    return {**first, "labels": labels, "bad": bad}
+
+
 def _history(run: RunFolder, epochs: int) -> History | None:
-    lines = _lines(run.metrics) if run.metrics.is_file() else ()
-    checks = list({line["step"]: line for line in lines}.values())  # a resumed training says some steps twice
+    checks = list(_lines(run.metrics)) if run.metrics.is_file() else []
     if not checks:
         return None
     last = checks[-1]

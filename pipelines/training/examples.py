@@ -1,11 +1,10 @@
-"""Encoded examples: streamed from the log, shuffled in blocks, cut into batches."""
+"""Impressions as tensors: encoded features with their labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Encoder, Inputs, encode_labels, hash_column
+from ranking.encoding import Bag, Encoder, Inputs, encode_labels, hash_column
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,19 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device) -> Examples:
+        """The same on this device."""
+        inputs = self.inputs
+        bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in inputs.bags)
+        moved = Inputs(inputs.ids.to(device), bags, inputs.dense.to(device), inputs.missing)
+        return Examples(moved, self.labels.to(device), self.users)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, to be looked at."""
+        inputs = self.inputs
+        bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
+        return {"ids": inputs.ids, "dense": inputs.dense, "labels": self.labels, "users": self.users} | bags
+
     def take(self, rows: Tensor) -> Examples:
         """The rows at these positions."""
         return Examples(self.inputs.take(rows), self.labels[rows], self.users[rows])
@@ -40,6 +52,8 @@ class Examples:
     @staticmethod
     def concat(parts: list[Examples]) -> Examples:
         """All rows of the parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
         inputs = Inputs.concat([part.inputs for part in parts])
         return Examples(inputs, torch.cat([p.labels for p in parts]), torch.cat([p.users for p in parts]))
 
@@ -51,46 +65,9 @@ def encode(table: pa.Table, encoder: Encoder) -> Examples:
     return Examples(encoder.encode(table), encode_labels(table, schema.tasks), users)
 
 
-def batches(
-    stream: Iterable[Examples], batch_size: int, shuffle_rows: int = 0, random: np.random.Generator | None = None
-) -> Iterator[Examples]:
-    """Cuts a stream into batches of ``batch_size`` rows; the last may be smaller.
-
-    Args:
-        stream: parts of any size.
-        batch_size: rows.
-        shuffle_rows: rows that are gathered and put in random order before they are cut; needs ``random``.
-        random: the order.
-    """
-    held: list[Examples] = []
-    rows = 0
-    for part in stream:
-        held.append(part)
-        rows += len(part)
-        if rows >= max(batch_size, shuffle_rows):
-            whole = _shuffled(held, random)
-            end = rows - rows % batch_size
-            yield from _cut(whole, batch_size, end)
-            held, rows = [whole.take(torch.arange(end, rows))], rows - end
-    if rows:
-        yield from _cut(_shuffled(held, random), batch_size, rows)
-
-
-def _shuffled(parts: list[Examples], random: np.random.Generator | None) -> Examples:
-    whole = Examples.concat(parts)
-    return whole if random is None else whole.take(torch.from_numpy(random.permutation(len(whole))))
-
-
-def _cut(whole: Examples, batch_size: int, end: int) -> Iterator[Examples]:
-    for start in range(0, end, batch_size):
-        yield whole.take(torch.arange(start, min(start + batch_size, end)))
-
-
-def read(
-    reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str, order: np.random.Generator | None = None
-) -> Iterator[Examples]:
-    """Streams one split of a log as examples, in order of files or in a random one."""
-    return _encoded(reader.clean(*split_bounds(logs, split), order), encoder)
+def read(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> Iterator[Examples]:
+    """Streams one split of a log as examples, in order of files."""
+    return _encoded(reader.clean(*split_bounds(logs, split)), encoder)
 
 
 def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:

@@ -35,12 +35,13 @@ class TestRunFolder:
         assert {file.name for file in run.path.iterdir()} == {
             "config.toml",
             "encoder",
+            "index.parquet",
+            "survey.json",
             "metrics.jsonl",
             "selection.json",
             "evaluation.json",
             "checkpoints",
             "quarantine.jsonl",
-            "survey.json",
             "command.json",
         }
         assert [file.name for file in (run.path / "checkpoints").iterdir()] == ["best.safetensors"]
@@ -82,18 +83,18 @@ class TestOrigin:
 
     def test_command_and_versions_are_kept_but_nothing_of_the_machine(self, shop: Shop) -> None:
         shop.write(shop.table(200))
-        run = train(shop.config(), shop.folder / "run", ["ranker", "train", "ranker.toml"])
+        run = train(shop.config(), shop.folder / "run", command=["ranker", "train", "ranker.toml"])
         kept = json_of(run.command)
         assert kept["argv"] == ["ranker", "train", "ranker.toml"]
         assert kept["versions"]["torch"] == torch.__version__
         assert platform.node() not in run.command.read_text()
 
-    def test_of_single_tasks_is_kept_for_all_and_for_each(self, shop: Shop) -> None:
+    def test_of_single_tasks_is_kept_for_each(self, shop: Shop) -> None:
         shop.write(shop.table(200))
         run = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "run")
-        for part in (run, RunFolder(run.of_task("click"))):
-            assert part.survey.exists()
-            assert part.command.exists()
+        assert run.command.exists()
+        assert RunFolder(run.of_task("click")).command.exists()
+        assert RunFolder(run.of_task("click")).survey.exists()
 
 
 class TestSelection:
@@ -219,7 +220,7 @@ class TestLogsThatCannotBeLearntFrom:
         index = table.column_names.index("user_id")
         shop.write(table.slice(0, 50).set_column(index, "user_id", pa.array(range(50))), "part-0.parquet")
         later = shop.write(table.slice(50), "part-1.parquet")
-        with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
+        with pytest.raises(RankerError, match="'user_id' holds string, but int64 in ") as caught:
             train(shop.config(), shop.folder / "run")
         assert str(caught.value).startswith(f"{later}: column ")
 
@@ -262,7 +263,7 @@ class TestOpeningARun:
     def test_whose_training_did_not_finish(self, run: RunFolder, tmp_path: Path, missing: str) -> None:
         half = shutil.copytree(run.path, tmp_path / "half")
         (half / missing).unlink()
-        with pytest.raises(LogError, match="training has not finished; train again into a new folder"):
+        with pytest.raises(LogError, match=r"training has not finished; go on with .*--resume"):
             RunFolder.open(half)
 
     @pytest.mark.parametrize("file", ["checkpoints/best.safetensors", "encoder/scales.parquet"])

@@ -214,6 +214,7 @@ class TestRealRuns:
         found = page(train(shop.config(model={"gate": {"kind": "single_task"}}), tmp_path / "run"))
         assert found.lacking >= {"Gate weights", "Chosen experts", "What the gates do"}
         assert not found.lacking & {"Data", "Learning curves", "Cost of a row", "Quality"}
+        assert all(task in found.sections[part] for task in ("click", "watch") for part in ("Data", "Quality"))
 
 
 class TestWriting:

@@ -69,13 +69,6 @@ class TestTrajectories:
         assert any(style == "uncoloured" for panel in content["panels"] for style, *_ in panel.paths)
 
 
-def test_a_step_that_a_resumed_training_says_twice_is_shown_once(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    lines = run.metrics.read_text().splitlines(keepends=True)
-    run.metrics.write_text("".join([*lines[:20], *lines[15:]]))
-    assert len(read_facts(run.path).histories[0].checks) == len(lines)
-
-
 class TestOverlap:
     def test_is_one_for_tasks_alike_and_zero_for_strangers(self) -> None:
         weights = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.5, 1: 0.5}, "c": {2: 1.0}, "d": {0: 1.0}}
