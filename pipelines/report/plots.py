@@ -199,7 +199,7 @@ def calibration(
     high = max([1e-9, *(value for b in bins for value in (b["predicted"], b["observed"], b["high"] or 0.0))]) * 1.02
     across = Axis(0, high, size.left, size.width - size.right, math.sqrt)
     up = Axis(0, high, size.height - size.bottom, size.top, math.sqrt)
-    marks = sorted({0.0, *(_round_below(high * share) for share in (1 / 25, 1 / 5, 1))})
+    marks = sorted({0.0, *(_round_below(high * share) for share in (1 / 6, 1))})
     paths, dots = [("ideal", _path([(across(0), up(0)), (across(high), up(high))]), "perfect calibration")], []
     for name, style, curve in curves:
         paths.append((style, _path([(across(b["predicted"]), up(b["observed"])) for b in curve]), name))

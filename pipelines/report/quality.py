@@ -44,13 +44,15 @@ def metrics(facts: Facts) -> Section:
     tables = []
     for kind in ("binary", "regression"):
         rows = {task.name: tasks[task.name] for task in facts.config.tasks if task.kind == kind and task.name in tasks}
-        columns = {key: value for key, value in MEASURES.items() if any(key in row for row in rows.values())}
+        columns = {
+            key: value for key, value in MEASURES.items() if any(row.get(key) is not None for row in rows.values())
+        }
         if rows:
             tables.append({"kind": kind, "rows": rows, "columns": columns, "whiskers": _whiskers(rows)})
     return Section(
         "metrics",
         "Quality",
-        "On the test rows, which training never saw, with 95 % intervals (whole users drawn with replacement). "
+        "On the test rows, which training never saw, with 95\u00a0% intervals (whole users drawn with replacement). "
         "A calibration of 1 means that as much happens as was predicted.",
         {"tables": tables, "rows": facts.evaluation["rows"], "ndcg_at": f"@{facts.evaluation.get('ndcg_at', 'k')}"},
     )
@@ -88,7 +90,7 @@ def calibrations(facts: Facts) -> Section:
     return Section(
         "calibration",
         title,
-        "Test rows in bins of equal size by prediction: the share of positives in each, with its 95 % interval. On the "
+        "Test rows in bins of equal size by prediction: the share of positives in each, with its 95\u00a0% interval. On the "
         "diagonal as much happens as was predicted. Axes are square roots, so that rare events stay apart.",
         {
             "panels": panels,

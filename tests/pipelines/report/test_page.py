@@ -187,6 +187,10 @@ class TestWhatARunLacks:
         made.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert page(made).lacking == {"Gate weights"}
 
+    def test_a_measure_that_no_task_has_is_left_out(self, made: RunFolder) -> None:
+        edit(made.evaluation, lambda e: [measured.update(ndcg=None) for measured in e["tasks"].values()])
+        assert "NDCG" not in page(made).sections["Quality"]
+
     def test_a_task_without_labels_has_dashes(self, made: RunFolder) -> None:
         edit(made.evaluation, lambda evaluation: evaluation["tasks"].update(task_1={"rows": 0}))
         assert "–" in page(made).sections["Quality"]
