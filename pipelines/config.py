@@ -14,7 +14,7 @@ from pipelines.logs.places import Place
 from ranking.errors import ConfigError, UsageError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
-from ranking.schema import Record, Schema
+from ranking.schema import CrossFeature, Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["float32", "bfloat16"]
@@ -119,6 +119,7 @@ class TrainingConfig(Record):
         checks_per_epoch: how often the validation loss is measured and a checkpoint written.
         keep_checkpoints: how many there are at most.
         patience: checks without improvement, once the experts are chosen, before training stops.
+        loss_weighting: ``fixed``: the tasks' losses count by their weights; ``uncertainty``: by learnt ones too.
         seed: of initialisation, shuffling and dropout.
         trackers: experiment trackers that are told how the training goes.
     """
@@ -135,6 +136,7 @@ class TrainingConfig(Record):
     checks_per_epoch: PositiveInt = 8
     keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
+    loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
     seed: int = 0
     trackers: tuple[Tracker, ...] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
@@ -174,10 +176,47 @@ class Config(Schema):
             )
         return self
 
+    @model_validator(mode="after")
+    def _side_tower_reads_what_is_training_only(self) -> Self:
+        tower = self.model.side_tower
+        read = () if tower is None else tower.features
+        known = {feature.name: feature for feature in self.features}
+        for name in read:
+            if name not in known:
+                labels = {label for task in self.tasks for label in (task.name, task.label)}
+                what = "a label, not a feature" if name in labels else f"no feature: {', '.join(known)}"
+                raise ValueError(f"model.side_tower.features names '{name}', which is {what}")
+            if isinstance(known[name], CrossFeature):
+                raise ValueError(
+                    f"model.side_tower.features names '{name}', a cross: name its parts, the tower mixes them"
+                )
+        if len(set(read)) < len(read):
+            raise ValueError("model.side_tower.features names a feature twice")
+        for feature in self.given:
+            if feature.training_only and feature.name not in read:
+                raise ValueError(f"feature '{feature.name}' is training_only: name it in model.side_tower.features")
+        if all(feature.training_only for feature in self.given):
+            raise ValueError("every feature is training_only: nothing is left to score by")
+        return self
+
+    @property
+    def log_schema(self) -> Schema:
+        """What the log holds that a model is trained on."""
+        return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
+
     @property
     def schema_only(self) -> Schema:
-        """The part that a bundle carries."""
-        return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
+        """The part that a bundle carries: what is known when scores are asked for."""
+        served = tuple(f for f in self.features if isinstance(f, CrossFeature) or not f.training_only)
+        return self.log_schema.model_copy(update={"features": served})
+
+    @property
+    def side_schema(self) -> Schema | None:
+        """What the side tower reads; None without one."""
+        if self.model.side_tower is None:
+            return None
+        read = tuple(f for f in self.features if f.name in self.model.side_tower.features)
+        return self.log_schema.model_copy(update={"features": read})
 
     @property
     def objective(self) -> dict[str, float]:

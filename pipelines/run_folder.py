@@ -31,6 +31,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.encoder = path / "encoder"
         self.index = path / "index.parquet"
+        self.side_encoder = path / "side_encoder"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.command = path / "command.json"

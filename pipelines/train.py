@@ -79,7 +79,7 @@ def train(
             if run.finished:
                 say(f"{folder}: training has finished already")
             else:
-                _train(config, run, world, warm, on_check)
+                _tracked(config, run, world, warm, on_check)
     return run
 
 
@@ -115,7 +115,7 @@ def _run_folder(
         try:
             yield run
         except RankerError:
-            if not (run.encoder.exists() or (folder / "tasks").exists()):
+            if not any(folder.rglob(run.encoder.name)):
                 shutil.rmtree(folder)
             raise
 
@@ -129,27 +129,8 @@ def _require_divisible(config: Config, world: World) -> None:
         )
 
 
-def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:
-    prepared = prepare(config, run, world, warm)
-    reader, encoder = prepared.reader, prepared.encoder
-    torch.manual_seed(config.training.seed + world.rank)
-    model = build_model(config, encoder)
-    if warm is None:
-        model.start_at(base_outputs(prepared.survey, config))
-    else:
-        warm.fill(model)
-        if warm.reopened:
-            model.gate.reopen(config.training.convergence.gamma)
-    feed = partial(
-        Feed,
-        reader,
-        prepared.index,
-        partial(encode, encoder=encoder),
-        config.logs,
-        config.training,
-        rank=world.rank,
-        world=world.size,
-    )
+def _tracked(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:
+    """Trains, and tells the configured trackers."""
     with Trackers(config, run) as trackers:
 
         def tell(line: dict[str, Any]) -> None:
@@ -157,22 +138,39 @@ def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None,
             if on_check is not None:
                 on_check(line)
 
-        trainer = Trainer(
-            config,
-            run,
-            world,
-            feed("train"),
-            feed("validation", shuffled=False),
-            model,
-            chosen=warm is not None and not warm.reopened and model.gate.concludes,
-            on_check=tell,
-        )
-        trainer.resume()
-        trainer.fit()
+        _train(config, run, world, warm, tell)
         if world.first:
-            _conclude(config, run, trainer, reader, prepared.survey)
             trackers.finish()
-            trainer.clean_up()
+
+
+def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:
+    prepared = prepare(config, run, world, warm)
+    reader, encoder = prepared.reader, prepared.encoder
+    torch.manual_seed(config.training.seed + world.rank)
+    model = build_model(config, encoder, prepared.side_encoder)
+    if warm is None:
+        model.start_at(base_outputs(prepared.survey, config))
+    else:
+        warm.fill(model)
+        if warm.reopened:
+            model.gate.reopen(config.training.convergence.gamma)
+    feed = partial(Feed, reader, prepared.index, logs=config.logs, settings=config.training)
+    feed = partial(feed, rank=world.rank, world=world.size)
+    trainer = Trainer(
+        config,
+        run,
+        world,
+        feed(encode=partial(encode, encoder=encoder, side=prepared.side_encoder)),
+        feed(encode=partial(encode, encoder=encoder), split="validation", shuffled=False),
+        model,
+        chosen=warm is not None and not warm.reopened and model.gate.concludes,
+        on_check=on_check,
+    )
+    trainer.resume()
+    trainer.fit()
+    if world.first:
+        _conclude(config, run, trainer, reader, prepared.survey)
+        trainer.clean_up()
 
 
 def _conclude(config: Config, run: RunFolder, trainer: Trainer, reader: LogReader, found: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
-        columns = list(dict.fromkeys(feature.column for feature in schema.features))
+        columns = list(dict.fromkeys(feature.column for feature in schema.given))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}

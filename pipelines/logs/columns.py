@@ -8,17 +8,18 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from pipelines.logs.files import LogFile
+from pipelines.logs.labels import label_columns
 from ranking.errors import LogError
 from ranking.schema import Schema
 
 
 def needed(schema: Schema, *, labels: bool) -> dict[str, str]:
     """The columns that are read, and what each is to the schema."""
-    columns = {feature.column: f"feature '{feature.name}'" for feature in schema.features}
+    columns = {feature.column: f"feature '{feature.name}'" for feature in schema.given}
     columns |= {schema.columns.item: "the item id"}
     if labels:
         columns |= {schema.columns.time: "the time", schema.columns.user: "the user id"}
-        columns |= {task.label: f"label of task '{task.name}'" for task in schema.tasks}
+        columns |= label_columns(schema)
     return columns
 
 
@@ -46,7 +47,7 @@ class ColumnCheck:
             LogError: names the file, the column, the file it differs from, and the mend.
         """
         names, columns = {*stored.names, *file.keys}, self._schema.columns
-        not_looked_up = {columns.item, columns.user, columns.time, *(task.label for task in self._schema.tasks)}
+        not_looked_up = {columns.item, columns.user, columns.time, *label_columns(self._schema)}
         for column, what in needed(self._schema, labels=self._labels).items():
             found = names if column in not_looked_up else names | self._looked_up
             if column not in found:

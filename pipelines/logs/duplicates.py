@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding import stable_hash
+from ranking.id_spaces import stable_hash
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipelines.logs.columns import ColumnCheck, needed
 from pipelines.logs.duplicates import DuplicateFilter
 from pipelines.logs.files import LogFile, find_files
 from pipelines.logs.index import Chunk, Entry
+from pipelines.logs.labels import mark_labels
 from pipelines.logs.places import Place, one_line, open_place, shown
 from pipelines.logs.splits import inside, split_bounds, within
 from ranking.errors import InvalidInputError, LogError
@@ -79,7 +81,7 @@ class LogReader:
         path: Parquet file or folder, here or on another filesystem.
         schema: columns that every file must have.
         tables: side tables that complete the rows.
-        labels: whether the tasks' labels are read too; scoring does without.
+        labels: whether labels, masks and weights are read too; scoring does without.
 
     Raises:
         LogError: nothing there, or it cannot be reached.
@@ -114,28 +116,29 @@ class LogReader:
                     yield self._clean(table, asked[new], asked[~new], chunk, first_row, file.shown)
 
     def usable(self, entries: Sequence[Entry], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
-        """The rows of a split that ``clean`` found good in neighbouring chunks of one row group, a table a chunk.
+        """The rows of a split that ``clean`` found good in neighbouring chunks of one file, a table a chunk.
 
         Only the columns that the schema names are read. Nothing is checked again but that the log is still the same.
 
         Raises:
             LogError: the file cannot be read, or is another than the one that was surveyed.
         """
-        first, last = entries[0].chunk, entries[-1].chunk
-        file = self._files.get(first.file)
+        chunk = entries[0].chunk
+        file = self._files.get(chunk.file)
         if file is None:
-            raise LogError(f"{first.file}: is gone since the log was surveyed; restore it, or train again")
-        wanted = {entry.chunk.start: entry for entry in entries}
-        start = 0
+            raise LogError(f"{chunk.file}: is gone since the log was surveyed; restore it, or train again")
+        columns = list(needed(self._schema, labels=True))
         try:
             with file.open() as opened:
-                if opened.digest() != first.digest:
+                if opened.digest() != chunk.digest:
                     raise LogError(f"{file.shown}: changed since the log was surveyed; restore it, or train again")
-                columns = list(needed(self._schema, labels=True))
-                for table in opened.chunks(first.group, columns, last.start + last.rows, threads=False):
-                    if start in wanted:
-                        yield self._split(table, wanted[start], split, logs, file.shown)
-                    start += table.num_rows
+                for group, those in groupby(entries, key=lambda entry: entry.chunk.group):
+                    wanted = {entry.chunk.start: entry for entry in those}
+                    start = 0
+                    for table in opened.chunks(group, columns, max(wanted) + 1, threads=False):
+                        if start in wanted:
+                            yield self._split(table, wanted[start], split, logs, file.shown)
+                        start += table.num_rows
         except FileNotFoundError:
             raise LogError(f"{file.shown}: is gone since the log was surveyed; restore it, or train again") from None
         except (OSError, pa.ArrowException) as error:
@@ -230,28 +233,7 @@ class LogReader:
             return reasons
         time = table[schema.columns.time].combine_chunks()
         reasons = mark(reasons, time.is_null(), "the time is null")
-        for task in schema.tasks:
-            label = table[task.label].combine_chunks()
-            if pa.types.is_null(label.type):
-                continue
-            if not (
-                pa.types.is_integer(label.type) or pa.types.is_floating(label.type) or pa.types.is_boolean(label.type)
-            ):
-                raise InvalidInputError(
-                    task.label, f"holds {label.type}, but is the label of '{task.name}': write numbers"
-                )
-            label = label.cast(pa.int8()) if pa.types.is_boolean(label.type) else label
-            label = label.cast(pa.float64())
-            if task.kind == "binary":
-                wrong = pc.and_(pc.not_equal(label, 0.0), pc.not_equal(label, 1.0))
-                reasons = mark(reasons, wrong, f"label '{task.label}' is neither 0 nor 1")
-            else:
-                reasons = mark(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
-                if task.transform == "log1p":
-                    reasons = mark(
-                        reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p"
-                    )
-        return reasons
+        return mark_labels(reasons, table, schema)
 
 
 def _taken(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:

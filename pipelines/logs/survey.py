@@ -171,8 +171,9 @@ def require_learnable(found: Survey, config: Config) -> None:
     for task in config.tasks:
         label = found.labels["train"][task.name]
         if not label.rows:
+            absent = "null" if task.mask is None else "null or masked"
             raise LogError(
-                f"{path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task"
+                f"{path}: label '{task.label}' of task '{task.name}' is {absent} in every training row; drop the task"
             )
         if label.low == label.high:
             raise LogError(
@@ -183,7 +184,7 @@ def require_learnable(found: Survey, config: Config) -> None:
 
 def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
     found.rows[split] += rows.num_rows
-    for feature in schema.features:
+    for feature in schema.given:
         found.nulls[feature.name] += rows[feature.column].null_count
     labels = encode_labels(rows, schema.tasks).numpy()
     for i, task in enumerate(schema.tasks):

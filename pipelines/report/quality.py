@@ -90,8 +90,8 @@ def calibrations(facts: Facts) -> Section:
     return Section(
         "calibration",
         title,
-        "Test rows in bins of equal size by prediction: the share of positives in each, with its 95\u00a0% interval. On "
-        "the diagonal as much happens as was predicted. Axes are square roots, so that rare events stay apart.",
+        "Test rows in bins of equal size by prediction: the share of positives in each, with its 95\u00a0% interval. "
+        "On the diagonal as much happens as was predicted. Axes are square roots, so that rare events stay apart.",
         {
             "panels": panels,
             "changes": _changes(found.get("uncalibrated") or {}, found["tasks"]),

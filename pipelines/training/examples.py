@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Bag, Encoder, Inputs, encode_labels, hash_column
+from ranking.encoding import Encoder, Inputs, encode_labels, encode_weights
+from ranking.id_spaces import hash_column
 
 
 @dataclass(frozen=True)
@@ -23,46 +24,77 @@ class Examples:
         inputs: encoded features.
         labels: [rows, tasks] float32, NaN where masked.
         users: hash of each row's user id [rows] int64, for what is measured by user.
+        weights: how much each row counts in the losses [rows] float32.
+        side: what the side tower reads; None where nobody trains one.
     """
 
     inputs: Inputs
     labels: Tensor
     users: Tensor
+    weights: Tensor
+    side: Inputs | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device) -> Examples:
         """The same on this device."""
-        inputs = self.inputs
-        bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in inputs.bags)
-        moved = Inputs(inputs.ids.to(device), bags, inputs.dense.to(device), inputs.missing)
-        return Examples(moved, self.labels.to(device), self.users)
+        side = None if self.side is None else self.side.to(device)
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            labels=self.labels.to(device),
+            weights=self.weights.to(device),
+            side=side,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, to be looked at."""
         inputs = self.inputs
         bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
-        return {"ids": inputs.ids, "dense": inputs.dense, "labels": self.labels, "users": self.users} | bags
+        rows = {"labels": self.labels, "users": self.users, "weights": self.weights}
+        return {"ids": inputs.ids, "dense": inputs.dense, **rows, **bags}
 
     def take(self, rows: Tensor) -> Examples:
         """The rows at these positions."""
-        return Examples(self.inputs.take(rows), self.labels[rows], self.users[rows])
+        side = None if self.side is None else self.side.take(rows)
+        return Examples(self.inputs.take(rows), self.labels[rows], self.users[rows], self.weights[rows], side)
+
+    def with_labels(self, labels: Tensor) -> Examples:
+        """The same rows with other labels [rows, tasks]."""
+        return replace(self, labels=labels)
 
     @staticmethod
     def concat(parts: list[Examples]) -> Examples:
-        """All rows of the parts, in order."""
+        """All rows of the parts, in order; all of them with inputs for the side tower, or none."""
         if len(parts) == 1:
             return parts[0]
-        inputs = Inputs.concat([part.inputs for part in parts])
-        return Examples(inputs, torch.cat([p.labels for p in parts]), torch.cat([p.users for p in parts]))
+        sides = [part.side for part in parts if part.side is not None]
+        return Examples(
+            Inputs.concat([part.inputs for part in parts]),
+            torch.cat([part.labels for part in parts]),
+            torch.cat([part.users for part in parts]),
+            torch.cat([part.weights for part in parts]),
+            Inputs.concat(sides) if sides else None,
+        )
 
 
-def encode(table: pa.Table, encoder: Encoder) -> Examples:
-    """Examples of a cleaned table of a log."""
+def encode(table: pa.Table, encoder: Encoder, side: Encoder | None = None) -> Examples:
+    """Examples of a cleaned table of a log.
+
+    Args:
+        table: cleaned.
+        encoder: of what the model reads.
+        side: of what the side tower reads, where one is trained.
+    """
     schema = encoder.schema
-    users = torch.from_numpy(hash_column(table[schema.columns.user].combine_chunks()))
-    return Examples(encoder.encode(table), encode_labels(table, schema.tasks), users)
+    return Examples(
+        encoder.encode(table),
+        encode_labels(table, schema.tasks),
+        torch.from_numpy(hash_column(table[schema.columns.user].combine_chunks())),
+        encode_weights(table, schema.columns),
+        None if side is None else side.encode(table),
+    )
 
 
 def read(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> Iterator[Examples]:
@@ -75,9 +107,9 @@ def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
     return _encoded(reader.clean(), encoder)
 
 
-def _encoded(stream: Iterable[Cleaned], encoder: Encoder) -> Iterator[Examples]:
+def _encoded(stream: Iterable[Cleaned], encoder: Encoder, side: Encoder | None = None) -> Iterator[Examples]:
     for cleaned in stream:
         if cleaned.rows.num_rows:
             with blaming(cleaned.file):
-                examples = encode(cleaned.rows, encoder)
+                examples = encode(cleaned.rows, encoder, side)
             yield examples

@@ -24,11 +24,12 @@ from pipelines.training.objective import Objective, Terms, data_parallel
 from pipelines.training.optimiser import make_optimiser
 from pipelines.training.rates import rate_factor
 from pipelines.training.regularisation import Regularisation
+from pipelines.training.sampling import down_sampled, draws
 from pipelines.training.tables import Tables
 from pipelines.training.world import World
 from ranking.errors import RankerError
 from ranking.gates.config import AttentiveConfig
-from ranking.losses import task_losses
+from ranking.losses import FixedWeighting, UncertaintyWeighting, label_weights, task_losses
 from ranking.model import Mixture
 
 FEW_STEPS = 100
@@ -81,14 +82,18 @@ class Trainer:
         self.convergence = Convergence(
             settings.convergence, model.gate, self.steps, config.model.experts_budget, world, chosen=chosen
         )
-        self._penalty = Regularisation(config.model.gate, settings.convergence, self.convergence, self.steps)
+        penalty = Regularisation(config.model.gate, settings.convergence, self.convergence, self.steps)
         self._tables = Tables(model.embeddings, rates.embeddings, settings.batch_size // world.size, world)
-        self._optimiser = make_optimiser(model, settings)
+        uncertain = settings.loss_weighting == "uncertainty"
+        weighting = (UncertaintyWeighting if uncertain else FixedWeighting)(config.tasks).to(world.device)
+        self._optimiser = make_optimiser(model, settings, weighting)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        self._objective = Objective(model, config.tasks, self._penalty, settings.precision).to(world.device)
+        self._objective = Objective(model, config.tasks, weighting, penalty, settings.precision)
         self._wrapped: nn.Module = data_parallel(self._objective, world)
         self._checkpoints = Checkpoints(run.checkpoints, run.best, world, settings.keep_checkpoints)
-        self._step, self._epoch, self._pieces = 0, 0, None
+        self._task_weights = weighting.weights
+        self._step, self._epoch = 0, 0
+        self._pieces: list[Piece] | None = None
         self._running, self._since_check, self._clock = self._zeros(), 0, time.monotonic()
         self._best, self._checks_since_best = math.inf, 0
         self._evaluated = torch.zeros(())
@@ -114,8 +119,8 @@ class Trainer:
             begun, at_start = self._pieces, self._step
             for examples in self._feed.epoch(self._epoch, begun):
                 self._step += 1
-                terms = self._learn(examples.to(self._world.device))
-                progress.advance(1, f"loss {float(terms.losses @ self._objective.task_weights):.4f}")
+                terms = self._learn(examples)
+                progress.advance(1, f"loss {float(terms.losses @ self._task_weights):.4f}")
                 if self._step % every == 0 or self._step == self.steps:
                     stop = self._check(terms)
                     self._save(self._feed.left(self._epoch, begun, self._step - at_start), stop)
@@ -142,6 +147,8 @@ class Trainer:
     def _learn(self, examples: Examples) -> Terms:
         """One optimiser step."""
         step, settings = self._step, self._settings
+        examples = down_sampled(examples, self._config.tasks, draws(settings.seed, step, len(examples)))
+        examples = examples.to(self._world.device)
         self._objective.train()
         if self.convergence.before(step):
             self._wrapped = data_parallel(self._objective, self._world)
@@ -192,7 +199,7 @@ class Trainer:
         seconds = time.monotonic() - self._clock
         train = world.sum(self._running) / world.size / self._since_check
         validation = self._validation_losses()
-        total = float(validation @ self._objective.task_weights)
+        total = float(validation @ self._task_weights)
         selected = self.convergence.done
         if selected:
             self._checks_since_best += 1
@@ -228,10 +235,12 @@ class Trainer:
         total, rows = self._zeros(), self._zeros()
         for batch in self._validation.epoch(0):
             examples = batch.to(self._world.device)
-            known = (~examples.labels.isnan()).sum(0)
-            total += task_losses(self._model(examples.inputs), examples.labels, self._config.tasks) * known
-            rows += known
-        return self._world.sum(total) / self._world.sum(rows).clamp(min=1)
+            counts = label_weights(examples.labels, examples.weights)
+            outputs = self._model(examples.inputs)
+            total += task_losses(outputs, examples.labels, self._config.tasks, examples.weights) * counts
+            rows += counts
+        rows = self._world.sum(rows)
+        return self._world.sum(total) / torch.where(rows > 0, rows, 1.0)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self._config.tasks), device=self._world.device)
@@ -241,13 +250,14 @@ class Trainer:
         return {
             **snapshot.trunk_state(self._model),
             **self._tables.state(),
-            **snapshot.optimiser_state(self._model, self._optimiser, optimised),
+            **{f"weighting.{name}": value for name, value in self._objective.weighting.state_dict().items()},
+            **snapshot.optimiser_state(self._objective, self._optimiser, optimised),
             "evaluated": self._evaluated,
         }
 
     def _save(self, pieces: list[Piece], over: bool) -> None:
         convergence = self.convergence
-        optimised = snapshot.optimised(self._model, self._optimiser)
+        optimised = snapshot.optimised(self._objective, self._optimiser)
         state = {
             "epoch": self._epoch,
             "pieces": [list(piece) for piece in pieces],

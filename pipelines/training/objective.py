@@ -13,7 +13,7 @@ from pipelines.config import Precision
 from pipelines.training.examples import Examples
 from pipelines.training.regularisation import Regularisation
 from pipelines.training.world import World
-from ranking.losses import task_losses
+from ranking.losses import FixedWeighting, task_losses
 from ranking.model import Mixture
 from ranking.schema import Task
 
@@ -39,26 +39,34 @@ class Objective(nn.Module):
 
     Args:
         model: the dense model.
-        tasks: kinds and weights of the losses.
+        tasks: kinds of the losses.
+        weighting: of the losses.
         penalty: what the gate's settings add.
         precision: of the model's matrix products; gates and losses stay in float32.
     """
 
-    def __init__(self, model: Mixture, tasks: Sequence[Task], penalty: Regularisation, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: Mixture,
+        tasks: Sequence[Task],
+        weighting: FixedWeighting,
+        penalty: Regularisation,
+        precision: Precision,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.weighting = weighting
         self._tasks = tasks
         self._penalty = penalty
         self._half = precision == "bfloat16"
-        self.register_buffer("task_weights", torch.tensor([task.weight for task in tasks]), persistent=False)
 
     def forward(self, step: int, examples: Examples) -> Terms:
         """The terms of this step, on this rank's part of the batch."""
         with torch.autocast(examples.labels.device.type, torch.bfloat16, enabled=self._half):
-            done = self.model.trace(examples.inputs)
+            done = self.model.trace(examples.inputs, examples.side)
         outputs = done.outputs.float()
-        losses = task_losses(outputs, examples.labels, self._tasks)
-        total = losses @ self.task_weights + self._penalty(step, self.model.gate, done)
+        losses = task_losses(outputs, examples.labels, self._tasks, examples.weights)
+        total = self.weighting(losses) + self._penalty(step, self.model.gate, done)
         return Terms(total, losses.detach(), outputs.detach(), done.routing.weights.detach())
 
 

@@ -27,6 +27,8 @@ DrawRows = Callable[[int, int], pa.Table]
 
 FILES = [
     "SHA256SUMS",
+    "encoder/buckets/age_band.parquet",
+    "encoder/buckets/day_part.parquet",
     "encoder/scales.parquet",
     "encoder/vocabularies/genres.parquet",
     "encoder/vocabularies/item_id.parquet",

@@ -23,7 +23,7 @@ def parts(sizes: list[int]) -> list[Examples]:
         n = torch.arange(start, start + size)
         lengths = n % 3
         inputs = Inputs(n[:, None], (Bag(n.repeat_interleave(lengths), lengths),), n[:, None].float(), n[:, None] < 0)
-        made.append(Examples(inputs, n[:, None].float(), n))
+        made.append(Examples(inputs, n[:, None].float(), n, n.float(), inputs))
         start += size
     return made
 
@@ -35,6 +35,9 @@ def rows(stream: list[Examples]) -> list[int]:
         assert torch.equal(part.inputs.ids[:, 0], n)
         assert torch.equal(part.inputs.dense[:, 0].long(), n)
         assert torch.equal(part.labels[:, 0].long(), n)
+        assert torch.equal(part.weights.long(), n)
+        assert part.side is not None
+        assert torch.equal(part.side.ids[:, 0], n)
         assert torch.equal(part.inputs.bags[0].lengths, n % 3)
         assert torch.equal(part.inputs.bags[0].values, n.repeat_interleave(n % 3))
         assert len(part.inputs.missing) == len(part) == len(n)

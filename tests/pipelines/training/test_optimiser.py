@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from pipelines.training.examples import Examples, encode
 from pipelines.training.optimiser import make_optimiser
 from pipelines.training.snapshot import trunk
 from ranking.fitting import EncoderFitter
+from ranking.losses import UncertaintyWeighting
 from ranking.model import Mixture
+from ranking.side_tower import SideTower, SideTowerConfig
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -35,6 +38,25 @@ class TestGroups:
         model, _ = made
         held = [id(p) for group in make_optimiser(model, TrainingConfig()).param_groups for p in group["params"]]
         assert sorted(held) == sorted(id(p) for _, p in trunk(model))
+
+    def test_hold_the_weighting_before_the_gate_and_let_it_not_decay(
+        self, made: tuple[Mixture, Examples], shop: Shop
+    ) -> None:
+        model, _ = made
+        weighting = UncertaintyWeighting(shop.schema.tasks)
+        config = TrainingConfig.model_validate({"weight_decay": 0.1, "learning_rate": {"trunk": 0.2}})
+        *_, before, gate = make_optimiser(model, config, weighting).param_groups
+        assert [id(p) for p in before["params"]] == [id(weighting.log_variances)]
+        assert (before["lr"], before["weight_decay"]) == (0.2, 0.0)
+        assert [id(p) for p in gate["params"]] == [id(p) for p in model.gate.parameters()]
+
+    def test_hold_the_side_tower_with_the_trunk(self, made: tuple[Mixture, Examples]) -> None:
+        model, _ = made
+        model.side = SideTower(SideTowerConfig(features=("tab",)), 2, copy.deepcopy(model.embeddings), 0)
+        trunk, *_ = make_optimiser(model, TrainingConfig()).param_groups
+        held = [id(p) for p in trunk["params"]]
+        assert len(held) == len(set(held))
+        assert {id(p) for p in model.side.parameters()} < set(held)
 
     def test_have_the_learning_rate_of_their_part(self, made: tuple[Mixture, Examples]) -> None:
         model, _ = made
