@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly.
     """
     arguments = parser().parse_args(argv)
+    arguments.command = ["ranker", *(sys.argv[1:] if argv is None else argv)]
     try:
         arguments.run(arguments)
         sys.stdout.flush()
@@ -119,6 +120,10 @@ def parser() -> argparse.ArgumentParser:
         "--logs", type=log_place, help="Parquet with labels; default: A's test split (B's if A is a bundle)"
     )
     compare.add_argument("--json", action="store_true", help=JSON)
+
+    report = command("report", run_report, "write a run's report, one self-contained HTML page")
+    report.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
+    report.add_argument("--out", type=Path, help="HTML file, replaced if it is there (default: RUN/report.html)")
 
     freeze = command("freeze", run_freeze, "write the bundle of a converged run")
     freeze.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
@@ -228,7 +233,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     if arguments.reopen and arguments.earlier is None:
         raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
-    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm)
+    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm, command=arguments.command)
     if os.environ.get("RANK", "0") != "0":
         return  # of the ranks that torchrun starts, the first one tells
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
@@ -289,6 +294,13 @@ def sources(path: Path) -> list[Any]:
 def is_bundle(path: Path) -> bool:
     """Whether a folder is a bundle rather than a run."""
     return (path / "manifest.json").exists()
+
+
+def run_report(arguments: argparse.Namespace) -> None:
+    """``ranker report``."""
+    from pipelines.report.page import write_report
+
+    print(write_report(arguments.source, arguments.out))
 
 
 def run_freeze(arguments: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ from ranking.schema import CrossFeature, Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["float32", "bfloat16"]
+Tracker = Literal["tensorboard", "mlflow"]
 
 
 class LogsConfig(Record):
@@ -128,6 +129,7 @@ class TrainingConfig(Record):
         patience: checks without improvement, once the experts are chosen, before training stops.
         loss_weighting: ``fixed``: the tasks' losses count by their weights; ``uncertainty``: by learnt ones too.
         seed: of initialisation, shuffling and dropout.
+        trackers: experiment trackers that are told how the training goes.
     """
 
     epochs: PositiveInt = 1
@@ -144,6 +146,7 @@ class TrainingConfig(Record):
     patience: PositiveInt = 8
     loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
     seed: int = 0
+    trackers: tuple[Tracker, ...] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
 
 

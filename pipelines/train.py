@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from pipelines.config import Config
 from pipelines.evaluation.measuring import evaluate
 from pipelines.evaluation.runs import run_source
 from pipelines.progress import say
+from pipelines.provenance import provenance
 from pipelines.run_folder import RunFolder
+from pipelines.tracking import Trackers, require_installed
 from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, encode
 from pipelines.training.feed import Feed
@@ -44,6 +46,7 @@ def train(
     resume: bool = False,
     warm: WarmStart | None = None,
     on_check: OnCheck | None = None,
+    command: Sequence[str] = (),
 ) -> RunFolder:
     """Trains on the configured log; the single-task baseline trains one model after the other.
 
@@ -55,36 +58,38 @@ def train(
         resume: go on with what is in the folder, from the last checkpoint or from the start.
         warm: an earlier run to go on from.
         on_check: called with each line of metrics.jsonl; raising from it stops the training.
+        command: what was given on the command line, kept in the run; nothing if it was started from Python.
 
     Raises:
         LogError: the log cannot be used; says why.
-        ConfigError: a warm start from a run of another kind.
+        ConfigError: a warm start from a run of another kind, or a tracker that is not installed.
         OutputError: the run folder holds something already, is in use, or cannot be written.
         RankerError: the loss became NaN, or another rank was lost.
     """
+    require_installed(config.training.trackers)
     if warm is not None:
         warm.require_alike(config)
     if isinstance(config.model.gate, SingleTaskConfig):
-        return _train_each(config, folder, resume)
+        return _train_each(config, folder, resume, command)
     with joined() as world:
         _require_divisible(config, world)
-        with _run_folder(config, folder, world, resume=resume) as run:
+        with _run_folder(config, folder, world, command, resume=resume) as run:
             if run.finished:
                 say(f"{folder}: training has finished already")
             else:
-                _train(config, run, world, warm, on_check)
+                _tracked(config, run, world, warm, on_check)
     return run
 
 
-def _train_each(config: Config, folder: Path, resume: bool) -> RunFolder:
+def _train_each(config: Config, folder: Path, resume: bool, command: Sequence[str]) -> RunFolder:
     """A run for each task."""
     if launched() > 1:
         raise UsageError("single_task trains a model for each task, one by one: leave torchrun away")
-    with _run_folder(config, folder, World(), resume=resume) as run:
+    with _run_folder(config, folder, World(), command, resume=resume) as run:
         each = {}
         for task, alone in single_task.configs(config).items():
             say(f"task {task} by itself")
-            each[task] = train(alone, run.of_task(task), resume=resume)
+            each[task] = train(alone, run.of_task(task), resume=resume, command=command)
         if all(part.evaluation.exists() for part in each.values()):
             write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
         write_json(single_task.selection(each), run.selection)
@@ -92,7 +97,9 @@ def _train_each(config: Config, folder: Path, resume: bool) -> RunFolder:
 
 
 @contextmanager
-def _run_folder(config: Config, folder: Path, world: World, *, resume: bool) -> Iterator[RunFolder]:
+def _run_folder(
+    config: Config, folder: Path, world: World, command: Sequence[str], *, resume: bool
+) -> Iterator[RunFolder]:
     """The run's folder, claimed by the first rank; removed if nothing was learnt, so that one may try again."""
     if not world.first:
         world.wait()
@@ -100,6 +107,8 @@ def _run_folder(config: Config, folder: Path, world: World, *, resume: bool) -> 
         return
     run = RunFolder.resumed(folder, config) if resume else RunFolder.create(folder, config)
     with run.claimed():
+        if not run.command.exists():  # a resumed run keeps the command that began it
+            write_json(provenance(command), run.command)
         world.wait()
         try:
             yield run
@@ -116,6 +125,20 @@ def _require_divisible(config: Config, world: World) -> None:
             f"training.batch_size = {size} is that of all {world.size} ranks together: "
             f"choose a multiple of {world.size}, at least {2 * world.size}"
         )
+
+
+def _tracked(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:
+    """Trains, and tells the configured trackers."""
+    with Trackers(config, run) as trackers:
+
+        def tell(line: dict[str, Any]) -> None:
+            trackers.check(line)
+            if on_check is not None:
+                on_check(line)
+
+        _train(config, run, world, warm, tell)
+        if world.first:
+            trackers.finish()
 
 
 def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:

@@ -63,6 +63,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
         "train": ranker("train", logs / "ranker.toml", "--run", run, *sets),
         "evaluate": ranker("evaluate", run),
         "evaluate --json": ranker("evaluate", run, "--json"),
+        "report": ranker("report", run, "--out", folder / "report.html"),
         "freeze": ranker("freeze", run, "--out", bundle),
         "evaluate --slice": ranker("evaluate", run, "--slice", "surface", "--slice", "new_user"),
         "evaluate bundle": ranker("evaluate", bundle, "--logs", day, "--json"),
@@ -145,6 +146,11 @@ class TestTheWayOfANewcomer:
         _, out, err = shown.commands["freeze"]
         assert out == f"{shown.folder}/bundle\n"
         assert "frozen = dense on " in err
+
+    def test_report_prints_the_page_which_names_the_command(self, shown: Shown) -> None:
+        page = shown.folder / "report.html"
+        assert shown.commands["report"].out == f"{page}\n"
+        assert f"ranker train {shown.folder / 'logs' / 'ranker.toml'}" in page.read_text()
 
     def test_publish_prints_the_version(self, shown: Shown) -> None:
         assert shown.commands["publish"].out == f"{shown.folder}/repository/feed/1\n"
@@ -236,6 +242,9 @@ class TestFailures:
             ("compare {run} {empty}", "{empty} is no run folder"),
             ("compare {bundle} {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
             ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
+            ("report {empty}", "{empty} is no run folder"),
+            ("report {bundle}", "{bundle} is no run folder"),
+            ("report {run} --out {empty}/none/report.html", "{empty}/none/report.html: cannot be written"),
             ("freeze {empty} --out {empty}/bundle", "{empty} is no run folder"),
             ("freeze {run} --out {bundle}", "{bundle} exists"),
             ("publish {empty} {empty}/repository", "{empty} is no bundle"),
@@ -327,6 +336,7 @@ class TestWrongUse:
             "evaluate",
             "evaluate run --slice",
             "compare run",
+            "report",
             "freeze run",
             "publish bundle",
             "score bundle --logs log",
@@ -359,6 +369,7 @@ class TestWrongUse:
             "train",
             "evaluate",
             "compare",
+            "report",
             "freeze",
             "publish",
             "score",

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+import platform
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,7 @@ class TestRunFolder:
             "evaluation.json",
             "checkpoints",
             "quarantine.jsonl",
+            "command.json",
         }
         assert [file.name for file in (run.path / "checkpoints").iterdir()] == ["best.safetensors"]
 
@@ -69,6 +72,30 @@ class TestRunFolder:
     def test_is_made_with_the_folders_above_it(self, shop: Shop) -> None:
         shop.write(shop.table(300))
         assert train(shop.config(), shop.folder / "a" / "b" / "run").selection.is_file()
+
+
+class TestOrigin:
+    def test_survey_is_kept(self, shop: Shop) -> None:
+        shop.write(shop.replaced(shop.table(200), "price", 5, math.nan))
+        run = train(shop.config(), shop.folder / "run")
+        survey = json_of(run.survey)
+        assert survey["rows"] == {"train": 159, "validation": 20, "test": 20}
+        assert sum(survey["bad"].values()) == 1
+
+    def test_command_and_versions_are_kept_but_nothing_of_the_machine(self, shop: Shop) -> None:
+        shop.write(shop.table(200))
+        run = train(shop.config(), shop.folder / "run", command=["ranker", "train", "ranker.toml"])
+        kept = json_of(run.command)
+        assert kept["argv"] == ["ranker", "train", "ranker.toml"]
+        assert kept["versions"]["torch"] == torch.__version__
+        assert platform.node() not in run.command.read_text()
+
+    def test_of_single_tasks_is_kept_for_each(self, shop: Shop) -> None:
+        shop.write(shop.table(200))
+        run = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "run")
+        assert run.command.exists()
+        assert RunFolder(run.of_task("click")).command.exists()
+        assert RunFolder(run.of_task("click")).survey.exists()
 
 
 class TestSelection:

@@ -130,6 +130,20 @@ class TestMetrics:
             assert set(record["train"]) == set(record["validation"]) == {"click", "watch"}
             assert all(math.isfinite(loss) for loss in [*record["train"].values(), *record["validation"].values()])
 
+    def test_tell_what_each_expert_weighs_for_each_task(self, finished: RunFolder) -> None:
+        *_, last = metrics(finished)
+        for task, weights in last["gate_weights"].items():
+            assert sum(weights) == pytest.approx(1, abs=1e-6)
+            chosen = {str(expert) for expert, weight in enumerate(weights) if weight > 0}
+            assert chosen == set(selection(finished)["tasks"][task])
+
+    def test_tell_mean_weights_of_a_batch_if_the_gate_decides_per_example(self, shop: Shop) -> None:
+        run = trained(shop, model={"gate": {"kind": "top_k", "per_example": True, "k": 1}})
+        for weights in metrics(run)[0]["gate_weights"].values():
+            assert len(weights) == 3
+            assert sum(weights) == pytest.approx(1, abs=1e-5)
+            assert [8 * weight for weight in weights] == pytest.approx([round(8 * weight) for weight in weights])
+
     def test_are_taken_as_often_as_asked_for_and_at_the_end(self, shop: Shop) -> None:
         assert [record["step"] for record in metrics(trained(shop, checks_per_epoch=3))] == [6, 12, 18, 20]
 

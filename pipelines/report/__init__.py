@@ -1,0 +1,1 @@
+"""``ranker report``: what a run folder holds, as one HTML page that needs nothing else."""
