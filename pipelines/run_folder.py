@@ -30,8 +30,8 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.encoder = path / "encoder"
-        self.side_encoder = path / "side_encoder"
         self.index = path / "index.parquet"
+        self.side_encoder = path / "side_encoder"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.selection = path / "selection.json"

@@ -106,7 +106,7 @@ def _run_folder(config: Config, folder: Path, world: World, *, resume: bool) -> 
         try:
             yield run
         except RankerError:
-            if not (run.encoder.exists() or (folder / "tasks").exists()):
+            if not any(folder.rglob(run.encoder.name)):
                 shutil.rmtree(folder)
             raise
 
@@ -131,14 +131,14 @@ def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None,
         warm.fill(model)
         if warm.reopened:
             model.gate.reopen(config.training.convergence.gamma)
-    where = {"logs": config.logs, "settings": config.training, "rank": world.rank, "world": world.size}
-    feed = partial(Feed, reader, prepared.index, **where)
+    feed = partial(Feed, reader, prepared.index, logs=config.logs, settings=config.training)
+    feed = partial(feed, rank=world.rank, world=world.size)
     trainer = Trainer(
         config,
         run,
         world,
-        feed(partial(encode, encoder=encoder, side=prepared.side_encoder), split="train"),
-        feed(partial(encode, encoder=encoder), split="validation", shuffled=False),
+        feed(encode=partial(encode, encoder=encoder, side=prepared.side_encoder)),
+        feed(encode=partial(encode, encoder=encoder), split="validation", shuffled=False),
         model,
         chosen=warm is not None and not warm.reopened and model.gate.concludes,
         on_check=on_check,

@@ -46,6 +46,11 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def to(self, device: torch.device) -> Inputs:
+        """The same on this device; which features were missing stays where it is."""
+        bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in self.bags)
+        return Inputs(self.ids.to(device), bags, self.dense.to(device), self.missing)
+
     def take(self, rows: Tensor) -> Inputs:
         """The rows at these positions [rows] int64, in their order."""
         return Inputs(

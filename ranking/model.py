@@ -121,7 +121,7 @@ class Mixture(nn.Module):
         self.output = StackedLinear(num_tasks, config.tower_layers[-1], 1)
         self.register_buffer("active", torch.arange(experts))
         self.side = side
-        self.register_buffer("correction", torch.tensor(correction or [0.0] * num_tasks))
+        self.register_buffer("correction", torch.tensor(correction or [0.0] * num_tasks), persistent=False)
 
     def forward(self, inputs: Inputs, side: Inputs | None = None) -> Tensor:
         """Outputs [batch, tasks]: a logit for a binary task, the (transformed) number for a regression."""

@@ -72,5 +72,5 @@ def test_with_the_side_tower_frozen_scores_order_items_by_worth(tmp_path: Path) 
             scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
             found[kind] = rank_correlation(scores["click"].to_numpy(), worth)
         gains.append(found["aware"] - found["plain"])
-    assert min(gains) > 0, gains
-    assert sum(gains) / SEEDS > 0.05, gains
+    # measured: 0.16 to 0.25 in each of four seeds, from 0.6 to 0.8
+    assert min(gains) > 0.05, gains

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Bag, Encoder, Inputs, encode_labels, encode_weights
+from ranking.encoding import Encoder, Inputs, encode_labels, encode_weights
 from ranking.id_spaces import hash_column
 
 
@@ -39,14 +39,21 @@ class Examples:
 
     def to(self, device: torch.device) -> Examples:
         """The same on this device."""
-        side = None if self.side is None else _moved(self.side, device)
-        return Examples(_moved(self.inputs, device), self.labels.to(device), self.users, self.weights.to(device), side)
+        side = None if self.side is None else self.side.to(device)
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            labels=self.labels.to(device),
+            weights=self.weights.to(device),
+            side=side,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, to be looked at."""
-        own = {"labels": self.labels, "users": self.users, "weights": self.weights}
-        side = {} if self.side is None else {f"side.{name}": value for name, value in _named(self.side).items()}
-        return own | _named(self.inputs) | side
+        inputs = self.inputs
+        bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
+        rows = {"labels": self.labels, "users": self.users, "weights": self.weights}
+        return {"ids": inputs.ids, "dense": inputs.dense, **rows, **bags}
 
     def take(self, rows: Tensor) -> Examples:
         """The rows at these positions."""
@@ -70,16 +77,6 @@ class Examples:
             torch.cat([part.weights for part in parts]),
             Inputs.concat(sides) if sides else None,
         )
-
-
-def _moved(inputs: Inputs, device: torch.device) -> Inputs:
-    bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in inputs.bags)
-    return Inputs(inputs.ids.to(device), bags, inputs.dense.to(device), inputs.missing)
-
-
-def _named(inputs: Inputs) -> dict[str, Tensor]:
-    bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
-    return {"ids": inputs.ids, "dense": inputs.dense} | bags
 
 
 def encode(table: pa.Table, encoder: Encoder, side: Encoder | None = None) -> Examples:
@@ -110,9 +107,9 @@ def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
     return _encoded(reader.clean(), encoder)
 
 
-def _encoded(stream: Iterable[Cleaned], encoder: Encoder) -> Iterator[Examples]:
+def _encoded(stream: Iterable[Cleaned], encoder: Encoder, side: Encoder | None = None) -> Iterator[Examples]:
     for cleaned in stream:
         if cleaned.rows.num_rows:
             with blaming(cleaned.file):
-                examples = encode(cleaned.rows, encoder)
+                examples = encode(cleaned.rows, encoder, side)
             yield examples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,15 +82,18 @@ class Trainer:
         self.convergence = Convergence(
             settings.convergence, model.gate, self.steps, config.model.experts_budget, world, chosen=chosen
         )
-        self._penalty = Regularisation(config.model.gate, settings.convergence, self.convergence, self.steps)
+        penalty = Regularisation(config.model.gate, settings.convergence, self.convergence, self.steps)
         self._tables = Tables(model.embeddings, rates.embeddings, settings.batch_size // world.size, world)
-        weighting = (UncertaintyWeighting if settings.loss_weighting == "uncertainty" else FixedWeighting)(config.tasks)
+        uncertain = settings.loss_weighting == "uncertainty"
+        weighting = (UncertaintyWeighting if uncertain else FixedWeighting)(config.tasks).to(world.device)
         self._optimiser = make_optimiser(model, settings, weighting)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        self._objective = Objective(model, config.tasks, weighting, self._penalty, settings.precision).to(world.device)
+        self._objective = Objective(model, config.tasks, weighting, penalty, settings.precision)
         self._wrapped: nn.Module = data_parallel(self._objective, world)
         self._checkpoints = Checkpoints(run.checkpoints, run.best, world, settings.keep_checkpoints)
-        self._step, self._epoch, self._pieces = 0, 0, None
+        self._task_weights = weighting.weights
+        self._step, self._epoch = 0, 0
+        self._pieces: list[Piece] | None = None
         self._running, self._since_check, self._clock = self._zeros(), 0, time.monotonic()
         self._best, self._checks_since_best = math.inf, 0
         self._evaluated = torch.zeros(())
@@ -116,8 +119,8 @@ class Trainer:
             begun, at_start = self._pieces, self._step
             for examples in self._feed.epoch(self._epoch, begun):
                 self._step += 1
-                terms = self._learn(self._sampled(examples).to(self._world.device))
-                progress.advance(1, f"loss {float(terms.losses @ self._objective.weighting.weights):.4f}")
+                terms = self._learn(examples)
+                progress.advance(1, f"loss {float(terms.losses @ self._task_weights):.4f}")
                 if self._step % every == 0 or self._step == self.steps:
                     stop = self._check(terms)
                     self._save(self._feed.left(self._epoch, begun, self._step - at_start), stop)
@@ -141,14 +144,11 @@ class Trainer:
         if self._world.first:
             self._checkpoints.remove()
 
-    def _sampled(self, examples: Examples) -> Examples:
-        """The batch as this step sees it: with a share of its negatives."""
-        uniform = draws(self._settings.seed, self._step, *examples.labels.shape)
-        return down_sampled(examples, self._config.tasks, uniform)
-
     def _learn(self, examples: Examples) -> Terms:
         """One optimiser step."""
         step, settings = self._step, self._settings
+        examples = down_sampled(examples, self._config.tasks, draws(settings.seed, step, len(examples)))
+        examples = examples.to(self._world.device)
         self._objective.train()
         if self.convergence.before(step):
             self._wrapped = data_parallel(self._objective, self._world)
@@ -199,7 +199,7 @@ class Trainer:
         seconds = time.monotonic() - self._clock
         train = world.sum(self._running) / world.size / self._since_check
         validation = self._validation_losses()
-        total = float(validation @ self._objective.weighting.weights)
+        total = float(validation @ self._task_weights)
         selected = self.convergence.done
         if selected:
             self._checks_since_best += 1
@@ -239,17 +239,11 @@ class Trainer:
             outputs = self._model(examples.inputs)
             total += task_losses(outputs, examples.labels, self._config.tasks, examples.weights) * counts
             rows += counts
-        total, rows = self._world.sum(total), self._world.sum(rows)
-        return total / torch.where(rows > 0, rows, 1.0)
+        rows = self._world.sum(rows)
+        return self._world.sum(total) / torch.where(rows > 0, rows, 1.0)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self._config.tasks), device=self._world.device)
-
-    def _trained(self) -> Iterator[snapshot.Named]:
-        """What the optimiser trains, by name."""
-        yield from snapshot.trunk(self._model)
-        for name, parameter in self._objective.weighting.named_parameters():
-            yield f"weighting.{name}", parameter
 
     def _tensors(self, optimised: list[str]) -> dict[str, Any]:
         """All that a checkpoint keeps as tensors, by name; the optimiser's for these parameters."""
@@ -257,13 +251,13 @@ class Trainer:
             **snapshot.trunk_state(self._model),
             **self._tables.state(),
             **{f"weighting.{name}": value for name, value in self._objective.weighting.state_dict().items()},
-            **snapshot.optimiser_state(self._trained(), self._optimiser, optimised),
+            **snapshot.optimiser_state(self._objective, self._optimiser, optimised),
             "evaluated": self._evaluated,
         }
 
     def _save(self, pieces: list[Piece], over: bool) -> None:
         convergence = self.convergence
-        optimised = snapshot.optimised(self._trained(), self._optimiser)
+        optimised = snapshot.optimised(self._objective, self._optimiser)
         state = {
             "epoch": self._epoch,
             "pieces": [list(piece) for piece in pieces],

@@ -39,8 +39,8 @@ class Objective(nn.Module):
 
     Args:
         model: the dense model.
-        tasks: kinds and weights of the losses.
-        weighting: how the tasks' losses become one.
+        tasks: kinds of the losses.
+        weighting: of the losses.
         penalty: what the gate's settings add.
         precision: of the model's matrix products; gates and losses stay in float32.
     """

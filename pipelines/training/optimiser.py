@@ -10,7 +10,7 @@ from ranking.model import Mixture
 
 
 def make_optimiser(model: Mixture, config: TrainingConfig, weighting: nn.Module | None = None) -> torch.optim.AdamW:
-    """Parameter groups: trunk (norm, experts, towers, side tower), the only one that decays; weighting; gates, last.
+    """Parameter groups: trunk (all but these), the only one that decays; weighting of the losses; gates, last.
 
     A per-example gate is a layer like others, and learns at the trunk's rate.
     """

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pipelines.logs.survey import require_learnable, survey
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import read_side_encoder
-from pipelines.training.warm_start import WarmStart
+from pipelines.training.warm_start import WarmStart, extended
 from pipelines.training.world import World
 from ranking.encoding import Encoder
 from ranking.errors import LogError
@@ -36,7 +37,7 @@ class Prepared:
     Attributes:
         reader: the log.
         encoder: fitted on the training split.
-        side_encoder: the same for the side tower; None without one.
+        side_encoder: the same for the side tower, if there is one.
         index: its usable rows.
         survey: what the log holds, see ``Survey.to_json``.
     """
@@ -64,40 +65,45 @@ def prepare(config: Config, run: RunFolder, world: World, warm: WarmStart | None
     schema = config.log_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     if world.first and not run.encoder.exists():
-        fitter = EncoderFitter(config.schema_only)
-        side = None if config.side_schema is None else EncoderFitter(config.side_schema)
-
-        def fit(rows: pa.Table) -> None:
-            fitter.add(rows)
-            if side is not None:
-                side.add(rows)
-
-        found = survey(reader, config.logs, schema, run.quarantine, on_train=fit)
-        require_learnable(found, config)
-        if found.bad:
-            say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
-        write_json(found.to_json(), run.survey)
-        found.index.write(run.index)
-        if side is not None:
-            side_encoder = side.encoder() if warm is None else warm.extend_side(side.encoder())
-            shutil.rmtree(run.side_encoder, ignore_errors=True)  # of an attempt that ended here
-            with appearing(run.side_encoder) as draft:
-                side_encoder.write(draft)
-        encoder = fitter.encoder() if warm is None else warm.extend(fitter.encoder())
-        with appearing(run.encoder) as draft:  # last: where it is, all is
-            encoder.write(draft)
+        _survey(config, run, reader, warm)
     world.wait()
     if not run.encoder.exists():
         raise LogError(
             f"{run.path} is not seen by rank {world.rank}: all ranks need one file system for the run folder"
         )
-    return Prepared(
-        reader,
-        Encoder.read(run.encoder, config.schema_only),
-        read_side_encoder(run, config),
-        Index.read(run.index),
-        json.loads(run.survey.read_text()),
-    )
+    encoder, side_encoder = Encoder.read(run.encoder, config.schema_only), read_side_encoder(run, config)
+    return Prepared(reader, encoder, side_encoder, Index.read(run.index), json.loads(run.survey.read_text()))
+
+
+def _survey(config: Config, run: RunFolder, reader: LogReader, warm: WarmStart | None) -> None:
+    """One pass over the log; writes what it finds, the encoder last: where that is, all is."""
+    fitter = EncoderFitter(config.schema_only)
+    side = None if config.side_schema is None else EncoderFitter(config.side_schema)
+
+    def fit(rows: pa.Table) -> None:
+        fitter.add(rows)
+        if side is not None:
+            side.add(rows)
+
+    found = survey(reader, config.logs, config.log_schema, run.quarantine, on_train=fit)
+    require_learnable(found, config)
+    if found.bad:
+        say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
+    write_json(found.to_json(), run.survey)
+    found.index.write(run.index)
+    if side is not None:
+        _write(side.encoder(), run.side_encoder, None if warm is None else warm.run.side_encoder)
+    _write(fitter.encoder(), run.encoder, None if warm is None else warm.run.encoder)
+
+
+def _write(encoder: Encoder, folder: Path, earlier: Path | None) -> None:
+    """Writes an encoder, whole or not at all; what an earlier one knows it keeps."""
+    if earlier is not None:
+        encoder = extended(Encoder.read(earlier, encoder.schema), encoder)
+    if folder.exists():  # of an attempt that ended before the other encoder was written
+        shutil.rmtree(folder)
+    with appearing(folder) as draft:
+        encoder.write(draft)
 
 
 def base_outputs(found: dict[str, Any], config: Config) -> torch.Tensor:

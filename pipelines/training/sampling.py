@@ -15,9 +15,9 @@ STREAM = 1
 """Tells these draws from others of the same seed."""
 
 
-def draws(seed: int, step: int, rows: int, tasks: int) -> Tensor:
-    """Uniform numbers from [0, 1) [rows, tasks], the same for the same seed and step."""
-    return torch.from_numpy(np.random.default_rng((seed, step, STREAM)).random((rows, tasks)))
+def draws(seed: int, step: int, rows: int) -> Tensor:
+    """Uniform numbers from [0, 1) [rows], the same for the same seed and step."""
+    return torch.from_numpy(np.random.default_rng((seed, step, STREAM)).random(rows))
 
 
 def down_sampled(examples: Examples, tasks: Sequence[Task], uniform: Tensor) -> Examples:
@@ -28,10 +28,13 @@ def down_sampled(examples: Examples, tasks: Sequence[Task], uniform: Tensor) -> 
     Args:
         examples: a batch, left as it is.
         tasks: in the order of its labels.
-        uniform: numbers from [0, 1) [rows, tasks]; a negative stays where its number is below the share.
+        uniform: numbers from [0, 1) [rows]; a row's negatives stay where its number is below their share. One number
+            for all tasks: then most rows that lose one label lose them all.
     """
     shares = torch.tensor([task.keep_negatives for task in tasks])
-    labels = torch.where((examples.labels == 0) & (uniform >= shares), torch.nan, examples.labels)
+    if bool((shares == 1).all()):
+        return examples
+    labels = torch.where((examples.labels == 0) & (uniform.unsqueeze(1) >= shares), torch.nan, examples.labels)
     rows = (~labels.isnan()).any(1).nonzero().flatten()
     sampled = examples.with_labels(labels)
     return sampled.take(rows) if 2 <= len(rows) < len(labels) else sampled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,38 +13,32 @@ from pipelines.run_folder import RunFolder
 from pipelines.training.tables import Tables
 from ranking.model import Mixture
 
-Named = tuple[str, nn.Parameter]
-EMBEDDINGS = "embeddings."
+TABLES = ("embeddings.", "model.embeddings.")
+"""Where a model, and an objective that holds one, keep the embedding tables: these have their own state."""
 TABLE = "embeddings.collection.embedding_bags.{}.weight"
 
 
-def trunk(model: Mixture) -> Iterator[Named]:
-    """All parameters but the embedding tables, by name."""
-    for name, parameter in model.named_parameters():
-        if not name.startswith(EMBEDDINGS):
+def trunk(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters of a model or an objective but the embedding tables, by name."""
+    for name, parameter in module.named_parameters():
+        if not name.startswith(TABLES):
             yield name, parameter
 
 
 def trunk_state(model: Mixture) -> dict[str, Tensor]:
     """Parameters and buffers but the embedding tables, by name; the model's own, to be read or filled."""
-    state: dict[str, Tensor] = dict(model._buffers)  # type: ignore[arg-type]
-    for part, module in model.named_children():
-        if part + "." != EMBEDDINGS:
-            state |= {f"{part}.{name}": value for name, value in module.state_dict().items()}
-    return state
+    return {name: value for name, value in model.state_dict().items() if not name.startswith(TABLES)}
 
 
-def optimised(parameters: Iterable[Named], optimiser: torch.optim.Optimizer) -> list[str]:
+def optimised(module: nn.Module, optimiser: torch.optim.Optimizer) -> list[str]:
     """Names of the parameters that the optimiser has a state of."""
-    return [name for name, parameter in parameters if optimiser.state.get(parameter)]
+    return [name for name, parameter in trunk(module) if optimiser.state.get(parameter)]
 
 
-def optimiser_state(
-    parameters: Iterable[Named], optimiser: torch.optim.Optimizer, names: list[str]
-) -> dict[str, Tensor]:
-    """AdamW's state of the parameters of these names; made of zeros where there is none yet, to be filled."""
+def optimiser_state(module: nn.Module, optimiser: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
+    """AdamW's state of these parameters, by name; made of zeros where there is none yet, to be filled."""
     state: dict[str, Tensor] = {}
-    for name, parameter in parameters:
+    for name, parameter in trunk(module):
         if name in names:
             if not optimiser.state.get(parameter):
                 moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}

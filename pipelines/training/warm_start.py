@@ -12,14 +12,15 @@ from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.run_folder import RunFolder
-from pipelines.training.snapshot import TABLE
-from ranking.embeddings import Embeddings
 from ranking.encoding import Encoder
 from ranking.errors import ConfigError, InvalidInputError, LogError
 from ranking.features import as_type
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
 from ranking.id_spaces import UNSEEN, Vocabulary
 from ranking.model import Mixture
+
+TABLES = "embedding_bags."
+"""In the names of all embedding tables, those of a side tower too."""
 
 KEPT = ("features", "tasks", "columns", "model")
 """Sections that must be as the earlier run has them, or its weights would mean something else."""
@@ -55,22 +56,6 @@ class WarmStart:
         if self.reopened and isinstance(config.model.gate, AttentiveConfig):
             raise ConfigError("an attentive gate was distilled, which nothing undoes: go on without --reopen")
 
-    def extend(self, fitted: Encoder) -> Encoder:
-        """The earlier encoder, with the ids that only ``fitted`` knows behind its own; numbers scale as before.
-
-        Raises:
-            LogError: ids are of another type than they were.
-        """
-        return _extended(Encoder.read(self.run.encoder, fitted.schema), fitted)
-
-    def extend_side(self, fitted: Encoder) -> Encoder:
-        """The same of the side tower's encoder.
-
-        Raises:
-            LogError: ids are of another type than they were.
-        """
-        return _extended(Encoder.read(self.run.side_encoder, fitted.schema), fitted)
-
     def fill(self, model: Mixture) -> None:
         """Gives an untrained model the earlier run's weights; rows of new ids start as copies of the unseen one.
 
@@ -78,9 +63,10 @@ class WarmStart:
         """
         weights = load_file(self.run.best)
         experts: list[int] = weights["active"].tolist()
-        _grow(weights, "", model.embeddings)
-        if model.side is not None:
-            _grow(weights, "side.", model.side.embeddings)
+        for name, table in model.state_dict().items():
+            if TABLES in name and len(table) > len(weights[name]):
+                new = weights[name][UNSEEN].expand(len(table) - len(weights[name]), -1)
+                weights[name] = torch.cat([weights[name], new])
         if self.reopened:
             weights = _among_all(weights, model, experts)
         else:
@@ -92,22 +78,18 @@ class WarmStart:
             raise LogError(f"{self.run.path}: the run is damaged, or of another version ({error})") from None
 
 
-def _extended(earlier: Encoder, fitted: Encoder) -> Encoder:
+def extended(earlier: Encoder, fitted: Encoder) -> Encoder:
+    """The earlier encoder, with the ids that only ``fitted`` knows behind its own; numbers scale as before.
+
+    Raises:
+        LogError: ids are of another type than they were.
+    """
     spaces = dict(earlier.id_spaces)
     for name, space in fitted.id_spaces.items():
         known = spaces[name]
         if isinstance(space, Vocabulary) and isinstance(known, Vocabulary):
             spaces[name] = Vocabulary(_union(known.ids, space.ids, name))
     return Encoder(fitted.schema, spaces, earlier.scales)
-
-
-def _grow(weights: dict[str, Any], prefix: str, embeddings: Embeddings) -> None:
-    """Adds rows for new ids to the tables among the weights, so that they fit these embeddings."""
-    for name in embeddings.collection.embedding_bags:
-        table = prefix + TABLE.format(name)
-        known = weights[table]
-        rows = embeddings.weight(name).shape[0] - len(known)
-        weights[table] = torch.cat([known, known[UNSEEN].expand(rows, -1)])
 
 
 def _union(known: pa.Array, found: pa.Array, table: str) -> pa.Array:

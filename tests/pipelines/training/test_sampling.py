@@ -34,11 +34,11 @@ def test_only_negatives_of_that_task_are_masked_and_only_rows_without_labels_are
     labels: list[tuple[float, ...]], step: int
 ) -> None:
     given_ = torch.tensor(labels)
-    uniform = draws(3, step, *given_.shape)
+    uniform = draws(3, step, len(given_))
     found = down_sampled(batch(given_), TASKS, uniform)
     masked = given_.clone()
     for row in range(len(labels)):
-        if labels[row][0] == 0 and uniform[row, 0] >= 0.2:
+        if labels[row][0] == 0 and uniform[row] >= 0.2:
             masked[row, 0] = NAN
     left = [row for row in range(len(labels)) if not masked[row].isnan().all()]
     kept = left if len(left) >= 2 else list(range(len(labels)))
@@ -51,18 +51,18 @@ def test_only_negatives_of_that_task_are_masked_and_only_rows_without_labels_are
 def test_the_share_of_the_negatives_is_kept() -> None:
     labels = torch.zeros(20_000, 3)
     labels[:5000, 0] = 1.0
-    found = down_sampled(batch(labels), TASKS, draws(0, 1, 20_000, 3))
+    found = down_sampled(batch(labels), TASKS, draws(0, 1, 20_000))
     negatives = int((found.labels[:, 0] == 0).sum())
     assert abs(negatives - 0.2 * 15_000) < 150
     assert int((found.labels[:, 0] == 1).sum()) == 5000
 
 
 def test_draws_are_the_same_for_the_same_step_and_others_for_another() -> None:
-    assert torch.equal(draws(1, 2, 5, 3), draws(1, 2, 5, 3))
-    assert not torch.equal(draws(1, 2, 5, 3), draws(1, 3, 5, 3))
-    assert not torch.equal(draws(1, 2, 5, 3), draws(2, 2, 5, 3))
+    assert torch.equal(draws(1, 2, 5), draws(1, 2, 5))
+    assert not torch.equal(draws(1, 2, 5), draws(1, 3, 5))
+    assert not torch.equal(draws(1, 2, 5), draws(2, 2, 5))
 
 
 def test_a_batch_from_which_nothing_is_taken_is_the_same() -> None:
     examples = batch(torch.ones(4, 3))
-    assert torch.equal(down_sampled(examples, TASKS, draws(0, 1, 4, 3)).labels, examples.labels)
+    assert torch.equal(down_sampled(examples, TASKS, draws(0, 1, 4)).labels, examples.labels)
