@@ -76,7 +76,7 @@ class SideTower(nn.Module):
             x = x * self._seen(len(x))  # normalised: what is hidden is at its mean
         added: Tensor = self.output(self.layers(x))
         if self.training:
-            self.mean.lerp_(added.detach().mean(0), MOMENTUM)
+            self.mean.lerp_(added.detach().float().mean(0), MOMENTUM)  # full precision: it moves in small steps
         return added
 
     def _seen(self, rows: int) -> Tensor:

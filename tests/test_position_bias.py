@@ -72,5 +72,5 @@ def test_with_the_side_tower_frozen_scores_order_items_by_worth(tmp_path: Path) 
             scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
             found[kind] = rank_correlation(scores["click"].to_numpy(), worth)
         gains.append(found["aware"] - found["plain"])
-    # measured: 0.16 to 0.25 in each of four seeds, from 0.6 to 0.8
+    # measured over eight seeds: 0.13 to 0.22, from 0.59 … 0.72 to 0.73 … 0.86
     assert min(gains) > 0.05, gains

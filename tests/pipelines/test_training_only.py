@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 
 import ranking
 from pipelines.cli import main
@@ -24,6 +25,8 @@ from pipelines.scoring import score_log
 from pipelines.train import train
 from pipelines.training.building import load_model
 from pipelines.training.examples import Examples, read
+from pipelines.training.snapshot import TABLE
+from pipelines.training.warm_start import WarmStart
 from ranking.explaining import explain
 from ranking.losses import task_losses
 from ranking.schema import Schema
@@ -156,6 +159,36 @@ def test_the_same_seed_gives_the_same_weights(trained: tuple[Shop, RunFolder]) -
     shop, run = trained
     again = train(run.load_config(), shop.folder / "again")
     assert again.best.read_bytes() == run.best.read_bytes()
+
+
+def test_interrupted_it_goes_on_to_the_very_same_weights(trained: tuple[Shop, RunFolder], tmp_path: Path) -> None:
+    _, run = trained
+    checks = iter(range(5))
+
+    def stop(_: dict[str, Any]) -> None:
+        if next(checks) == 2:
+            raise ranking.RankerError("enough")
+
+    with pytest.raises(ranking.RankerError, match="enough"):
+        train(run.load_config(), tmp_path / "run", on_check=stop)
+    again = train(run.load_config(), tmp_path / "run", resume=True)
+    assert again.best.read_bytes() == run.best.read_bytes()
+
+
+def test_a_warm_start_goes_on_with_the_side_tower(trained: tuple[Shop, RunFolder], tmp_path: Path) -> None:
+    shop, run = trained
+    table = pq.read_table(shop.log / "part-0.parquet")
+    position = pa.array(np.arange(300) % 7)  # two that the earlier run did not see
+    (tmp_path / "log").mkdir()
+    new = table.set_column(table.column_names.index("position"), "position", position)
+    pq.write_table(new, tmp_path / "log" / "part-0.parquet")
+    config = run.load_config()
+    config = config.model_copy(update={"logs": config.logs.model_copy(update={"path": tmp_path / "log"})})
+    warm = train(config, tmp_path / "run", warm=WarmStart(run, reopened=False))
+    before, after = load_file(run.best), load_file(warm.best)
+    side = "side." + TABLE.format("position")
+    assert len(after[side]) == len(before[side]) + 2
+    assert not torch.equal(after["side.mean"], before["side.mean"])
 
 
 def test_reported_losses_are_those_of_the_labels_alone(trained: tuple[Shop, RunFolder]) -> None:

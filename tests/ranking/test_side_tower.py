@@ -93,6 +93,14 @@ def test_the_mean_runs_in_training_and_stands_still_in_eval_mode(encoder: Encode
     torch.testing.assert_close(side.mean, expected)
 
 
+def test_the_mean_runs_in_full_precision_under_autocast(encoder: Encoder, inputs: Inputs) -> None:
+    side = tower(encoder, started=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        added = side(inputs)
+    assert added.dtype == torch.bfloat16
+    torch.testing.assert_close(side.mean, MOMENTUM * added.detach().float().mean(0))
+
+
 def test_dropout_hides_whole_features_of_some_rows(encoder: Encoder) -> None:
     torch.manual_seed(0)
     seen = tower(encoder, dropout=0.3)._seen(4000)
