@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 import tomli_w
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from pipelines.tuning.ranges import Range
 from ranking.errors import ConfigError, UsageError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
@@ -127,6 +128,7 @@ class Config(Schema):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     serving: ServingConfig = ServingConfig()
+    tune: dict[str, Range] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _objective_names_tasks(self) -> Self:

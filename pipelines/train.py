@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,19 @@ from ranking.schema import Schema
 from ranking.selection import Load, Selection, flops
 from ranking.specialisation import Specialisation
 
+OnCheck = Callable[[dict[str, Any]], None]
+
 BASE_RATE_FLOOR = 1e-6
 """A rate of 0 or 1 has no logit."""
 
 
-def train(config: Config, folder: Path) -> RunFolder:
+def train(config: Config, folder: Path, *, on_check: OnCheck | None = None) -> RunFolder:
     """Trains on the configured log; the single-task baseline trains one model after the other.
+
+    Args:
+        config: the whole configuration.
+        folder: new folder for the run.
+        on_check: gets each line of metrics.jsonl; what it raises stops the training.
 
     Raises:
         LogError: the log cannot be used; says why.
@@ -50,12 +57,12 @@ def train(config: Config, folder: Path) -> RunFolder:
         each = {}
         for task, alone in single_task.configs(config).items():
             say(f"task {task} by itself")
-            each[task] = train(alone, run.of_task(task))
+            each[task] = train(alone, run.of_task(task), on_check=on_check)
         write_json(single_task.selection(each), run.selection)
         if all(part.evaluation.exists() for part in each.values()):
             write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
         return run
-    return _train(config, folder)
+    return _train(config, folder, on_check)
 
 
 def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, Encoder]:
@@ -75,7 +82,7 @@ def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, 
     return run, reader, found, fitter.encoder()
 
 
-def _train(config: Config, folder: Path) -> RunFolder:
+def _train(config: Config, folder: Path, on_check: OnCheck | None) -> RunFolder:
     run, reader, found, encoder = _begun(config, folder)
     encoder.write(run.encoder)
     schema = config.schema_only
@@ -83,7 +90,7 @@ def _train(config: Config, folder: Path) -> RunFolder:
     torch.manual_seed(config.training.seed)
     model = build_model(config, encoder)
     model.start_at(base_outputs(found, config))
-    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
+    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"], on_check)
     trainer.fit()
 
     model, encoder = load_model(run, config)  # the best weights, which need not be the last

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class Trainer:
         encoder: fitted on the training split.
         model: the dense model, changed in place.
         train_rows: rows of the training split.
+        on_check: gets each line of metrics.jsonl; what it raises stops the training.
 
     Attributes:
         convergence: how the gates came to their choice.
@@ -44,9 +46,16 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: RunFolder, reader: LogReader, encoder: Encoder, model: Mixture, train_rows: int
+        self,
+        config: Config,
+        run: RunFolder,
+        reader: LogReader,
+        encoder: Encoder,
+        model: Mixture,
+        train_rows: int,
+        on_check: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        self._config, self._settings = config, config.training
+        self._config, self._settings, self._on_check = config, config.training, on_check
         self._run, self._reader, self._encoder, self._model = run, reader, encoder, model
         full, rest = divmod(train_rows, self._settings.batch_size)
         self._steps_per_epoch = full + (rest > 1)  # batch norm needs two rows
@@ -176,20 +185,21 @@ class Trainer:
             if total < self._best:
                 self._best, self._checks_since_best = total, 0
                 self._run.save_best(self._model)
-        self._run.log(
-            {
-                "step": step,
-                "epoch": step / self._steps_per_epoch,
-                "phase": self.convergence.phase(),
-                "gamma": self.convergence.gamma_at(step),
-                "experts": len(self._model.active),
-                "rows_per_second": round(rows_per_second),
-                "train": dict(zip(names, train_losses.tolist(), strict=True)),
-                "validation": dict(zip(names, validation.tolist(), strict=True)),
-                "validation_total": total,
-                "best": selected and self._checks_since_best == 0,
-            }
-        )
+        record = {
+            "step": step,
+            "epoch": step / self._steps_per_epoch,
+            "phase": self.convergence.phase(),
+            "gamma": self.convergence.gamma_at(step),
+            "experts": len(self._model.active),
+            "rows_per_second": round(rows_per_second),
+            "train": dict(zip(names, train_losses.tolist(), strict=True)),
+            "validation": dict(zip(names, validation.tolist(), strict=True)),
+            "validation_total": total,
+            "best": selected and self._checks_since_best == 0,
+        }
+        self._run.log(record)
+        if self._on_check is not None:
+            self._on_check(record)
         return selected and self._checks_since_best >= self._settings.patience
 
     @torch.no_grad()
