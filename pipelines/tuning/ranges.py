@@ -86,8 +86,8 @@ DEFAULTS: Mapping[str, Range] = {
     "model.dropout": Range(choices=(0.0, 0.25, 0.5)),
 }
 """DSelect-k, appendix D: one learning rate in 1e-5 … 1e-2 under Adam (D.2), γ in {.1, 1, 10} (D.2), k in {2, 4} and λ
-in {.1, 1, 10} (D.1), Gumbel's λ in 1e-6 … 10 (D.1). Ours: the gates' rate, λ = 0, the experts' widths and dropout, which
-the paper fixes at 256 and .5 (D.1)."""
+in {.1, 1, 10} (D.1), Gumbel's λ in 1e-6 … 10 (D.1). Ours: the gates' rate, λ = 0, the experts' widths and dropout,
+which the paper fixes at 256 and .5 (D.1)."""
 
 OF_DSELECT_K = {"training.convergence.gamma"}
 OF_STATIC_GATES = {"training.learning_rate.gates"}
@@ -117,11 +117,13 @@ def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
     document = config.model_dump(mode="json", exclude={"tune"}, exclude_none=True)
     for path, value in values.items():
         *sections, key = path.split(".")
-        place = document
-        for section in sections:
-            place = place.get(section, {})
-        if not isinstance(place, dict) or sections[:1] not in (["model"], ["training"]):
+        if sections[:1] not in (["model"], ["training"]):
             raise ConfigError("only settings below model and training can be tuned")
+        place: Any = document
+        for section in sections:
+            place = place.get(section)
+            if not isinstance(place, dict):
+                raise ConfigError(f"there is no section {'.'.join(sections)}")
         place[key] = value
     try:
         return type(config).model_validate(document)
