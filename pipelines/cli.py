@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     train = command("train", run_train, "train, converge and evaluate")
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    train.add_argument("--resume", action="store_true", help="go on with an interrupted run, if there is one")
+    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="go on from the weights of this run")
+    train.add_argument("--reopen", action="store_true", help="with --from: let the gates choose their experts anew")
     train.add_argument(
         "--set",
         action="append",
@@ -101,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
 
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
-    evaluate.add_argument("--logs", type=Path, help="Parquet with labels; default: the run's own test split")
+    evaluate.add_argument("--logs", help="Parquet file, folder or URI with labels; default: the run's own test split")
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
     freeze = command("freeze", run_freeze, "write the bundle of a converged run")
@@ -115,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
 
     score = command("score", run_score, "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
-    score.add_argument("--logs", type=Path, required=True, help="Parquet file or folder; labels are not needed")
+    score.add_argument("--logs", required=True, help="Parquet file, folder or URI; labels are not needed")
     score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
 
@@ -183,7 +187,7 @@ def run_check(arguments: argparse.Namespace) -> None:
     from ranking.fitting import EncoderFitter
 
     loaded = config.load(arguments.config)
-    schema = loaded.schema_only
+    schema = loaded.log_schema
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     found = survey(reader, loaded.logs, schema, arguments.quarantine, on_train=EncoderFitter(schema).add)
     print(as_json(found.to_json()) if arguments.json else found.to_text())
@@ -196,9 +200,16 @@ def run_train(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation import table
 
     loaded = config.load(arguments.config, arguments.overrides)
+    from pipelines.run_folder import RunFolder
     from pipelines.train import train
+    from pipelines.training.warm_start import WarmStart
 
-    run = train(loaded, arguments.folder)
+    if arguments.reopen and arguments.earlier is None:
+        raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
+    warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
+    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm)
+    if os.environ.get("RANK", "0") != "0":
+        return  # of the ranks that torchrun starts, the first one tells
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
         print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))
@@ -226,20 +237,21 @@ def run_tune(arguments: argparse.Namespace) -> None:
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """``ranker evaluate``."""
     from pipelines.evaluation import evaluate_bundle, table
+    from pipelines.logs.places import place
 
     if (arguments.source / "manifest.json").exists():
         from ranking import bundle
 
         if arguments.logs is None:
             raise RankerError(f"{arguments.source} is a bundle, which carries no log: name one with --logs")
-        evaluation = evaluate_bundle(bundle.load(arguments.source), arguments.logs)
+        evaluation = evaluate_bundle(bundle.load(arguments.source), place(arguments.logs))
     else:
         from pipelines.run_folder import RunFolder
 
         run = RunFolder.open(arguments.source)
         from pipelines.train import evaluate_run
 
-        evaluation = evaluate_run(run, arguments.logs)
+        evaluation = evaluate_run(run, place(arguments.logs))
     print(as_json(evaluation) if arguments.json else table(evaluation))
 
 
@@ -261,10 +273,11 @@ def run_publish(arguments: argparse.Namespace) -> None:
 
 def run_score(arguments: argparse.Namespace) -> None:
     """``ranker score``."""
+    from pipelines.logs.places import place
     from pipelines.scoring import score_log
     from ranking import bundle
 
-    counts = score_log(bundle.load(arguments.bundle), arguments.logs, arguments.out, arguments.tasks)
+    counts = score_log(bundle.load(arguments.bundle), place(arguments.logs), arguments.out, arguments.tasks)
     print(as_json({"out": str(arguments.out), **counts}))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipelines import gates
+from pipelines.logs.places import Place
 from pipelines.logs.reader import LogReader
 from pipelines.training.examples import Examples, read_whole
 from ranking import metrics
@@ -104,7 +104,7 @@ def evaluate(predictions: Predictions, tasks: Sequence[Task]) -> dict[str, Any]:
     return {"rows": len(predictions.labels), "tasks": result}
 
 
-def evaluate_bundle(ranker: FrozenRanker, logs: Path) -> dict[str, Any]:
+def evaluate_bundle(ranker: FrozenRanker, logs: Place) -> dict[str, Any]:
     """Measures a bundle on a whole log.
 
     Raises:

@@ -163,7 +163,8 @@ class TestRunAndBundle:
         for task, measures in dense["tasks"].items():
             assert measures.keys() == frozen["tasks"][task].keys()
             for measure, value in measures.items():
-                assert frozen["tasks"][task][measure] == pytest.approx(value, abs=1e-4), (task, measure)
+                # two scores that rounding swaps move the AUC of a rare task by more than 1e-4
+                assert frozen["tasks"][task][measure] == pytest.approx(value, abs=1e-3), (task, measure)
 
     def test_a_run_is_measured_on_its_test_split_unless_a_log_is_named(self, run: RunFolder, day: Path) -> None:
         assert evaluate_run(run) == evaluate_run(run, day)

@@ -20,12 +20,15 @@ from safetensors.torch import load_file, save_file
 import ranking
 from ranking import bundle
 from ranking.errors import BundleError, OutputError
+from ranking.files import sha256
 from ranking.frozen import FrozenRanker
 
 DrawRows = Callable[[int, int], pa.Table]
 
 FILES = [
     "SHA256SUMS",
+    "encoder/buckets/age_band.parquet",
+    "encoder/buckets/day_part.parquet",
     "encoder/scales.parquet",
     "encoder/vocabularies/genres.parquet",
     "encoder/vocabularies/item_id.parquet",
@@ -61,7 +64,7 @@ def copied(written: Path, tmp_path: Path) -> Path:
 def sum_again(folder: Path) -> None:
     """Makes SHA256SUMS agree with whatever the files hold now."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != bundle.SUMS)
-    lines = [f"{bundle.sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
+    lines = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
     (folder / bundle.SUMS).write_text("".join(lines))
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import LogsConfig
-from pipelines.logs.reader import BATCH_ROWS, Cleaned, LogReader, load_tables
+from pipelines.logs.files import CHUNK_ROWS
+from pipelines.logs.reader import Cleaned, LogReader, load_tables
 from pipelines.logs.splits import SPLITS, split_bounds, within
 from ranking.errors import LogError
 from ranking.features import FeatureTable
@@ -42,12 +43,12 @@ def refusal(shop: Shop) -> str:
 
 class TestStreaming:
     def test_a_file_comes_in_batches_of_bounded_size_and_in_order(self, shop: Shop) -> None:
-        rows = BATCH_ROWS * 2 + 10
+        rows = CHUNK_ROWS * 2 + 10
         small = shop.table(10).take(pa.array(np.arange(rows) % 10)).drop_columns(["tags", "n"])
         table = small.append_column("n", pa.array(range(rows))).append_column("tags", pa.nulls(rows))
         shop.write(table)
         batches = list(shop.reader().clean())
-        assert max(batch.rows.num_rows for batch in batches) <= BATCH_ROWS
+        assert max(batch.rows.num_rows for batch in batches) <= CHUNK_ROWS
         assert numbers(batches) == list(range(rows))
 
     def test_files_come_in_order_of_their_names(self, shop: Shop) -> None:
@@ -81,33 +82,6 @@ class TestStreaming:
         (shop.log / "_SUCCESS").touch()
         (shop.log / ".part-1.parquet.crc").write_text("no Parquet")
         assert numbers(shop.reader().clean()) == list(range(5))
-
-
-class TestRandomOrder:
-    def test_gives_the_same_rows(self, shop: Shop) -> None:
-        table = shop.table(60)
-        for i in range(6):
-            shop.write(table.slice(10 * i, 10), f"date=2026-01-0{i + 1}/part-0.parquet")
-        reader = shop.reader()
-        orders = [numbers(reader.clean(order=np.random.default_rng(seed))) for seed in range(4)]
-        assert all(sorted(order) == list(range(60)) for order in orders)
-        assert len({tuple(order) for order in orders}) > 1
-
-    def test_is_the_same_for_the_same_seed(self, shop: Shop) -> None:
-        table = shop.table(60)
-        for i in range(6):
-            shop.write(table.slice(10 * i, 10), f"part-{i}.parquet")
-        first, second = (numbers(shop.reader().clean(order=np.random.default_rng(3))) for _ in range(2))
-        assert first == second
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_drops_the_same_duplicates(self, shop: Shop, seed: int) -> None:
-        table = shop.table(40)
-        for day in range(4):
-            part = table.slice(10 * day, 10)
-            for file in range(3):
-                shop.write(part, f"date=2026-01-0{day + 1}/part-{file}.parquet")
-        assert sorted(numbers(shop.reader().clean(order=np.random.default_rng(seed)))) == list(range(40))
 
 
 KINDS = {
