@@ -105,7 +105,9 @@ def parser() -> argparse.ArgumentParser:
 
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
-    evaluate.add_argument("--logs", help="Parquet file, folder or URI with labels; default: the run's own test split")
+    evaluate.add_argument(
+        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: its own test split"
+    )
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
     freeze = command("freeze", run_freeze, "write the bundle of a converged run")
@@ -119,7 +121,9 @@ def parser() -> argparse.ArgumentParser:
 
     score = command("score", run_score, "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
-    score.add_argument("--logs", required=True, help="Parquet file, folder or URI; labels are not needed")
+    score.add_argument(
+        "--logs", type=log_place, required=True, help="Parquet file or folder, a path or URI; needs no labels"
+    )
     score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
 
@@ -147,6 +151,13 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
     return number
+
+
+def log_place(text: str) -> Path | str:
+    """A path or a URI."""
+    from pipelines.logs.places import place
+
+    return place(text)
 
 
 def port(text: str) -> int:
@@ -237,21 +248,20 @@ def run_tune(arguments: argparse.Namespace) -> None:
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """``ranker evaluate``."""
     from pipelines.evaluation import evaluate_bundle, table
-    from pipelines.logs.places import place
 
     if (arguments.source / "manifest.json").exists():
         from ranking import bundle
 
         if arguments.logs is None:
             raise RankerError(f"{arguments.source} is a bundle, which carries no log: name one with --logs")
-        evaluation = evaluate_bundle(bundle.load(arguments.source), place(arguments.logs))
+        evaluation = evaluate_bundle(bundle.load(arguments.source), arguments.logs)
     else:
         from pipelines.run_folder import RunFolder
 
         run = RunFolder.open(arguments.source)
         from pipelines.train import evaluate_run
 
-        evaluation = evaluate_run(run, place(arguments.logs))
+        evaluation = evaluate_run(run, arguments.logs)
     print(as_json(evaluation) if arguments.json else table(evaluation))
 
 
@@ -273,11 +283,10 @@ def run_publish(arguments: argparse.Namespace) -> None:
 
 def run_score(arguments: argparse.Namespace) -> None:
     """``ranker score``."""
-    from pipelines.logs.places import place
     from pipelines.scoring import score_log
     from ranking import bundle
 
-    counts = score_log(bundle.load(arguments.bundle), place(arguments.logs), arguments.out, arguments.tasks)
+    counts = score_log(bundle.load(arguments.bundle), arguments.logs, arguments.out, arguments.tasks)
     print(as_json({"out": str(arguments.out), **counts}))
 
 

@@ -35,6 +35,9 @@ RIVALS = {
 }
 """Name → what must be installed, our script, its further arguments."""
 
+PRECISIONS = {"ranker": "float32", "ranker, bfloat16": "bfloat16"}
+"""Name → training.precision."""
+
 PARTS = ("rivals", "rows", "ids", "score")
 
 
@@ -77,8 +80,10 @@ class Bench:
             for name, (package, script, options) in RIVALS.items():
                 if importlib.util.find_spec(package):
                     found[name] = self._child(script, rows, self._sizes.epochs, *options)
-            with self._folder("run") as folder:
-                found["ranker"] = self._child("ours", config, folder, self._sizes.epochs, *shape.SETTINGS)
+            for name, precision in PRECISIONS.items():
+                settings = [*shape.SETTINGS, f"training.precision={precision}"]
+                with self._folder("run") as folder:
+                    found[name] = self._child("ours", config, folder, self._sizes.epochs, *settings)
             turns.append(found)
             say(f"turn {turn + 1}: {json.dumps(found)}")
         return {"log": "KuaiRand" if raw else "generated", "turns": turns}

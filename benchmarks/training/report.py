@@ -10,11 +10,7 @@ from typing import Any
 MEASURED = "\n## Measured\n"
 """Everything below this heading is written anew."""
 
-PHASES = {
-    "before_convergence": "ranker, all experts",
-    "after_convergence": "ranker, chosen experts",
-    "all_steps": "ranker, all steps",
-}
+PHASES = {"before_convergence": "all experts", "after_convergence": "chosen experts", "all_steps": "all steps"}
 
 
 def into(file: Path, results: dict[str, Any]) -> None:
@@ -32,10 +28,13 @@ def text(results: dict[str, Any]) -> str:
 def rivals(measured: dict[str, Any], threads: int) -> str:
     """Each phase of ranker beside the rivals; ratios to the fastest rival of the same turn."""
     turns = measured["turns"]
-    names = [name for name in turns[0] if name != "ranker"]
+    names = [name for name in turns[0] if not name.startswith("ranker")]
     fastest = [max((turn[name]["rows_per_second"] for name in names), default=float("nan")) for turn in turns]
     found = {name: [turn[name]["rows_per_second"] for turn in turns] for name in names}
-    found |= {label: [turn["ranker"][phase] for turn in turns] for phase, label in PHASES.items()}
+    ours = [name for name in turns[0] if name not in names]
+    found |= {
+        f"{name}: {label}": [turn[name][phase] for turn in turns] for name in ours for phase, label in PHASES.items()
+    }
     lines = [
         (
             name,
@@ -44,16 +43,19 @@ def rivals(measured: dict[str, Any], threads: int) -> str:
         )
         for name, rates in found.items()
     ]
-    last = turns[-1]["ranker"]
-    gain = [turn["ranker"]["after_convergence"] / turn["ranker"]["before_convergence"] for turn in turns]
-    target = 0.6 * last["experts"] / last["experts_chosen"]
+    last = turns[-1][ours[0]]
+    gains = {
+        name: spread([turn[name]["after_convergence"] / turn[name]["before_convergence"] for turn in turns], ".2f")
+        for name in ours
+    }
     return section(
         f"Whole training loops on {measured['log']}",
-        f"{threads} threads and cores, {len(turns)} turns; median (lowest – highest).",
+        f"{cores(threads)}, {len(turns)} turns; median (lowest – highest).",
         ("", "rows/s", "of the fastest rival"),
         lines,
-        f"Chosen experts ({last['experts_chosen']} of {last['experts']}) against all: {spread(gain, '.2f')} times the "
-        f"rows/s; 0.6 · n/|union| is {target:.2f}.",
+        f"Chosen experts ({last['experts_chosen']} of {last['experts']}) against all, in rows/s: "
+        + "; ".join(f"{name} {gain}" for name, gain in gains.items())
+        + f". 0.6 · n/|union| is {0.6 * last['experts'] / last['experts_chosen']:.2f}.",
     )
 
 
@@ -71,7 +73,7 @@ def rows(measured: list[dict[str, Any]], threads: int) -> str:
     rates = [found["all_steps"] for found in measured]
     return section(
         "Against the rows of the log",
-        f"{threads} threads and cores, a generated log with its default model, one epoch. Seconds are of all.",
+        f"{cores(threads)}, a generated log with its default model, one epoch. Seconds are of all.",
         ("rows", "rows/s, all experts", "chosen experts", "all steps", "s", "peak MiB"),
         lines,
         f"Slowest of fastest, all steps: {min(rates) / max(rates):.0%}.",
@@ -86,7 +88,7 @@ def ids(measured: list[dict[str, Any]], threads: int) -> str:
     ]
     return section(
         "Against the ids of a vocabulary",
-        f"{threads} threads and cores, one feature of 16 numbers an id, one epoch of the same log.",
+        f"{cores(threads)}, one feature of 16 numbers an id, one epoch of the same log.",
         ("ids", "rows/s, all steps", "s", "peak MiB"),
         lines,
     )
@@ -99,9 +101,7 @@ def score(measured: dict[str, Any], threads: int) -> str:
         ("`ranker score`, Parquet to Parquet", spread(measured["score"], ",.0f"), spread(shares, ".0%")),
         ("the frozen graph alone", spread(measured["graph"], ",.0f"), ""),
     ]
-    return section(
-        "Scoring", f"{threads} threads and cores, {measured['rows']:,} rows.", ("", "rows/s", "of the graph"), lines
-    )
+    return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", ("", "rows/s", "of the graph"), lines)
 
 
 def section(title: str, how: str, header: Sequence[str], lines: Iterable[Sequence[str]], below: str = "") -> str:
@@ -115,6 +115,11 @@ def spread(values: Sequence[float], how: str) -> str:
     """Median, lowest and highest."""
     median = format(statistics.median(values), how)
     return median if len(values) == 1 else f"{median} ({format(min(values), how)} – {format(max(values), how)})"
+
+
+def cores(threads: int) -> str:
+    """What each process had."""
+    return f"{threads} thread{'s' if threads > 1 else ''} on as many cores"
 
 
 def mib(found: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ SETTINGS = (
     f"model.expert_layers={list(EXPERT_LAYERS)}",
     f"model.tower_layers={list(TOWER_LAYERS)}",
     f"training.batch_size={BATCH}",
-    f"training.learning_rate.embeddings={LEARNING_RATE}",
     f"training.learning_rate.trunk={LEARNING_RATE}",
     "training.patience=1000000",  # every repeat does all its steps
 )

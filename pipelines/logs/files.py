@@ -17,7 +17,7 @@ from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pipelines.logs.places import MEND, Place, one_line, open_place, shown
 from ranking.errors import LogError
 
-CHUNK_ROWS = 65_536
+CHUNK_ROWS = 16_384
 """Rows that are decoded at once; a row group is read in chunks of so many rows."""
 BUFFER_BYTES = 1 << 20
 """Bytes that are read ahead in a column; without a buffer Parquet holds a row group's whole column."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.logs.files import CHUNK_ROWS
 from pipelines.logs.splits import SPLITS
 from ranking.errors import LogError, OutputError
 from ranking.files import reason
@@ -76,13 +77,25 @@ class Index:
         """Rows of a split."""
         return sum(entry.usable[split] for entry in self.entries)
 
-    def groups(self, split: str) -> list[list[Entry]]:
-        """The entries that hold rows of a split, those of a row group together."""
-        groups: dict[tuple[str, int], list[Entry]] = {}
+    def units(self, split: str) -> list[list[Entry]]:
+        """The entries that hold rows of a split, those together that are best read at once.
+
+        That is a row group, or small neighbouring ones: each time that a file is opened costs as much as many rows.
+        """
+        units: list[list[Entry]] = []
+        rows = 0
         for entry in self.entries:
-            if entry.usable[split]:
-                groups.setdefault((entry.chunk.file, entry.chunk.group), []).append(entry)
-        return list(groups.values())
+            if not entry.usable[split]:
+                continue
+            last = units[-1][-1].chunk if units else None
+            near = last is not None and last.file == entry.chunk.file
+            if near and (last.group == entry.chunk.group or rows + entry.chunk.rows <= CHUNK_ROWS):
+                units[-1].append(entry)
+            else:
+                units.append([entry])
+                rows = 0
+            rows += entry.chunk.rows
+        return units
 
     def write(self, file: Path) -> None:
         """Writes it as Parquet, a row a chunk.

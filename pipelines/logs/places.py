@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -18,9 +18,15 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 MEND = "check the address, the network and the credentials (of S3: the AWS_* variables)"
 
 
-def place(text: Any) -> Any:
-    """A URI as it stands (a ``Path`` would fold its slashes), other text as a path; what is no text is left alone."""
-    return Path(text) if isinstance(text, str) and not URI.match(text) else text
+def place(text: str | Path) -> Path | str:
+    """A URI as it stands (a ``Path`` would fold its slashes), other text as a path.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    if not isinstance(text, str | Path):
+        raise ValueError("write a path or a URI")
+    return Path(text) if isinstance(text, Path) or not URI.match(text) else text
 
 
 Place = Annotated[Path | str, BeforeValidator(place)]

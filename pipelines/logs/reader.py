@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -115,28 +116,29 @@ class LogReader:
                     yield self._clean(table, asked[new], asked[~new], chunk, first_row, file.shown)
 
     def usable(self, entries: Sequence[Entry], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
-        """The rows of a split that ``clean`` found good in neighbouring chunks of one row group, a table a chunk.
+        """The rows of a split that ``clean`` found good in neighbouring chunks of one file, a table a chunk.
 
         Only the columns that the schema names are read. Nothing is checked again but that the log is still the same.
 
         Raises:
             LogError: the file cannot be read, or is another than the one that was surveyed.
         """
-        first, last = entries[0].chunk, entries[-1].chunk
-        file = self._files.get(first.file)
+        chunk = entries[0].chunk
+        file = self._files.get(chunk.file)
         if file is None:
-            raise LogError(f"{first.file}: is gone since the log was surveyed; restore it, or train again")
-        wanted = {entry.chunk.start: entry for entry in entries}
-        start = 0
+            raise LogError(f"{chunk.file}: is gone since the log was surveyed; restore it, or train again")
+        columns = list(needed(self._schema, labels=True))
         try:
             with file.open() as opened:
-                if opened.digest() != first.digest:
+                if opened.digest() != chunk.digest:
                     raise LogError(f"{file.shown}: changed since the log was surveyed; restore it, or train again")
-                columns = list(needed(self._schema, labels=True))
-                for table in opened.chunks(first.group, columns, last.start + last.rows, threads=False):
-                    if start in wanted:
-                        yield self._split(table, wanted[start], split, logs, file.shown)
-                    start += table.num_rows
+                for group, those in groupby(entries, key=lambda entry: entry.chunk.group):
+                    wanted = {entry.chunk.start: entry for entry in those}
+                    start = 0
+                    for table in opened.chunks(group, columns, max(wanted) + 1, threads=False):
+                        if start in wanted:
+                            yield self._split(table, wanted[start], split, logs, file.shown)
+                        start += table.num_rows
         except FileNotFoundError:
             raise LogError(f"{file.shown}: is gone since the log was surveyed; restore it, or train again") from None
         except (OSError, pa.ArrowException) as error:

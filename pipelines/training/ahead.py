@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,12 +13,12 @@ R = TypeVar("R")
 END = object()
 
 
-def ahead(items: Generator[T, None, None], count: int) -> Iterator[T]:
+def ahead(items: Generator[T, None, None], count: int) -> Generator[T, None, None]:
     """The same items, up to ``count`` of them made by a thread before they are asked for.
 
     An error of the generator is raised here, after the items before it. The generator is closed when this one is.
     """
-    with _threads(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         waiting: deque[Future[Any]] = deque(pool.submit(next, items, END) for _ in range(count))
         try:
             while (item := waiting.popleft().result()) is not END:
@@ -33,7 +32,7 @@ def ahead(items: Generator[T, None, None], count: int) -> Iterator[T]:
 
 def in_order(
     function: Callable[[T], R], tasks: Iterable[T], threads: int, size: Callable[[T], int], most: int
-) -> Iterator[R]:
+) -> Generator[R, None, None]:
     """The function's result for each task, in order of the tasks, computed by several threads.
 
     Args:
@@ -41,23 +40,17 @@ def in_order(
         tasks: what they do it with.
         threads: how many.
         size: of a task.
-        most: tasks are begun early while the sizes of those begun and not yet taken sum to less than this.
+        most: a task is begun while the sizes of those begun before it and not yet taken sum to less than this.
     """
-    with _threads(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         waiting: deque[tuple[int, Future[R]]] = deque()
-        for task in tasks:
-            while sum(held for held, _ in waiting) >= most:
+        try:
+            for task in tasks:
+                while sum(held for held, _ in waiting) >= most:
+                    yield waiting.popleft()[1].result()
+                waiting.append((size(task), pool.submit(function, task)))
+            while waiting:
                 yield waiting.popleft()[1].result()
-            waiting.append((size(task), pool.submit(function, task)))
-        while waiting:
-            yield waiting.popleft()[1].result()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that on the way out drops what it has not begun and waits for the rest."""
-    pool = ThreadPoolExecutor(count)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        finally:
+            for _, future in waiting:
+                future.cancel()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from itertools import accumulate, chain, groupby, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -42,10 +43,10 @@ class Piece(NamedTuple):
 class Feed:
     """Batches of one split of a log for one rank.
 
-    The row groups of the log, in an order drawn for the epoch, are cut into blocks of at least ``shuffle_rows`` rows,
-    and each block's rows are permuted. The blocks one after the other are the epoch; the ranks take consecutive parts
-    of it that differ by a row at most. What is read does not depend on the number of threads or, taken over all
-    ranks, on that of ranks.
+    The row groups of the log (small neighbours together), in an order drawn for the epoch, are cut into blocks of at
+    least ``shuffle_rows`` rows, and each block's rows are permuted. The blocks one after the other are the epoch; the
+    ranks take consecutive parts of it that differ by a row at most. What is read does not depend on the number of
+    threads or, taken over all ranks, on that of ranks.
 
     Not shuffled, a feed gives the rows in order of the log and every one of them: its last batch may hold one row or
     none on some ranks, so that all ranks take equally many steps.
@@ -85,7 +86,7 @@ class Feed:
             )
         self._reader, self._encode, self._logs, self._settings = reader, encode, logs, settings
         self._split, self._shuffled, self._rank, self._world = split, shuffled, rank, world
-        self._groups = index.groups(split)
+        self._units = index.units(split)
         self._batch = settings.batch_size // world
         self.rows = index.rows(split)
 
@@ -100,7 +101,7 @@ class Feed:
         full, rest = divmod(rows, self._settings.batch_size)
         return full + (rest // self._world >= 2)
 
-    def epoch(self, epoch: int, pieces: Sequence[Piece] | None = None) -> Iterator[Examples]:
+    def epoch(self, epoch: int, pieces: Sequence[Piece] | None = None) -> Generator[Examples, None, None]:
         """This rank's batches of an epoch, or of the pieces of it that are left.
 
         Close the iterator (or let it go) to end its threads before its end.
@@ -120,33 +121,33 @@ class Feed:
         return [piece for share in shares for piece in _cut(share, steps * self._batch, _total(share))]
 
     def _every(self, epoch: int) -> list[Piece]:
-        return [Piece(i, 0, self._rows_of(block)) for i, block in enumerate(self._blocks(epoch))]
+        return [Piece(i, 0, sum(map(self._rows_of, block))) for i, block in enumerate(self._blocks(epoch))]
 
     def _rows_of(self, entries: Sequence[Entry]) -> int:
         return sum(entry.usable[self._split] for entry in entries)
 
-    def _blocks(self, epoch: int) -> list[list[Entry]]:
-        """The epoch's chunks, block by block; those of a row group follow each other, so that it is read but once."""
-        groups, least = self._groups, 1
+    def _blocks(self, epoch: int) -> list[list[list[Entry]]]:
+        """The epoch's blocks of what is read at once; a unit of the index may begin in one and end in the next."""
+        units, least = self._units, 1
         if self._shuffled:
-            order = np.random.default_rng((self._settings.seed, epoch, ORDER)).permutation(len(groups))
-            groups, least = [groups[i] for i in order], self._settings.shuffle_rows
-        blocks: list[list[Entry]] = []
+            order = np.random.default_rng((self._settings.seed, epoch, ORDER)).permutation(len(units))
+            units, least = [units[i] for i in order], self._settings.shuffle_rows
+        blocks: list[list[tuple[int, Entry]]] = []
         rows = least
-        for entry in chain.from_iterable(groups):
+        for unit, entry in ((unit, entry) for unit, entries in enumerate(units) for entry in entries):
             if rows >= least:
                 blocks.append([])
                 rows = 0
-            blocks[-1].append(entry)
+            blocks[-1].append((unit, entry))
             rows += entry.usable[self._split]
-        return blocks
+        return [[[entry for _, entry in run] for _, run in groupby(block, itemgetter(0))] for block in blocks]
 
     def _batches(self, epoch: int, pieces: Sequence[Piece] | None) -> Generator[Examples, None, None]:
         every = self._every(epoch) if pieces is None else pieces
         # A rank without a row reads a block all the same, for the shape of its empty batch.
         share = _share(every, self._rank, self._world) or [piece._replace(stop=piece.start) for piece in every[:1]]
         steps, blocks = self.steps(pieces), self._blocks(epoch)
-        runs = [_runs(blocks[piece.block]) for piece in share]
+        runs = [blocks[piece.block] for piece in share]
         threads = self._settings.readers
         most = max(self._settings.shuffle_rows, threads * CHUNK_ROWS)
         held: list[Examples] = []
@@ -174,15 +175,10 @@ class Feed:
         return random.permutation(rows)[piece.start : piece.stop]
 
     def _read(self, run: list[Entry]) -> Examples:
-        """Examples of neighbouring chunks of one row group."""
+        """Examples of neighbouring chunks of one file."""
         with blaming(run[0].chunk.file):
             tables = self._reader.usable(run, self._split, self._logs)
             return Examples.concat([self._encode(table) for table in tables])
-
-
-def _runs(block: list[Entry]) -> list[list[Entry]]:
-    """The entries of a block by row group."""
-    return [list(run) for _, run in groupby(block, key=lambda entry: (entry.chunk.file, entry.chunk.group))]
 
 
 def _total(pieces: Sequence[Piece]) -> int:

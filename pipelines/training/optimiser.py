@@ -10,16 +10,14 @@ from ranking.model import Mixture
 
 
 def make_optimiser(model: Mixture, config: TrainingConfig, weighting: nn.Module | None = None) -> torch.optim.AdamW:
-    """Parameter groups: trunk (norm, experts, towers), the only one that decays; what else there is; gates, last.
+    """Parameter groups: trunk (all but these), the only one that decays; weighting of the losses; gates, last.
 
     A per-example gate is a layer like others, and learns at the trunk's rate.
     """
     rate = config.learning_rate
     trunk: list[nn.Module] = [model.norm, model.experts, model.towers, model.output]
-    rest: list[nn.Module] = [] if weighting is None else [weighting]
     if model.side is not None:
-        trunk += [model.side.norm, model.side.layers, model.side.output]
-        rest += [model.side.embeddings]
+        trunk.append(model.side)
     groups = [
         {
             "params": [p for part in trunk for p in part.parameters()],
@@ -27,7 +25,7 @@ def make_optimiser(model: Mixture, config: TrainingConfig, weighting: nn.Module 
             "weight_decay": config.weight_decay,
         },
         {
-            "params": [p for part in rest for p in part.parameters()],
+            "params": [] if weighting is None else list(weighting.parameters()),
             "lr": rate.trunk,
             "weight_decay": 0.0,
         },

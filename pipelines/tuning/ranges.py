@@ -72,11 +72,9 @@ class Range(Record):
 
 
 LAYERS = ([64], [128], [256])
-TINY, HUGE = 1e-5, 1e-2
-
 DEFAULTS: Mapping[str, Range] = {
-    "training.learning_rate.embeddings": Range(low=TINY, high=HUGE, log=True),
-    "training.learning_rate.trunk": Range(low=TINY, high=HUGE, log=True),
+    "training.learning_rate.embeddings": Range(low=1e-3, high=0.3, log=True),
+    "training.learning_rate.trunk": Range(low=1e-5, high=1e-2, log=True),
     "training.learning_rate.gates": Range(low=1e-3, high=1e-1, log=True),
     "training.convergence.gamma": Range(choices=(0.1, 1.0, 10.0)),
     "model.gate.k": Range(choices=(2, 4)),
@@ -85,9 +83,9 @@ DEFAULTS: Mapping[str, Range] = {
     "model.expert_layers": Range(choices=LAYERS),
     "model.dropout": Range(choices=(0.0, 0.25, 0.5)),
 }
-"""DSelect-k, appendix D: one learning rate in 1e-5 … 1e-2 under Adam (D.2), γ in {.1, 1, 10} (D.2), k in {2, 4} and λ
-in {.1, 1, 10} (D.1), Gumbel's λ in 1e-6 … 10 (D.1). Ours: the gates' rate, λ = 0, the experts' widths and dropout,
-which the paper fixes at 256 and .5 (D.1)."""
+"""DSelect-k, appendix D: learning rates in 1e-3 … .3 under Adagrad (D.1) and in 1e-5 … 1e-2 under Adam (D.2), γ in
+{.1, 1, 10} (D.2), k in {2, 4} and λ in {.1, 1, 10} (D.1), Gumbel's λ in 1e-6 … 10 (D.1). Ours: the gates' rate, λ = 0,
+the experts' widths and dropout, which the paper fixes at 256 and .5 (D.1)."""
 
 OF_DSELECT_K = {"training.convergence.gamma"}
 OF_STATIC_GATES = {"training.learning_rate.gates"}

@@ -28,23 +28,23 @@ from tests.pipelines.conftest import FIRST_DAY, Shop
 
 
 class Numbered:
-    """Stands for a reader: a log of row groups of these sizes whose rows are numbers from 0 on."""
+    """Stands for a reader: a log of files of these sizes whose rows are numbers from 0 on."""
 
     def __init__(self, sizes: list[int]) -> None:
         starts = np.cumsum([0, *sizes])
-        self.first = {group: int(start) for group, start in enumerate(starts[:-1])}
+        self.first = {f"{group}.parquet": int(start) for group, start in enumerate(starts[:-1])}
         self.index = Index(
             [
                 Entry(
-                    Chunk("log", "", group, 0, size), {"train": size, "validation": size, "test": 0}, np.empty(0, "i4")
+                    Chunk(file, "", 0, 0, size), {"train": size, "validation": size, "test": 0}, np.empty(0, np.int32)
                 )
-                for group, size in enumerate(sizes)
+                for file, size in zip(self.first, sizes, strict=True)
             ]
         )
 
     def usable(self, entries: list[Entry], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
         for entry in entries:
-            start = self.first[entry.chunk.group] + entry.chunk.start
+            start = self.first[entry.chunk.file] + entry.chunk.start
             yield pa.table({"n": range(start, start + entry.usable[split])})
 
 
@@ -121,13 +121,13 @@ class TestAnEpoch:
         orders = {tuple(rows(feeds([40], 1, seed=s, shuffle_rows=40)[0].epoch(e))) for s in range(3) for e in range(3)}
         assert len(orders) == 9
 
-    def test_orders_row_groups_and_rows_by_different_draws(self) -> None:
+    def test_orders_files_and_rows_by_different_draws(self) -> None:
         (feed,) = feeds([1] * 30, 1, shuffle_rows=30)
-        order = [entry.chunk.group for block in feed._blocks(0) for entry in block]
+        order = [int(run[0].chunk.file.split(".")[0]) for block in feed._blocks(0) for run in block]
         assert sorted(order) == list(range(30))
         assert rows(feed.epoch(0)) != [order[n] for n in order]
 
-    def test_mixes_all_row_groups_of_a_block(self) -> None:
+    def test_mixes_all_files_of_a_block(self) -> None:
         (feed,) = feeds([100, 100, 100], 1, batch_size=60, shuffle_rows=300)
         assert {n // 100 for n in next(feed.epoch(0)).users.tolist()} == {0, 1, 2}
 
@@ -197,7 +197,7 @@ class TestThreads:
         batches = feeds([50] * 100, 1, readers=4)[0].epoch(0)
         next(batches)
         assert self.names() > before
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
         assert self.names() == before
 
     def test_end_when_the_consumer_fails(self) -> None:
@@ -223,7 +223,7 @@ class TestThreads:
         for _ in range(20):
             next(batches)
         assert len(read) <= 4  # the block that is used, and one more
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
 
     def test_hand_errors_to_the_consumer(self) -> None:
         log = Numbered([50] * 10)
