@@ -167,8 +167,9 @@ class StudyFolder:
             for ended in self.counted():
                 if ended not in ranked[:1]:
                     run = RunFolder(self.run_of(ended.number))
-                    shutil.rmtree(run.best.parent, ignore_errors=True)
-                    shutil.rmtree(run.encoder, ignore_errors=True)
+                    for weights in (run.checkpoints, run.encoder, run.side_encoder):
+                        shutil.rmtree(weights, ignore_errors=True)
+                    run.index.unlink(missing_ok=True)
             if ranked:
                 _write(self.settings(ranked[0]), self.best_file)
 
@@ -206,8 +207,10 @@ class StudyFolder:
 
 def outcome(trial: FrozenTrial) -> str:
     """How a trial ended; ``lost`` if with its process, in which case another takes its settings up."""
-    died = FAILED if TAKES_UP in trial.user_attrs else LOST
-    return str(trial.user_attrs.get(OUTCOME, died))
+    told = trial.user_attrs.get(OUTCOME)
+    if told in STATES and trial.state == STATES[told]:  # else the process died after it said so
+        return str(told)
+    return FAILED if TAKES_UP in trial.user_attrs else LOST
 
 
 @contextmanager

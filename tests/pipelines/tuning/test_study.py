@@ -197,6 +197,16 @@ class TestLostTrials:
         assert not study.run_of(0).exists()
         assert len(study.counted()) == 2
 
+    def test_are_those_too_that_died_while_their_end_was_recorded(self, study: StudyFolder) -> None:
+        claim = study.claim(2, 0)
+        assert claim is not None
+        claim.trial.set_user_attr("outcome", "converged")
+        claim.lock.close()
+        again = study.claim(2, 0)
+        assert again is not None
+        assert outcomes(study)[0] == "lost"
+        assert again.trial.params == claim.trial.params
+
     def test_are_not_those_that_run(self, study: StudyFolder) -> None:
         claim = study.claim(2, 0)
         assert claim is not None

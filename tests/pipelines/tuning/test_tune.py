@@ -50,7 +50,7 @@ def begun(file: Path, study: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := what():
@@ -87,14 +87,14 @@ def test_workers_and_commands_share_a_study_and_a_later_command_goes_on(shop: Sh
     file, folder = config_file(shop), tmp_path / "study"
     together = [begun(file, folder, "--trials", "5", "--workers", "2", "--json") for _ in range(2)]
     for command in together:
-        out, err = command.communicate(timeout=120)
+        out, err = command.communicate(timeout=300)
         assert command.returncode == 0, err
         found = json.loads(out)
     study = StudyFolder(folder)
     assert len(study.trials()) == len(study.counted()) == 5
     assert len({json.dumps(t.params, sort_keys=True) for t in study.trials()}) == 5
     command = begun(file, folder, "--trials", "7", "--json")
-    out, err = command.communicate(timeout=120)
+    out, err = command.communicate(timeout=300)
     assert command.returncode == 0, err
     assert sum(json.loads(out)["trials"].values()) == 7
     assert json.loads(out)["best"]["loss"] <= found["best"]["loss"]
@@ -110,7 +110,7 @@ def test_a_killed_workers_trial_is_taken_up(shop: Shop, tmp_path: Path) -> None:
     workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(workers) == 2
     os.kill(int(workers[0]), signal.SIGKILL)
-    out, err = command.communicate(timeout=180)
+    out, err = command.communicate(timeout=300)
     assert command.returncode == 0, err
     assert "was killed by signal 9" in err
     study = StudyFolder(folder)
@@ -131,7 +131,7 @@ def test_a_killed_command_goes_on_when_it_is_given_again(shop: Shop, tmp_path: P
         os.kill(pid, signal.SIGKILL)
     command.communicate()
     again = begun(file, folder, "--trials", "1", "--json")
-    out, err = again.communicate(timeout=180)
+    out, err = again.communicate(timeout=300)
     assert again.returncode == 0, err
     assert sum(json.loads(out)["trials"].values()) == 1
     assert not (folder / "trials" / "0").exists()
