@@ -12,7 +12,7 @@ from typing import Any
 
 from ranking.errors import RankerError, UsageError
 
-TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu", "optuna")
+TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu", "sklearn", "optuna")
 
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads the result has enough, such as head; nothing more can be written there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except RankerError as error:
         print(f"ranker: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -106,9 +110,25 @@ def parser() -> argparse.ArgumentParser:
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
     evaluate.add_argument(
-        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: its own test split"
+        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: the run's own test split"
+    )
+    evaluate.add_argument(
+        "--slice",
+        action="append",
+        dest="slices",
+        metavar="NAME",
+        help="measure by the values of this feature too, or by new_user or new_item; may be repeated; replaces the "
+        "configured slices",
     )
     evaluate.add_argument("--json", action="store_true", help=JSON)
+
+    compare = command("compare", run_compare, "measure two runs or bundles on the same rows, with paired intervals")
+    compare.add_argument("a", type=Path, metavar="A", help="run or bundle")
+    compare.add_argument("b", type=Path, metavar="B", help="run or bundle")
+    compare.add_argument(
+        "--logs", type=log_place, help="Parquet with labels; default: A's test split (B's if A is a bundle)"
+    )
+    compare.add_argument("--json", action="store_true", help=JSON)
 
     freeze = command("freeze", run_freeze, "write the bundle of a converged run")
     freeze.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
@@ -208,7 +228,7 @@ def run_check(arguments: argparse.Namespace) -> None:
 def run_train(arguments: argparse.Namespace) -> None:
     """``ranker train``."""
     from pipelines import config
-    from pipelines.evaluation import table
+    from pipelines.evaluation.telling import table
 
     loaded = config.load(arguments.config, arguments.overrides)
     from pipelines.run_folder import RunFolder
@@ -247,22 +267,53 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """``ranker evaluate``."""
-    from pipelines.evaluation import evaluate_bundle, table
+    from pipelines.evaluation.telling import table
 
-    if (arguments.source / "manifest.json").exists():
+    if is_bundle(arguments.source):
+        from pipelines.evaluation.measuring import evaluate
+        from pipelines.evaluation.sources import bundle_source
         from ranking import bundle
 
-        if arguments.logs is None:
-            raise RankerError(f"{arguments.source} is a bundle, which carries no log: name one with --logs")
-        evaluation = evaluate_bundle(bundle.load(arguments.source), arguments.logs)
+        source = bundle_source(bundle.load(arguments.source), str(arguments.source))
+        evaluation = evaluate(source, arguments.logs, arguments.slices)
     else:
         from pipelines.run_folder import RunFolder
 
         run = RunFolder.open(arguments.source)
-        from pipelines.train import evaluate_run
+        from pipelines.evaluation.runs import evaluate_run
 
-        evaluation = evaluate_run(run, arguments.logs)
+        evaluation = evaluate_run(run, arguments.logs, arguments.slices)
     print(as_json(evaluation) if arguments.json else table(evaluation))
+
+
+def run_compare(arguments: argparse.Namespace) -> None:
+    """``ranker compare``."""
+    from pipelines.evaluation.comparing import compare
+    from pipelines.evaluation.telling import comparison
+
+    a, b = sources(arguments.a), sources(arguments.b)
+    found = {"a": str(arguments.a), "b": str(arguments.b), **compare(a, b, arguments.logs)}
+    print(as_json(found) if arguments.json else comparison(found))
+
+
+def sources(path: Path) -> list[Any]:
+    """The models of a run or bundle, as ``pipelines.evaluation`` measures them."""
+    if is_bundle(path):
+        from pipelines.evaluation.sources import bundle_source
+        from ranking import bundle
+
+        return [bundle_source(bundle.load(path), str(path))]
+    from pipelines.run_folder import RunFolder
+
+    run = RunFolder.open(path)
+    from pipelines.evaluation.runs import run_sources
+
+    return run_sources(run)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a folder is a bundle rather than a run."""
+    return (path / "manifest.json").exists()
 
 
 def run_freeze(arguments: argparse.Namespace) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from pipelines.logs.places import Place
 from pipelines.tuning.ranges import Range
@@ -140,6 +148,20 @@ class TrainingConfig(Record):
     convergence: ConvergenceConfig = ConvergenceConfig()
 
 
+class EvaluationConfig(Record):
+    """How ``ranker evaluate`` measures; settings of a run, changed without training again.
+
+    Attributes:
+        slices: features by whose values the rows are also measured apart, ``new_user`` and ``new_item`` among them.
+        ndcg_at: k of NDCG@k, the positions of a request that count.
+        bootstrap: draws of whole users for the intervals; 0 gives none.
+    """
+
+    slices: tuple[str, ...] = ()
+    ndcg_at: PositiveInt = 10
+    bootstrap: NonNegativeInt = 200
+
+
 class ServingConfig(Record):
     """What the bundle tells the service.
 
@@ -156,6 +178,7 @@ class Config(Schema):
     logs: LogsConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     serving: ServingConfig = ServingConfig()
     tune: dict[str, Range] = Field(default_factory=dict)
 
@@ -164,6 +187,13 @@ class Config(Schema):
         for task in self.serving.objective:
             if task not in self.task_names:
                 raise ValueError(f"serving.objective names '{task}', which is no task: {', '.join(self.task_names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _slices_exist(self) -> Self:
+        for name in self.evaluation.slices:
+            if name not in self.sliceable:
+                raise ValueError(f"evaluation.slices names '{name}'; choose from {', '.join(self.sliceable)}")
         return self
 
     @model_validator(mode="after")

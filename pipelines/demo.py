@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import config
-from pipelines.evaluation import table
+from pipelines.evaluation.telling import table
 from pipelines.freezing import freeze_run
 from pipelines.logs.synthetic import generate
 from pipelines.progress import say

@@ -18,6 +18,7 @@ from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
 from ranking import bundle
+from ranking.calibration import Calibration
 from ranking.errors import BundleError, LogError
 from ranking.files import require_free
 from ranking.frozen import FrozenRanker
@@ -57,12 +58,15 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
         "made_by": f"dselect-ranker {installed('dselect-ranker')}",
         "flops": trained["flops"],
         "selection": trained,
+        "trained_until": config.logs.validation_from.isoformat(),
         "training": config.training.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
+        "evaluation": config.evaluation.model_dump(mode="json"),
     }
-    ranker = frozen(model, encoder, tables, config.objective, details, routed)
+    calibration = run.load_calibration()
+    ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
     held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
-    difference = largest_difference(model, ranker, held_out)
+    difference = largest_difference(model, ranker, held_out, calibration)
     if not difference <= TOLERANCE:  # NaN is not
         raise BundleError(
             f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written"
@@ -83,15 +87,24 @@ def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
 
 
 @torch.inference_mode()
-def largest_difference(model: Mixture, ranker: FrozenRanker, rows: pa.Table) -> float:
+def largest_difference(
+    model: Mixture, ranker: FrozenRanker, rows: pa.Table, calibration: Calibration | None = None
+) -> float:
     """Largest difference between dense and frozen scores of completed rows, over all tasks and each task alone.
 
     The dense model runs in float64 as the frozen graph does: in float32 an example on the border between two experts
     may fall on the other side.
+
+    Args:
+        model: the dense model.
+        ranker: what it was frozen to.
+        rows: completed rows.
+        calibration: of the dense model's outputs; none by default.
     """
     tasks = ranker.schema.tasks
     inputs = ranker.encoder.encode(rows)
-    dense = scores(copy.deepcopy(model).double()(replace(inputs, dense=inputs.dense.double())), tasks)
+    outputs = copy.deepcopy(model).double()(replace(inputs, dense=inputs.dense.double()))
+    dense = scores((calibration or Calibration())(outputs, ranker.schema.task_names), tasks)
     together, _ = ranker.score_completed(rows, tasks)
     alone = torch.cat([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
     return float(torch.stack([(dense - frozen).abs().max() for frozen in (together, alone)]).max())  # keeps a NaN

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines import config as configs
 from pipelines.config import Config
+from ranking.calibration import Calibration
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.files import reason, require_free
 
@@ -35,6 +36,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.selection = path / "selection.json"
+        self.calibration = path / "calibration.json"
         self.evaluation = path / "evaluation.json"
         self.survey = path / "survey.json"
         self.checkpoints = path / "checkpoints"
@@ -139,6 +141,19 @@ class RunFolder:
     def load_selection(self) -> dict[str, Any]:
         """``selection.json``."""
         return _read(self.selection)
+
+    def load_calibration(self) -> Calibration:
+        """``calibration.json``; of a run without one, a calibration that changes nothing.
+
+        Raises:
+            LogError: it is damaged.
+        """
+        if not self.calibration.exists():
+            return Calibration()
+        try:
+            return Calibration.from_json(_read(self.calibration))
+        except ValueError as error:  # no JSON, or no calibration
+            raise LogError(f"{self.calibration}: damaged ({error}); train again") from None
 
     def load_evaluation(self) -> dict[str, Any]:
         """``evaluation.json``."""

@@ -44,5 +44,30 @@ def selection(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
 def evaluation(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """``evaluation.json`` of the whole: each task as its own model predicts it."""
     each = list(parts)
-    tasks = {task: measures for part in each for task, measures in part["tasks"].items()}
-    return {"rows": each[0]["rows"], "tasks": tasks, "gates": None}
+    slices = {
+        name: {
+            value: {**found, "tasks": {task: m for part in each for task, m in _of(part, name, value).items()}}
+            for value, found in values.items()
+        }
+        for name, values in each[0]["slices"].items()
+    }
+    return {
+        "rows": each[0]["rows"],
+        "ndcg_at": each[0]["ndcg_at"],
+        "tasks": _joined(each, "tasks"),
+        "calibration_curves": _joined(each, "calibration_curves"),
+        "slices": slices,
+        **({"uncalibrated": before} if (before := _joined(each, "uncalibrated")) else {}),
+        "gates": None,
+    }
+
+
+def _joined(parts: Iterable[dict[str, Any]], key: str) -> dict[str, Any]:
+    """What the parts say of their tasks under this key."""
+    return {task: found for part in parts for task, found in part.get(key, {}).items()}
+
+
+def _of(part: dict[str, Any], name: str, value: str) -> dict[str, Any]:
+    """Measures by task of one value of a slice; a part that rejected all its rows has none."""
+    found: dict[str, Any] = part["slices"][name].get(value, {"tasks": {task: {"rows": 0} for task in part["tasks"]}})
+    return dict(found["tasks"])

@@ -13,26 +13,24 @@ from typing import Any
 import torch
 
 from pipelines import single_task
+from pipelines.calibrating import calibrate
 from pipelines.config import Config
-from pipelines.evaluation import evaluate_stream, predict
-from pipelines.logs.places import Place
-from pipelines.logs.reader import LogReader, load_tables
+from pipelines.evaluation.measuring import evaluate
+from pipelines.evaluation.runs import run_source
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import Examples, encode, read, read_whole
+from pipelines.training.examples import Examples, encode
 from pipelines.training.feed import Feed
 from pipelines.training.loop import OnCheck, Trainer
 from pipelines.training.preparing import base_outputs, prepare
 from pipelines.training.warm_start import WarmStart
 from pipelines.training.world import World, joined, launched
-from ranking.encoding import Inputs
-from ranking.errors import ConfigError, LogError, RankerError, UsageError
+from ranking.errors import ConfigError, RankerError, UsageError
 from ranking.files import write_json
 from ranking.gates import DSelectK
 from ranking.gates.base import mean_selection
 from ranking.gates.config import SingleTaskConfig
-from ranking.losses import scores as to_scores
 from ranking.model import Mixture
 from ranking.schema import Schema
 from ranking.selection import Load, Selection, flops
@@ -122,23 +120,23 @@ def _require_divisible(config: Config, world: World) -> None:
 
 def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:
     prepared = prepare(config, run, world, warm)
-    reader, encoder = prepared.reader, prepared.encoder
     torch.manual_seed(config.training.seed + world.rank)
-    model = build_model(config, encoder, prepared.side_encoder)
+    model = build_model(config, prepared.encoder, prepared.side_encoder)
     if warm is None:
         model.start_at(base_outputs(prepared.survey, config))
     else:
         warm.fill(model)
         if warm.reopened:
             model.gate.reopen(config.training.convergence.gamma)
-    feed = partial(Feed, reader, prepared.index, logs=config.logs, settings=config.training)
-    feed = partial(feed, rank=world.rank, world=world.size)
+    feed = partial(Feed, prepared.reader, prepared.index, logs=config.logs, settings=config.training)
+    validation = partial(feed, encode=partial(encode, encoder=prepared.encoder), split="validation", shuffled=False)
+    with_side = partial(encode, encoder=prepared.encoder, side=prepared.side_encoder)
     trainer = Trainer(
         config,
         run,
         world,
-        feed(encode=partial(encode, encoder=encoder, side=prepared.side_encoder)),
-        feed(encode=partial(encode, encoder=encoder), split="validation", shuffled=False),
+        feed(encode=with_side, rank=world.rank, world=world.size),
+        validation(rank=world.rank, world=world.size),
         model,
         chosen=warm is not None and not warm.reopened and model.gate.concludes,
         on_check=on_check,
@@ -146,15 +144,15 @@ def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None,
     trainer.resume()
     trainer.fit()
     if world.first:
-        _conclude(config, run, trainer, reader, prepared.survey)
+        _conclude(config, run, trainer, validation(), prepared.survey)
         trainer.clean_up()
 
 
-def _conclude(config: Config, run: RunFolder, trainer: Trainer, reader: LogReader, found: dict[str, Any]) -> None:
-    """What is told of a finished training: evaluation.json, and selection.json, which says that it is finished."""
+def _conclude(config: Config, run: RunFolder, trainer: Trainer, validation: Feed, found: dict[str, Any]) -> None:
+    """What is told of a finished training; selection.json comes last and says that it is finished."""
     schema = config.schema_only
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
-    selection, load = chosen(model, schema, read(reader, config.logs, encoder, "validation"))
+    selection, load = chosen(model, schema, validation.epoch(0))
     convergence = trainer.convergence
     trained = {
         **selection.to_json(),
@@ -167,56 +165,24 @@ def _conclude(config: Config, run: RunFolder, trainer: Trainer, reader: LogReade
         "training_experts_of_top_k": trainer.experts_evaluated / selection.k if _bounded(model) else None,
         "flops": flops(selection, model.shape, load),
     }
+    calibrate(run, model, schema.tasks, validation.epoch(0))
     if found["rows"]["test"]:
-        stream = read(reader, config.logs, encoder, "test")
-        write_json(_evaluate(trained, model, stream, schema), run.evaluation)
+        write_json(evaluate(run_source(run, config, model, encoder, trained)), run.evaluation)
     write_json(trained, run.selection)
 
 
+@torch.no_grad()
 def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Selection, Load | None]:
     """The selection of a trained model; of a per-example gate its means over these rows, and what they cost."""
     gate = model.gate
     if not gate.per_example:
         return gate.selection(schema.task_names), None
     found = Specialisation(schema.tasks, gate.num_experts)
-    predict(rows, lambda inputs: _scored(model, inputs, schema), found)
+    for examples in rows:
+        found.add(model.trace(examples.inputs).routing.weights, examples.labels)
     selection = mean_selection(found.mean_weights, schema.task_names, gate.k, gate.available)
     gate_flops = 2 * sum(parameter.numel() for parameter in gate.parameters())
     return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)
-
-
-def evaluate_run(run: RunFolder, logs: Place | None = None) -> dict[str, Any]:
-    """Measures a run's best weights on its test split, or on the whole of another log.
-
-    Raises:
-        LogError: the run or the log cannot be used, or holds no row to evaluate.
-    """
-    config = run.load_config()
-    if isinstance(config.model.gate, SingleTaskConfig):
-        parts = [RunFolder.open(run.of_task(task)) for task in config.task_names]
-        return single_task.evaluation(evaluate_run(part, logs) for part in parts)
-    model, encoder = load_model(run, config)
-    schema = config.schema_only
-    tables = load_tables(config.logs, schema)
-    if logs is None:
-        stream = read(LogReader(config.logs.path, schema, tables), config.logs, encoder, "test")
-    else:
-        stream = read_whole(LogReader(logs, schema, tables), encoder)
-    try:
-        return _evaluate(run.load_selection(), model, stream, schema)
-    except KeyError as error:
-        raise LogError(f"{run.selection} lacks {error}: the run is of another version; train again") from None
-
-
-def _evaluate(trained: dict[str, Any], model: Mixture, stream: Iterable[Examples], schema: Schema) -> dict[str, Any]:
-    return evaluate_stream(
-        stream, lambda inputs: _scored(model, inputs, schema), schema.tasks, model.gate.num_experts, trained
-    )
-
-
-def _scored(model: Mixture, inputs: Inputs, schema: Schema) -> tuple[torch.Tensor, torch.Tensor]:
-    done = model.trace(inputs)
-    return to_scores(done.outputs, schema.tasks), done.routing.weights
 
 
 def _bounded(model: Mixture) -> bool:

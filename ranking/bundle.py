@@ -1,6 +1,6 @@
 """The artefact on disk: write it whole, verify every byte, load it. Data only; nothing in it can execute.
 
-manifest.json         schema, selection, objective, costs, how it was trained
+manifest.json         schema, selection, calibration, objective, costs, how it was trained
 weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
 encoder/              vocabularies and scales (Parquet)
 users.parquet, items.parquet   features by id, where the ranker has any to look up
@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ranking.calibration import Calibration
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.explaining import explain
@@ -65,6 +66,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
         "gate": None if ranker.graph.gate is None else ranker.graph.gate.model_dump(mode="json"),
+        "calibration": ranker.graph.calibration.to_json(),
         "objective": dict(ranker.objective),
         "details": dict(ranker.details),
     }
@@ -115,6 +117,7 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         schema = Schema.model_validate(manifest["schema"])
     except ValidationError as error:
         raise BundleError(f"manifest.json: {explain(error, manifest['schema'])}") from None
+    calibration = _calibration(manifest.get("calibration", {}), schema)
     tables = {}
     for owner in OWNERS:
         file = folder / f"{owner}s.parquet"
@@ -126,6 +129,7 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         Selection.from_json(manifest["selection"]),
         load_file(folder / "weights.safetensors"),
         None if gate is None else GATE_SETTINGS.validate_python(gate),
+        calibration,
     )
     ranker = FrozenRanker(
         schema,
@@ -136,6 +140,18 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         manifest["details"],
     )
     return ranker, pq.read_table(folder / "golden.parquet")
+
+
+def _calibration(data: Any, schema: Schema) -> Calibration:
+    try:
+        calibration = Calibration.from_json(data)
+    except ValidationError as error:
+        raise BundleError(f"manifest.json: calibration: {explain(error, data)}") from None
+    binary = [task.name for task in schema.tasks if task.kind == "binary"]
+    for task in calibration.tasks:
+        if task not in binary:
+            raise BundleError(f"manifest.json: calibration: '{task}' is no binary task: {', '.join(binary)}")
+    return calibration
 
 
 def verify_files(folder: Path) -> None:

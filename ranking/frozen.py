@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from ranking.calibration import Calibration
 from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import FeatureTable, complete, violations
@@ -123,6 +124,7 @@ def freeze(
     objective: Mapping[str, float],
     details: Mapping[str, Any] | None = None,
     routed: tuple[GateConfig, Selection] | None = None,
+    calibration: Calibration | None = None,
 ) -> FrozenRanker:
     """The sparse graph of a converged model: chosen experts only, batch norm folded into their first layer.
 
@@ -135,6 +137,7 @@ def freeze(
         objective: task → weight in the score that sorts.
         details: what else the bundle is to say of itself.
         routed: settings and mean selection of a per-example gate, which becomes part of the graph.
+        calibration: of the outputs, which becomes part of the graph too.
 
     Raises:
         NotConvergedError: a gate whose choice is not final or that no graph can hold; says why.
@@ -166,7 +169,7 @@ def freeze(
         weights |= {"norm.scale": scale, "norm.shift": shift}
         weights |= {f"{GATE}{name}": value for name, value in model.gate.state_dict().items()}
     weights = {name: weight.detach().clone().contiguous() for name, weight in weights.items()}
-    graph = FrozenGraph(schema, selection, weights, gate)
+    graph = FrozenGraph(schema, selection, weights, gate, calibration)
     return FrozenRanker(schema, encoder, graph, tables, objective, details or {})
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ranking.calibration import Calibration
 from ranking.encoding import Inputs
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
@@ -36,21 +37,32 @@ class FrozenGraph:
         selection: what the gates chose.
         weights: name → tensor, as above.
         gate: settings of a per-example gate; None if the gate is static.
+        calibration: of the outputs; none by default.
     """
 
     def __init__(
-        self, schema: Schema, selection: Selection, weights: Mapping[str, Tensor], gate: GateConfig | None = None
+        self,
+        schema: Schema,
+        selection: Selection,
+        weights: Mapping[str, Tensor],
+        gate: GateConfig | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.schema = schema
         self.selection = selection
         self.weights = weights
         self.gate = gate
+        self.calibration = calibration or Calibration()
         self._experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
         self._towers = {task: _layers(weights, f"tower.{task}") for task in schema.task_names}
         self._gate = None if gate is None else self._rebuilt(gate)
 
     def __call__(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
-        """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number for a regression."""
+        """Outputs [batch, tasks] float64: a calibrated logit for a binary task, the (transformed) number else."""
+        return self.calibration(self.uncalibrated(inputs, tasks), tasks)
+
+    def uncalibrated(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
+        """Outputs [batch, tasks] float64 as the towers give them."""
         x = self._joined(inputs)
         if self._gate is None:
             experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}

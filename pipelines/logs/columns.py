@@ -20,6 +20,8 @@ def needed(schema: Schema, *, labels: bool) -> dict[str, str]:
     if labels:
         columns |= {schema.columns.time: "the time", schema.columns.user: "the user id"}
         columns |= label_columns(schema)
+        if schema.columns.request is not None:
+            columns.setdefault(schema.columns.request, "the request id")
     return columns
 
 

@@ -40,6 +40,7 @@ class Cleaned:
         file: where the chunk came from.
         chunk: which one it is.
         left_out: positions in the chunk of the bad rows and the exact repeats, rising.
+        positions: of ``rows`` in the file [rows] int64.
     """
 
     rows: pa.Table
@@ -48,6 +49,7 @@ class Cleaned:
     file: str
     chunk: Chunk
     left_out: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
 
 
 def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
@@ -220,7 +222,8 @@ class LogReader:
             }
         )
         left_out = np.sort(np.concatenate([wrong_positions, repeated])).astype(np.int32)
-        return Cleaned(whole.filter(good), bad, len(repeated), file, chunk, left_out)
+        positions = first_row + asked[good.to_numpy(zero_copy_only=False)]
+        return Cleaned(whole.filter(good), bad, len(repeated), file, chunk, left_out, positions)
 
     def _mark_bad(self, table: pa.Table) -> pa.Array:
         """Reason by row why it cannot be used; null where it can."""

@@ -128,7 +128,7 @@ class Feed:
 
     def _blocks(self, epoch: int) -> list[list[list[Entry]]]:
         """The epoch's blocks of what is read at once; a unit of the index may begin in one and end in the next."""
-        units, least = self._units, 1
+        units, least = self._units, CHUNK_ROWS
         if self._shuffled:
             order = np.random.default_rng((self._settings.seed, epoch, ORDER)).permutation(len(units))
             units, least = [units[i] for i in order], self._settings.shuffle_rows

@@ -28,12 +28,14 @@ class Columns(Record):
     """The columns that say when an impression was, who saw it, and what was shown.
 
     Attributes:
+        request: which rows one request showed together; optional.
         weight: how much a row counts in every task's loss, ≥ 0; a null counts 1. Default: all rows count 1.
     """
 
     time: str = "time"
     user: str = "user_id"
     item: str = "item_id"
+    request: ColumnName | None = None
     weight: ColumnName | None = None
 
 
@@ -63,7 +65,7 @@ class Schema(Record):
                 )
         for label in _repeated(task.label for task in self.tasks):
             raise ValueError(f"two tasks share the label column '{label}': drop one of them")
-        for column in (self.columns.user, self.columns.item, self.columns.time):
+        for column in (self.columns.user, self.columns.item, self.columns.time, self.columns.request):
             if column in labels:
                 raise ValueError(f"task '{labels[column]}' has the id or time column '{column}' as its label")
         return self
@@ -192,6 +194,17 @@ class Schema(Record):
     def task_names(self) -> list[str]:
         """Names of the tasks, in order of declaration."""
         return [task.name for task in self.tasks]
+
+    @property
+    def sliceable(self) -> list[str]:
+        """By what rows can be measured apart: features of one value a row, and whether user or item is new."""
+        new = [f"new_{owner}" for owner in ("user", "item") if self.id_feature(owner) is not None]
+        return [*(f.name for f in self.features if f.kind in ("categorical", "numeric")), *new]
+
+    def id_feature(self, owner: Owner) -> CategoricalFeature | None:
+        """The feature that knows the ids seen in training; None if ids are no feature, or hashed."""
+        ids = [f for f in self.features if isinstance(f, CategoricalFeature) and f.hash_buckets is None]
+        return next((f for f in ids if f.column == self.id_column(owner)), None)
 
     def id_column(self, owner: Owner) -> str | None:
         """Column that holds the owner's id; None for the context, which has no id."""

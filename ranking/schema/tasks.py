@@ -24,6 +24,7 @@ class Task(Record):
             others are masked, and the outputs are corrected for it (He et al. 2014, "Practical lessons from predicting
             clicks on ads at Facebook", section 6.3).
         group: a name for tasks that belong together, such as engagement or satisfaction; reports use it.
+        calibration: how a binary task's probabilities are made true on the validation split after training.
     """
 
     name: Name
@@ -34,6 +35,7 @@ class Task(Record):
     weight: PositiveFloat = 1.0
     keep_negatives: Annotated[float, Field(gt=0, le=1)] = 1.0
     group: str | None = None
+    calibration: Literal["none", "platt", "isotonic"] = "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -46,6 +48,8 @@ class Task(Record):
             raise ValueError("a binary label takes no transform")
         if self.kind == "regression" and self.keep_negatives < 1:
             raise ValueError("keep_negatives is for binary tasks: a regression has no negatives")
+        if self.kind == "regression" and self.calibration != "none":
+            raise ValueError("only a binary task has probabilities to calibrate")
         if self.mask == self.label:
             raise ValueError(f"mask and label are the same column '{self.label}': only positives would be left")
         return self

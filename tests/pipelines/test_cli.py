@@ -64,7 +64,10 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
         "evaluate": ranker("evaluate", run),
         "evaluate --json": ranker("evaluate", run, "--json"),
         "freeze": ranker("freeze", run, "--out", bundle),
+        "evaluate --slice": ranker("evaluate", run, "--slice", "surface", "--slice", "new_user"),
         "evaluate bundle": ranker("evaluate", bundle, "--logs", day, "--json"),
+        "compare": ranker("compare", run, bundle),
+        "compare --json": ranker("compare", bundle, run, "--logs", day, "--json"),
         "publish": ranker("publish", bundle, folder / "repository"),
         "publish --name": ranker("publish", bundle, folder / "repository", "--name", "trial"),
         "score": ranker("score", bundle, "--logs", day, "--out", scores, "--tasks", "like", "click"),
@@ -121,6 +124,23 @@ class TestTheWayOfANewcomer:
         assert frozen["rows"] == dense["rows"]
         assert frozen["tasks"]["click"]["auc"] == pytest.approx(dense["tasks"]["click"]["auc"], abs=1e-4)
 
+    def test_evaluate_measures_the_slices_that_are_asked_for(self, shown: Shown) -> None:
+        out = shown.commands["evaluate --slice"].out
+        assert "by surface: auc of binary tasks" in out
+        assert "by new_user: auc of binary tasks" in out
+
+    def test_compare_prints_both_and_their_differences(self, shown: Shown) -> None:
+        lines = shown.commands["compare"].out.splitlines()
+        assert lines[:2] == [f"A  {shown.folder}/run", f"B  {shown.folder}/bundle"]
+        assert any(line.split()[:2] == ["click", "auc"] for line in lines)
+
+    def test_compare_json_holds_the_same(self, shown: Shown) -> None:
+        data = json.loads(shown.commands["compare --json"].out)
+        assert (data["a"], data["b"]) == (f"{shown.folder}/bundle", f"{shown.folder}/run")
+        auc = data["tasks"]["click"]["measures"]["auc"]
+        assert set(auc) == {"a", "b", "difference", "interval", "better"}
+        assert auc["difference"] == pytest.approx(0.0, abs=1e-4)
+
     def test_freeze_prints_the_bundle_and_says_on_stderr_that_it_scores_as_the_dense_model(self, shown: Shown) -> None:
         _, out, err = shown.commands["freeze"]
         assert out == f"{shown.folder}/bundle\n"
@@ -157,11 +177,11 @@ class TestGates:
         evaluated = ranker("evaluate", tmp_path / "run")
         assert evaluated.code == 0
         assert trained.out == f"{evaluated.out}{tmp_path}/run\n"
-        tasks, gates = evaluated.out.split("\n\n")
+        binary, numbers, gates = evaluated.out.split("\n\n")
         assert gates.startswith(f"{kind}: ")
         assert "experts used" in gates
         assert "Jaccard index" in gates
-        names = [line.split()[0] for line in tasks.splitlines()[2:]]
+        names = [line.split()[0] for line in (*binary.splitlines()[2:], *numbers.splitlines()[1:])]
         assert [line.split()[0] for line in gates.splitlines()[-len(names) :]] == names
 
     def test_of_an_unknown_kind_are_one_line(self, shown: Shown, tmp_path: Path) -> None:
@@ -179,7 +199,10 @@ class TestGates:
         assert trained.code == 0, trained.err
         assert json.loads(trained.out)["selection"]["kind"] == "single_task"
         evaluated = ranker("evaluate", tmp_path / "run")
-        assert [line.split()[0] for line in evaluated.out.splitlines()[2:]] == ["click", "watch"]
+        assert [line.split()[0] for line in evaluated.out.splitlines() if line] == [
+            *("20", "task", "click"),
+            *("task", "watch"),
+        ]
         code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
         assert (code, out) == (1, "")
         assert err.startswith(f"ranker: {tmp_path}/run holds a model for each task")
@@ -210,6 +233,8 @@ class TestFailures:
             ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
             ("evaluate {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
             ("evaluate {empty}", "{empty} is no run folder"),
+            ("compare {run} {empty}", "{empty} is no run folder"),
+            ("compare {bundle} {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
             ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
             ("freeze {empty} --out {empty}/bundle", "{empty} is no run folder"),
             ("freeze {run} --out {bundle}", "{bundle} exists"),
@@ -300,6 +325,8 @@ class TestWrongUse:
             "train --run run",
             "train ranker.toml --run run --set",
             "evaluate",
+            "evaluate run --slice",
+            "compare run",
             "freeze run",
             "publish bundle",
             "score bundle --logs log",
@@ -331,6 +358,7 @@ class TestWrongUse:
             "check",
             "train",
             "evaluate",
+            "compare",
             "freeze",
             "publish",
             "score",
@@ -342,6 +370,27 @@ class TestWrongUse:
             main([*command.split(), "--help"])
         assert caught.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: ranker {command}".rstrip())
+
+
+class TestPipes:
+    def test_a_reader_that_has_enough_gets_no_traceback(self, shown: Shown) -> None:
+        """As ``ranker evaluate RUN --json | head -1`` reads."""
+        command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(shown.folder / "run"), "--json"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()  # before anything is written
+            err = process.stderr.read().decode()
+        assert process.returncode == 1
+        assert "Traceback" not in err
+        assert "BrokenPipe" not in err
+
+
+def test_an_unknown_slice_is_wrong_use(shown: Shown) -> None:
+    code, out, err = ranker("evaluate", shown.folder / "run", "--slice", "colour")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ranker: no slice 'colour' of {shown.folder}/run: choose from user_id, item_id, ")
 
 
 class TestServe:

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from pipelines import config as configs
 from pipelines.config import Config
+from pipelines.evaluation.runs import evaluate_run
 from pipelines.run_folder import RunFolder
-from pipelines.train import evaluate_run, train
+from pipelines.train import train
 from pipelines.training.building import load_model
 from ranking.encoding import Encoder
 from ranking.errors import LogError, OutputError, RankerError
@@ -124,7 +125,7 @@ class TestSelection:
 class TestEvaluationFile:
     def test_measures_the_test_split(self, run: RunFolder) -> None:
         data = json_of(run.evaluation)
-        assert set(data) == {"rows", "tasks", "gates"}
+        assert set(data) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
         assert data == json.loads(json.dumps(evaluate_run(run)))
 
     def test_is_left_out_without_a_test_split(self, shop: Shop) -> None:

@@ -16,11 +16,12 @@ from pydantic import ValidationError
 import ranking
 from pipelines.cli import main
 from pipelines.config import Config
-from pipelines.evaluation import evaluate_bundle
+from pipelines.evaluation.measuring import evaluate_bundle
+from pipelines.evaluation.runs import evaluate_run
 from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.scoring import score_log
-from pipelines.train import evaluate_run, train
+from pipelines.train import train
 from pipelines.training.building import load_model
 from pipelines.training.examples import Examples, read
 from ranking.explaining import explain

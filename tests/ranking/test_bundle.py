@@ -19,9 +19,11 @@ from safetensors.torch import load_file, save_file
 
 import ranking
 from ranking import bundle
+from ranking.calibration import Calibration, Isotonic, Platt
 from ranking.errors import BundleError, OutputError
 from ranking.files import sha256
-from ranking.frozen import FrozenRanker
+from ranking.frozen import FrozenRanker, freeze
+from ranking.model import Mixture
 
 DrawRows = Callable[[int, int], pa.Table]
 
@@ -193,6 +195,51 @@ def test_an_added_file_is_named(copied: Path, name: str) -> None:
 def test_a_folder_that_is_no_bundle_says_how_to_make_one(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
         assert "ranker freeze" in refusal(folder)
+
+
+CALIBRATION = Calibration(
+    {"click": Platt(slope=0.5, shift=-1.0), "like": Isotonic(inputs=(-1.0, 0.5), outputs=(-2.0, -1.0))}
+)
+
+
+def test_a_calibration_comes_out_as_it_went_in(
+    make_model: Callable[[], Mixture], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
+    bundle.write(ranker, golden, tmp_path / "bundle")
+    loaded = ranking.load(tmp_path / "bundle")
+    assert loaded.graph.calibration.tasks == CALIBRATION.tasks
+    assert loaded.score(golden).equals(ranker.score(golden))
+    assert not loaded.score(golden).equals(hand_ranker.score(golden))
+
+
+def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    del manifest["calibration"]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    sum_again(copied)
+    assert ranking.load(copied).score(golden).equals(hand_ranker.score(golden))
+
+
+@pytest.mark.parametrize(
+    ("calibration", "says"),
+    [
+        ({"click": {"kind": "platt", "slope": -1.0, "shift": 0.0}}, "click.slope: Input should be greater than 0"),
+        ({"click": {"kind": "platt", "slope": 1e999, "shift": 0.0}}, "click.slope: Input should be a finite number"),
+        ({"click": {"kind": "isotonic", "inputs": [0.0, 1.0], "outputs": [1.0, 0.0]}}, "click: outputs must rise"),
+        ({"click": {"kind": "spline"}}, "click: kind is 'spline'; choose platt or isotonic"),
+        ({"watch": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'watch' is no binary task: click, like"),
+        ({"buy": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'buy' is no binary task: click, like"),
+        ([1], "valid dictionary"),
+    ],
+)
+def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
+    copied: Path, calibration: Any, says: str
+) -> None:
+    edit_manifest(copied, calibration=calibration)
+    text = refusal(copied)
+    assert "manifest.json: calibration: " in text
+    assert says in text
 
 
 def test_an_unknown_format_is_refused(copied: Path) -> None:

@@ -18,15 +18,18 @@ from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.splits import split_bounds
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
+from ranking.calibration import Calibration, Isotonic, Platt
 from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError, NotConvergedError
 from ranking.features import FeatureTable, complete
 from ranking.frozen import SCORE_ROWS, FrozenRanker, freeze
 from ranking.gates import DSelectK
+from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.graph import FrozenGraph
 from ranking.losses import scores
 from ranking.model import Mixture
 from ranking.schema import Owner, Schema
+from ranking.selection import Selection
 
 MakeModel = Callable[[], Mixture]
 DrawRows = Callable[[int, int], pa.Table]
@@ -117,6 +120,40 @@ def test_training_on_does_not_change_what_was_frozen(
         for parameter in model.parameters():
             parameter.add_(1.0)
     assert ranker.score(draw_rows(5, 1)).equals(before)
+
+
+CALIBRATION = Calibration(
+    {"click": Platt(slope=0.5, shift=-1.0), "like": Isotonic(inputs=(-1.0, 0.5), outputs=(-2.0, -1.0))}
+)
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+def test_a_calibration_is_applied_to_its_tasks_in_every_subset(
+    make_model: MakeModel,
+    make_mixture: Callable[[GateConfig], Mixture],
+    hand_ranker: FrozenRanker,
+    draw_rows: DrawRows,
+    per_example: bool,
+) -> None:
+    routed = None
+    model = make_model()
+    if per_example:
+        gate = SoftmaxConfig(kind="softmax", per_example=True)
+        model = make_mixture(gate)
+        names = hand_ranker.schema.task_names
+        routed = (gate, Selection(5, 5, {task: dict.fromkeys(range(5), 0.2) for task in names}, True))
+    ranker = freeze(model, hand_ranker.encoder, hand_ranker.tables, {}, None, routed, CALIBRATION)
+    names = ranker.schema.task_names
+    inputs = ranker.encoder.encode(ranker.complete(draw_rows(60, 5)))
+    with torch.inference_mode():
+        outputs = model(inputs).double()
+        expected = CALIBRATION(outputs, names)
+        assert float((expected - outputs)[:, :2].abs().min()) > 1e-3
+        assert torch.equal(expected[:, 2:], outputs[:, 2:])
+        for some in subsets(names):
+            columns = [names.index(name) for name in some]
+            assert float((ranker.graph(inputs, some) - expected[:, columns]).abs().max()) <= 1e-5, some
+            assert float((ranker.graph.uncalibrated(inputs, some) - outputs[:, columns]).abs().max()) <= 1e-5, some
 
 
 # Only what was chosen.

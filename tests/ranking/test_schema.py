@@ -173,6 +173,28 @@ def test_an_empty_column_name_is_refused(wrong: dict[str, Any]) -> None:
     refusal(wrong)
 
 
+# Evaluation.
+
+
+def test_a_request_has_no_column_unless_one_is_named() -> None:
+    assert Schema.model_validate(document()).columns.request is None
+    assert Schema.model_validate(document(columns={"request": "request_id"})).columns.request == "request_id"
+
+
+def test_a_request_column_that_is_a_label_is_refused() -> None:
+    assert "'click' has the id or time column 'click' as its label" in refusal(document(columns={"request": "click"}))
+
+
+def test_a_task_is_uncalibrated_unless_it_says_how() -> None:
+    like = {"name": "like", "kind": "binary", "calibration": "isotonic"}
+    assert [task.calibration for task in Schema.model_validate(document(tasks=[like])).tasks] == ["none", "isotonic"]
+
+
+def test_only_probabilities_are_calibrated() -> None:
+    watch = {"name": "watch", "kind": "regression", "calibration": "platt"}
+    assert refusal(document(tasks=[watch])) == "tasks.'watch': only a binary task has probabilities to calibrate"
+
+
 # Kind and owner.
 
 

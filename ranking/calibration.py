@@ -1,0 +1,100 @@
+"""Makes probabilities true: a rising map from logit to logit for each task that asked for one.
+
+Fitted by ``pipelines.calibrating``; applied to the dense model in evaluation, and in the frozen graph. Every map rises
+strictly, so that it changes no order: AUC, GAUC and NDCG stay as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field, PositiveFloat, TypeAdapter, model_validator
+from torch import Tensor
+
+from ranking.schema import Record
+
+
+class Platt(Record):
+    """slope · logit + shift (Platt 1999, section 2.1)."""
+
+    kind: Literal["platt"] = "platt"
+    slope: PositiveFloat
+    shift: float
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Calibrated logits, of the same shape."""
+        return logits * self.slope + self.shift
+
+
+class Isotonic(Record):
+    """Straight lines between knots (logit, calibrated logit); beyond the first and last knot the slope is 1.
+
+    Lines instead of isotonic regression's steps, so that no two scores become equal: centred isotonic regression (Oron
+    and Flournoy 2017, section 2.2).
+    """
+
+    kind: Literal["isotonic"] = "isotonic"
+    inputs: Annotated[tuple[float, ...], Field(min_length=1)]
+    outputs: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if len(self.inputs) != len(self.outputs):
+            raise ValueError(f"{len(self.inputs)} inputs, but {len(self.outputs)} outputs")
+        for name, knots in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if any(left >= right for left, right in itertools.pairwise(knots)):
+                raise ValueError(f"{name} must rise from knot to knot")
+        return self
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Calibrated logits, of the same shape."""
+        x, y = (torch.tensor(knots, dtype=torch.float64) for knots in (self.inputs, self.outputs))
+        # one more knot on either side gives the ends their slope of 1
+        x = torch.cat([x[:1] - 1.0, x, x[-1:] + 1.0])
+        y = torch.cat([y[:1] - 1.0, y, y[-1:] + 1.0])
+        left = (torch.searchsorted(x, logits.double().contiguous(), right=True) - 1).clamp(0, len(x) - 2)
+        slope = (y[left + 1] - y[left]) / (x[left + 1] - x[left])
+        return (y[left] + (logits - x[left]) * slope).to(logits.dtype)
+
+
+TaskCalibration = Annotated[Platt | Isotonic, Field(discriminator="kind")]
+_BY_TASK: TypeAdapter[dict[str, TaskCalibration]] = TypeAdapter(dict[str, TaskCalibration])
+
+
+class Calibration:
+    """The maps of a model's tasks; tasks without one pass unchanged.
+
+    Args:
+        tasks: task → its map.
+    """
+
+    def __init__(self, tasks: Mapping[str, Platt | Isotonic] | None = None) -> None:
+        self.tasks = dict(tasks or {})
+
+    def __call__(self, outputs: Tensor, tasks: Sequence[str]) -> Tensor:
+        """Calibrated outputs [rows, tasks].
+
+        Args:
+            outputs: logits or numbers [rows, tasks].
+            tasks: names of the columns.
+        """
+        if not self.tasks.keys() & set(tasks):
+            return outputs
+        columns = zip(tasks, outputs.unbind(1), strict=True)
+        return torch.stack([self.tasks[task](x) if task in self.tasks else x for task, x in columns], 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready form: task → its map."""
+        return {task: found.model_dump(mode="json") for task, found in self.tasks.items()}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            ValidationError: a number that is not finite, a map that does not rise, an unknown kind or key.
+        """
+        return cls(_BY_TASK.validate_python(data))

@@ -1,0 +1,19 @@
+"""How good scores are against labels, each measure in the data and in draws of users; see docs/evaluation.md."""
+
+from ranking.metrics.binary import CURVE_BINS, auc, binary_measures, calibration_curve
+from ranking.metrics.bootstrap import UserDraws, interval
+from ranking.metrics.regression import regression_measures
+from ranking.metrics.rows import Array, Ids, Rows
+
+__all__ = [
+    "CURVE_BINS",
+    "Array",
+    "Ids",
+    "Rows",
+    "UserDraws",
+    "auc",
+    "binary_measures",
+    "calibration_curve",
+    "interval",
+    "regression_measures",
+]

@@ -1,0 +1,117 @@
+"""Measures of a binary task: how well probabilities order the rows, and how true they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ranking.metrics.bootstrap import UserDraws, interval
+from ranking.metrics.grouped import request_ndcg, user_auc
+from ranking.metrics.rows import Array, Ids, Rows
+
+CURVE_BINS = 10
+CLIP = 1e-7
+"""Probabilities are kept so far from 0 and 1 in the logloss."""
+
+
+def binary_measures(rows: Rows, draws: UserDraws, ndcg_at: int = 10) -> dict[str, Array]:
+    """Each measure in the data and in each draw [1 + B], NaN where undefined; definitions and sources above each.
+
+    Args:
+        rows: at least one.
+        draws: of the users.
+        ndcg_at: k of NDCG@k.
+    """
+    p = np.clip(rows.predictions, CLIP, 1 - CLIP)
+    losses = -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
+    bins = quantile_bins(rows.predictions)
+    columns = [np.ones(len(rows)), rows.labels, rows.predictions, losses, *user_auc(rows), *request_ndcg(rows, ndcg_at)]
+    sums = draws.sums(rows.users, [*columns, *_by_bin(rows.labels - rows.predictions, bins)])
+    count, positives, predicted, loss, user_aucs, user_rows, ndcgs, requests, *gaps = sums
+    measures = {"auc": _auc(rows, draws.counts)}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # mean AUC of the users who have both classes, weighted by their rows: Zhu et al. 2017, section 3.2
+        measures["gauc"] = user_aucs / user_rows
+        # mean cross-entropy in nats
+        measures["logloss"] = loss / count
+        # logloss over that of the base rate: He et al. 2014, equation 1
+        measures["normalised_entropy"] = loss / count / _entropy(positives / count)
+        # mean prediction over base rate: He et al. 2014, section 3
+        measures["calibration"] = predicted / positives
+        # mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
+        measures["calibration_error"] = np.abs(gaps).sum(0) / count
+        measures["ndcg"] = ndcgs / requests
+    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
+
+
+def calibration_curve(rows: Rows, draws: UserDraws) -> list[dict[str, Any]]:
+    """Predicted against observed rate, in about ten bins of equally many rows.
+
+    Returns:
+        By rising prediction: ``predicted`` and ``observed`` (means), ``low`` and ``high`` (95 % interval of the
+        observed rate; None where the bin holds one class, since no draw can then say anything else), ``rows``.
+    """
+    bins = quantile_bins(rows.predictions)
+    parts = (np.ones(len(rows)), rows.labels, rows.predictions)
+    sums = draws.sums(rows.users, (column for part in parts for column in _by_bin(part, bins)))
+    curve = []
+    for count, positives, predicted in zip(*np.split(sums, len(parts)), strict=True):
+        with np.errstate(invalid="ignore"):
+            observed = positives / count
+        mixed = 0 < positives[0] < count[0]
+        low, high = (interval(observed) if mixed else None) or (None, None)
+        curve.append(
+            {
+                "predicted": float(predicted[0] / count[0]),
+                "observed": float(observed[0]),
+                "low": low,
+                "high": high,
+                "rows": int(count[0]),
+            }
+        )
+    return curve
+
+
+def auc(labels: Array, scores: Array) -> float | None:
+    """Area under the ROC curve; None if one of the classes is absent."""
+    value = float(_auc(Rows(labels, scores, np.zeros(len(labels), np.int64)), np.ones((1, 1), np.uint8))[0])
+    return None if np.isnan(value) else value
+
+
+def _auc(rows: Rows, counts: npt.NDArray[np.uint8]) -> Array:
+    """P(score of a positive > score of a negative), ties ½, in each draw; sorted once for all draws."""
+    positive = rows.labels == 1
+    order = np.argsort(rows.predictions[~positive])
+    negatives, negative_users = rows.predictions[~positive][order], rows.users[~positive][order]
+    below = np.searchsorted(negatives, rows.predictions[positive], "left")
+    not_above = np.searchsorted(negatives, rows.predictions[positive], "right")
+    up_to = np.zeros(len(negatives) + 1, np.int64)
+    values = np.full(len(counts), np.nan)
+    for draw, times in enumerate(counts):
+        np.cumsum(times[negative_users], dtype=np.int64, out=up_to[1:])
+        weight = times[rows.users[positive]].astype(np.int64)
+        pairs = int(weight.sum()) * int(up_to[-1])
+        if pairs:
+            values[draw] = weight @ (up_to[below] + up_to[not_above]) / (2 * pairs)
+    return values
+
+
+def quantile_bins(predictions: Array, bins: int = CURVE_BINS) -> Ids:
+    """The bin of each row [rows], numbered from 0 without gaps; equal predictions share one, so there may be fewer."""
+    inner = np.quantile(predictions, np.linspace(0, 1, bins + 1)[1:-1])
+    numbers: Ids = np.unique(np.searchsorted(inner, predictions), return_inverse=True)[1]
+    return numbers
+
+
+def _by_bin(values: Array, bins: Ids) -> Iterator[Array]:
+    """The values of each bin, 0 elsewhere; one column at a time, so that memory does not grow with the bins."""
+    for number in range(int(bins.max()) + 1):
+        yield np.where(bins == number, values, 0.0)
+
+
+def _entropy(rate: Array) -> Array:
+    """Cross-entropy in nats of predicting the base rate; NaN at 0 and 1, where nothing is uncertain."""
+    return -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))

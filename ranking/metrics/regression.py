@@ -1,0 +1,16 @@
+"""Measures of a regression."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ranking.metrics.bootstrap import UserDraws
+from ranking.metrics.rows import Array, Rows
+
+
+def regression_measures(rows: Rows, draws: UserDraws) -> dict[str, Array]:
+    """``rmse`` and ``mae`` in the label's (transformed) unit, in the data and in each draw: [1 + B] each."""
+    errors = rows.labels - rows.predictions
+    count, squares, sizes = draws.sums(rows.users, (np.ones(len(rows)), np.square(errors), np.abs(errors)))
+    with np.errstate(invalid="ignore"):  # a draw may have no row
+        return {"rmse": np.sqrt(squares / count), "mae": sizes / count}

@@ -1,0 +1,49 @@
+"""Predictions written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from pipelines.evaluation.predicting import Predictions
+from ranking.calibration import Calibration
+from ranking.schema import Task
+
+MakePredictions = Callable[..., Predictions]
+
+
+@pytest.fixture
+def make_predictions() -> MakePredictions:
+    """(tasks, labels [rows][tasks], scores [rows][tasks], …) → predictions; every row another user's by default."""
+
+    def make(
+        tasks: Sequence[Task],
+        labels: Sequence[Sequence[float]],
+        scores: Sequence[Sequence[float]],
+        users: Sequence[int] | None = None,
+        requests: Sequence[int] | None = None,
+        calibration: Calibration | None = None,
+        places: Sequence[int] | None = None,
+        files: tuple[str, ...] = ("part-0",),
+    ) -> Predictions:
+        outputs = np.array(scores, np.float64).reshape(len(scores), len(tasks))
+        for i, task in enumerate(tasks):
+            if task.kind == "binary":
+                with np.errstate(divide="ignore"):
+                    outputs[:, i] = np.log(outputs[:, i]) - np.log1p(-outputs[:, i])
+        rows = len(outputs)
+        return Predictions(
+            tuple(tasks),
+            np.array(labels, np.float32).reshape(rows, len(tasks)),
+            outputs.astype(np.float32),
+            calibration or Calibration(),
+            np.array(range(rows) if users is None else users, np.int64),
+            None if requests is None else np.array(requests, np.int64),
+            (),
+            files,
+            np.array(range(rows) if places is None else places, np.int64),
+        )
+
+    return make
