@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo serve test test-fast lint clean
+.PHONY: demo serve test test-fast lint bench-train clean
+
+KUAIRAND ?= ../shared/data/kuairand-pure
 
 demo: .venv/train
 	$(BIN)/ranker demo --dir demo
@@ -24,8 +26,12 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# KUAIRAND=folder of the original files; BENCH="--ten-million", "--only score", "--threads 1" …
+bench-train: .venv/bench
+	$(BIN)/python -m benchmarks.training --kuairand $(KUAIRAND) --work bench $(BENCH)
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo bench
 
 # Locked environments: exact pins, installed without resolving.
 .venv/bin/python:
@@ -40,4 +46,8 @@ clean:
 
 .venv/dev: requirements/dev.lock .venv/train
 	$(PIP) -r requirements/dev.lock
+	@touch $@
+
+.venv/bench: requirements/bench.lock .venv/dev
+	$(PIP) -r requirements/bench.lock
 	@touch $@

@@ -12,7 +12,7 @@ from typing import Any
 
 from ranking.errors import RankerError, UsageError
 
-TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu", "sklearn")
+TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu", "sklearn", "optuna")
 
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
@@ -97,6 +97,16 @@ def parser() -> argparse.ArgumentParser:
         help="override a setting, such as training.epochs=3; may be repeated",
     )
     train.add_argument("--json", action="store_true", help=JSON)
+
+    tune = command("tune", run_tune, "search for better settings, each trial a training")
+    tune.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    tune.add_argument(
+        "--study", type=Path, required=True, metavar="DIR", help="folder of the study; one that is there goes on"
+    )
+    tune.add_argument("--trials", type=positive, default=50, metavar="N", help="in total (default: 50)")
+    tune.add_argument("--workers", type=positive, default=1, metavar="W", help="trials at a time (default: 1)")
+    tune.add_argument("--timeout", type=positive, metavar="SECONDS", help="begin no trial after so long")
+    tune.add_argument("--json", action="store_true", help=JSON)
 
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
@@ -243,6 +253,21 @@ def run_train(arguments: argparse.Namespace) -> None:
     if evaluation is not None:
         print(table(evaluation))
     print(run.path)
+
+
+def run_tune(arguments: argparse.Namespace) -> None:
+    """``ranker tune``."""
+    from pipelines import config
+    from pipelines.tuning.tune import summary, table, tune
+
+    loaded = config.load(arguments.config)
+    study = tune(loaded, arguments.study, arguments.trials, arguments.workers, arguments.timeout)
+    found = summary(study)
+    print(as_json(found) if arguments.json else table(found))
+    if found["best"] is None:
+        raise RankerError(f"{arguments.study}: no trial converged; see its trials/*.log, or give it more --trials")
+    if not arguments.json:
+        print(study.best_file)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:

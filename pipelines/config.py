@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from pipelines.logs.places import Place
+from pipelines.tuning.ranges import Range
 from ranking.errors import ConfigError, UsageError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
@@ -182,6 +183,7 @@ class Config(Schema):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     serving: ServingConfig = ServingConfig()
+    tune: dict[str, Range] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _objective_names_tasks(self) -> Self:

@@ -1,0 +1,42 @@
+"""Cost as work grows: rows/s against the rows of a log, seconds a step and memory against the ids of a vocabulary.
+
+    python -m benchmarks.training.growth rows FOLDER ROWS
+    python -m benchmarks.training.growth ids FOLDER IDS ROWS
+
+Generated logs, their default model, batches of 2048, one epoch. For ``ids`` the log stays as it is and its item ids are
+hashed into so many rows of an embedding table, which training holds, with what its optimiser keeps for each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training import ours, shape
+from pipelines.config import load
+from pipelines.logs.synthetic import generate
+
+BATCH = f"training.batch_size={shape.BATCH}"
+
+
+def against_rows(folder: Path, rows: int) -> dict[str, Any]:
+    """One epoch over so many rows."""
+    generate(folder / "log", rows)
+    return ours.main(folder / "log" / "ranker.toml", folder / "run", 1, BATCH)
+
+
+def against_ids(folder: Path, ids: int, rows: int) -> dict[str, Any]:
+    """One epoch with so many rows in the items' embedding table."""
+    generate(folder / "log", rows)
+    config = load(folder / "log" / "ranker.toml", [BATCH])
+    features = [f.model_copy(update={"hash_buckets": ids}) if f.name == "item_id" else f for f in config.features]
+    config.model_copy(update={"features": tuple(features)}).write(folder / "ranker.toml")
+    return ours.main(folder / "ranker.toml", folder / "run", 1)
+
+
+if __name__ == "__main__":
+    kind, where, *numbers = sys.argv[1:]
+    measure = {"rows": against_rows, "ids": against_ids}[kind]
+    print(json.dumps(measure(Path(where), *map(int, numbers))))

@@ -1,0 +1,127 @@
+"""Results as the tables of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+MEASURED = "\n## Measured\n"
+"""Everything below this heading is written anew."""
+
+PHASES = {"before_convergence": "all experts", "after_convergence": "chosen experts", "all_steps": "all steps"}
+
+
+def into(file: Path, results: dict[str, Any]) -> None:
+    """Replaces what was measured before."""
+    before = file.read_text().split(MEASURED)[0] if file.exists() else "# Benchmarks\n"
+    file.write_text(before + MEASURED + "\n" + text(results))
+
+
+def text(results: dict[str, Any]) -> str:
+    """All tables."""
+    parts = {"rivals": rivals, "rows": rows, "ids": ids, "score": score}
+    return "\n".join(parts[part](**found) for part, found in results.items())
+
+
+def rivals(measured: dict[str, Any], threads: int) -> str:
+    """Each phase of ranker beside the rivals; ratios to the fastest rival of the same turn."""
+    turns = measured["turns"]
+    names = [name for name in turns[0] if not name.startswith("ranker")]
+    fastest = [max((turn[name]["rows_per_second"] for name in names), default=float("nan")) for turn in turns]
+    found = {name: [turn[name]["rows_per_second"] for turn in turns] for name in names}
+    ours = [name for name in turns[0] if name not in names]
+    found |= {
+        f"{name}: {label}": [turn[name][phase] for turn in turns] for name in ours for phase, label in PHASES.items()
+    }
+    lines = [
+        (
+            name,
+            spread(rates, ",.0f"),
+            spread([a / b for a, b in zip(rates, fastest, strict=True)], ".2f") if names else "–",
+        )
+        for name, rates in found.items()
+    ]
+    last = turns[-1][ours[0]]
+    gains = {
+        name: spread([turn[name]["after_convergence"] / turn[name]["before_convergence"] for turn in turns], ".2f")
+        for name in ours
+    }
+    return section(
+        f"Whole training loops on {measured['log']}",
+        f"{cores(threads)}, {len(turns)} turns; median (lowest – highest).",
+        ("", "rows/s", "of the fastest rival"),
+        lines,
+        f"Chosen experts ({last['experts_chosen']} of {last['experts']}) against all, in rows/s: "
+        + "; ".join(f"{name} {gain}" for name, gain in gains.items())
+        + f". 0.6 · n/|union| is {0.6 * last['experts'] / last['experts_chosen']:.2f}.",
+    )
+
+
+def rows(measured: list[dict[str, Any]], threads: int) -> str:
+    """Against the log's length."""
+    lines = [
+        (
+            f"{found['rows']:,}",
+            *(f"{found[phase]:,.0f}" if found[phase] else "–" for phase in PHASES),
+            f"{found['seconds_in_all']:,.0f}",
+            mib(found),
+        )
+        for found in measured
+    ]
+    rates = [found["all_steps"] for found in measured]
+    return section(
+        "Against the rows of the log",
+        f"{cores(threads)}, a generated log with its default model, one epoch. Seconds are of all.",
+        ("rows", "rows/s, all experts", "chosen experts", "all steps", "s", "peak MiB"),
+        lines,
+        f"Slowest of fastest, all steps: {min(rates) / max(rates):.0%}.",
+    )
+
+
+def ids(measured: list[dict[str, Any]], threads: int) -> str:
+    """Against the vocabulary."""
+    lines = [
+        (f"{found['ids']:,}", f"{found['all_steps']:,.0f}", f"{found['seconds_in_all']:,.1f}", mib(found))
+        for found in measured
+    ]
+    return section(
+        "Against the ids of a vocabulary",
+        f"{cores(threads)}, one feature of 16 numbers an id, one epoch of the same log.",
+        ("ids", "rows/s, all steps", "s", "peak MiB"),
+        lines,
+    )
+
+
+def score(measured: dict[str, Any], threads: int) -> str:
+    """The command beside the graph."""
+    shares = [a / b for a, b in zip(measured["score"], measured["graph"], strict=True)]
+    lines = [
+        ("`ranker score`, Parquet to Parquet", spread(measured["score"], ",.0f"), spread(shares, ".0%")),
+        ("the frozen graph alone", spread(measured["graph"], ",.0f"), ""),
+    ]
+    return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", ("", "rows/s", "of the graph"), lines)
+
+
+def section(title: str, how: str, header: Sequence[str], lines: Iterable[Sequence[str]], below: str = "") -> str:
+    """A heading, a sentence and a table."""
+    table = [header, ["---"] * len(header), *lines]
+    body = "\n".join("| " + " | ".join(line) + " |" for line in table)
+    return f"### {title}\n\n{how}\n\n{body}\n" + (f"\n{below}\n" if below else "")
+
+
+def spread(values: Sequence[float], how: str) -> str:
+    """Median, lowest and highest."""
+    median = format(statistics.median(values), how)
+    return median if len(values) == 1 else f"{median} ({format(min(values), how)} – {format(max(values), how)})"
+
+
+def cores(threads: int) -> str:
+    """What each process had."""
+    return f"{threads} thread{'s' if threads > 1 else ''} on as many cores"
+
+
+def mib(found: dict[str, Any]) -> str:
+    """Peak memory."""
+    return f"{found['peak_bytes'] / 2**20:,.0f}"
