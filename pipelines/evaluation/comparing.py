@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ LOWER_IS_BETTER = {
 """Measures that say which of two is better; ``calibration`` does not."""
 
 
-def compare(a: Sequence[Source], b: Sequence[Source], logs: Path | None = None) -> dict[str, Any]:
+def compare(a: Iterable[Source], b: Iterable[Source], logs: Path | None = None) -> dict[str, Any]:
     """Measures A and B on the rows that both can use, by A's settings.
 
     Args:
@@ -43,6 +43,7 @@ def compare(a: Sequence[Source], b: Sequence[Source], logs: Path | None = None) 
         UsageError: they share no task, or call different labels by one name.
         LogError: a log cannot be used, or no row is left.
     """
+    a, b = list(a), list(b)
     names = _shared_tasks(a, b)
     settings = a[0].settings
     span = (a[0] if a[0].logs is not None else b[0]).span(logs)

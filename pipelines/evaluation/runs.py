@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from pipelines import single_task
 from pipelines.config import Config
-from pipelines.evaluation.measuring import evaluate
 from pipelines.evaluation.sources import Source
 from pipelines.logs.reader import load_tables
 from pipelines.run_folder import RunFolder
@@ -20,32 +16,18 @@ from ranking.gates.config import SingleTaskConfig
 from ranking.model import Mixture
 
 
-def evaluate_run(run: RunFolder, logs: Path | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measures a run's best weights on its test split, or on the whole of another log.
-
-    Args:
-        run: the run.
-        logs: the other log.
-        slices: in place of those of its configuration.
-
-    Raises:
-        LogError: the run or the log cannot be used, or holds no row to evaluate.
-        UsageError: an unknown slice.
-    """
-    parts = [evaluate(source, logs, slices) for source in run_sources(run)]
-    return parts[0] if len(parts) == 1 else single_task.evaluation(parts)
-
-
-def run_sources(run: RunFolder) -> list[Source]:
-    """The run's model, or of the single-task baseline the model of each task.
+def run_sources(run: RunFolder) -> Iterator[Source]:
+    """The run's model, or of the single-task baseline the model of each task, loaded one after the other.
 
     Raises:
         LogError: a file of the run is damaged.
     """
     config = run.load_config()
     if isinstance(config.model.gate, SingleTaskConfig):
-        return [source for task in config.task_names for source in run_sources(RunFolder.open(run.of_task(task)))]
-    return [run_source(run, config, *load_model(run, config))]
+        for task in config.task_names:
+            yield from run_sources(RunFolder.open(run.of_task(task)))
+    else:
+        yield run_source(run, config, *load_model(run, config))
 
 
 def run_source(run: RunFolder, config: Config, model: Mixture, encoder: Encoder) -> Source:

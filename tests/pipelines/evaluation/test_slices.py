@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
-from pipelines.evaluation.measuring import evaluate_bundle
-from pipelines.evaluation.runs import evaluate_run
+from pipelines.evaluation.measuring import evaluate, evaluate_all
+from pipelines.evaluation.runs import run_sources
 from pipelines.evaluation.slices import SHOWN, make_slice
+from pipelines.evaluation.sources import bundle_source
 from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
@@ -132,7 +133,7 @@ class TestEvaluations:
         shop, run = measured
         last_day = shop.table(1000).slice(900)
         pq.write_table(last_day.filter(pc.equal(last_day["tab"], 3)), tmp_path / "tab-3.parquet")
-        alone = evaluate_run(run, tmp_path / "tab-3.parquet", [])
+        alone = evaluate_all(run_sources(run), tmp_path / "tab-3.parquet", [])
         part = run.load_evaluation()["slices"]["tab"]["3"]
         assert part["rows"] == alone["rows"]
         for task, measures in alone["tasks"].items():
@@ -141,15 +142,15 @@ class TestEvaluations:
                     assert part["tasks"][task][name] == pytest.approx(value), (task, name)
 
     def test_take_the_slices_of_the_command_in_place_of_the_configured(self, measured: tuple[Shop, RunFolder]) -> None:
-        found = evaluate_run(measured[1], slices=["age", "new_item", "age"])
+        found = evaluate_all(run_sources(measured[1]), slices=["age", "new_item", "age"])
         assert list(found["slices"]) == ["age", "new_item"]
-        assert evaluate_run(measured[1], slices=[])["slices"] == {}
+        assert evaluate_all(run_sources(measured[1]), slices=[])["slices"] == {}
 
     def test_of_a_bundle_are_those_of_its_run(self, measured: tuple[Shop, RunFolder]) -> None:
         shop, run = measured
         freeze_run(run.path, shop.folder / "bundle")
-        frozen = evaluate_bundle(ranking.load(shop.folder / "bundle"), shop.log)["slices"]
-        dense = evaluate_run(run, shop.log)["slices"]
+        frozen = evaluate(bundle_source(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)["slices"]
+        dense = evaluate_all(run_sources(run), shop.log)["slices"]
         assert frozen.keys() == dense.keys()
         for name, values in dense.items():
             for value, part in values.items():
