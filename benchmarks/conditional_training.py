@@ -16,15 +16,21 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from pipelines.config import Config, load
 from pipelines.logs.reader import LogReader, load_tables
+from pipelines.logs.survey import survey
 from pipelines.training.building import build_model
-from pipelines.training.examples import Examples, batches, read
-from pipelines.training.optimiser import keep_experts, make_optimiser
+from pipelines.training.examples import Examples, encode
+from pipelines.training.feed import Feed
+from pipelines.training.narrowing import keep_experts
+from pipelines.training.optimiser import make_optimiser
+from pipelines.training.tables import Tables
+from pipelines.training.world import World
 from ranking.encoding import Encoder
 from ranking.fitting import EncoderFitter
 from ranking.gates import DSelectK
@@ -72,6 +78,8 @@ def measure(config: Config, encoder: Encoder, union: int, rows: list[Examples], 
     """Median seconds of a step with all experts, and with the chosen ones."""
     everyone = converged(config, encoder, union)
     chosen = copy.deepcopy(everyone)
+    for model in (everyone, chosen):
+        Tables(model.embeddings, config.training.learning_rate.embeddings, len(rows[0]), World())
     both = [Training(model, make_optimiser(model, config.training)) for model in (everyone, chosen)]
     keep_experts(chosen, both[1].optimiser, chosen.gate.selection().experts_used)
     times: tuple[list[float], list[float]] = ([], [])
@@ -94,11 +102,11 @@ def main() -> None:
     schema = config.schema_only
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     fitter = EncoderFitter(schema)
-    for cleaned in reader.clean():
-        fitter.add(cleaned.rows)
+    found = survey(reader, config.logs, schema, on_train=fitter.add)
     encoder = fitter.encoder()
-    stream = batches(read(reader, config.logs, encoder, "train"), arguments.batch)
-    rows = list(itertools.islice(stream, 20))
+    settings = config.training.model_copy(update={"batch_size": arguments.batch})
+    feed = Feed(reader, found.index, partial(encode, encoder=encoder), config.logs, settings)
+    rows = list(itertools.islice(feed.epoch(0), 20))
     print(f"batches of {arguments.batch}, {torch.get_num_threads()} threads\n")
     print("| experts | n | union | all experts, ms | chosen only, ms | speed-up | n / union |\n" + 7 * "|---" + "|")
     for layers, n, union in SHAPES:

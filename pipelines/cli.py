@@ -84,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     train = command("train", run_train, "train, converge and evaluate")
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    train.add_argument("--resume", action="store_true", help="go on with an interrupted run, if there is one")
+    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="go on from the weights of this run")
+    train.add_argument("--reopen", action="store_true", help="with --from: let the gates choose their experts anew")
     train.add_argument(
         "--set",
         action="append",
@@ -96,7 +99,9 @@ def parser() -> argparse.ArgumentParser:
 
     evaluate = command("evaluate", run_evaluate, "measure a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
-    evaluate.add_argument("--logs", type=Path, help="Parquet with labels; default: the run's own test split")
+    evaluate.add_argument(
+        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: the run's own test split"
+    )
     evaluate.add_argument(
         "--slice",
         action="append",
@@ -111,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("a", type=Path, metavar="A", help="run or bundle")
     compare.add_argument("b", type=Path, metavar="B", help="run or bundle")
     compare.add_argument(
-        "--logs", type=Path, help="Parquet with labels; default: A's test split (B's if A is a bundle)"
+        "--logs", type=log_place, help="Parquet with labels; default: A's test split (B's if A is a bundle)"
     )
     compare.add_argument("--json", action="store_true", help=JSON)
 
@@ -126,7 +131,9 @@ def parser() -> argparse.ArgumentParser:
 
     score = command("score", run_score, "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
-    score.add_argument("--logs", type=Path, required=True, help="Parquet file or folder; labels are not needed")
+    score.add_argument(
+        "--logs", type=log_place, required=True, help="Parquet file or folder, a path or URI; needs no labels"
+    )
     score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
 
@@ -154,6 +161,13 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
     return number
+
+
+def log_place(text: str) -> Path | str:
+    """A path or a URI."""
+    from pipelines.logs.places import place
+
+    return place(text)
 
 
 def port(text: str) -> int:
@@ -194,7 +208,7 @@ def run_check(arguments: argparse.Namespace) -> None:
     from ranking.fitting import EncoderFitter
 
     loaded = config.load(arguments.config)
-    schema = loaded.schema_only
+    schema = loaded.log_schema
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     found = survey(reader, loaded.logs, schema, arguments.quarantine, on_train=EncoderFitter(schema).add)
     print(as_json(found.to_json()) if arguments.json else found.to_text())
@@ -207,9 +221,16 @@ def run_train(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.telling import table
 
     loaded = config.load(arguments.config, arguments.overrides)
+    from pipelines.run_folder import RunFolder
     from pipelines.train import train
+    from pipelines.training.warm_start import WarmStart
 
-    run = train(loaded, arguments.folder)
+    if arguments.reopen and arguments.earlier is None:
+        raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
+    warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
+    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm)
+    if os.environ.get("RANK", "0") != "0":
+        return  # of the ranks that torchrun starts, the first one tells
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
         print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))

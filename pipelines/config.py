@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -18,30 +18,36 @@ from pydantic import (
     model_validator,
 )
 
+from pipelines.logs.places import Place
 from ranking.errors import ConfigError, UsageError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
-from ranking.schema import Record, Schema
+from ranking.schema import CrossFeature, Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Precision = Literal["float32", "bfloat16"]
 
 
 class LogsConfig(Record):
-    """Where the log lies and how time splits it. Paths are relative to the ranker.toml's folder.
+    """Where the log lies and how time splits it. Paths are relative to the ranker.toml's folder; URIs are allowed.
 
     Attributes:
         path: Parquet file or folder of them, hive-partitioned or not.
         users: Parquet table of user features by id; may be left out if the log holds them all.
         items: the same for items.
+        train_from: first moment of the training split; earlier rows are not read.
         validation_from: first moment of the validation split; everything earlier trains.
         test_from: first moment of the test split.
+        allow_missing_days: accept a log that lacks days between its first and its last.
     """
 
-    path: Path
-    users: Path | None = None
-    items: Path | None = None
+    path: Place
+    users: Place | None = None
+    items: Place | None = None
+    train_from: datetime | None = None
     validation_from: datetime
     test_from: datetime
+    allow_missing_days: bool = False
 
     @model_validator(mode="after")
     def _splits_in_order(self) -> Self:
@@ -49,6 +55,11 @@ class LogsConfig(Record):
             raise ValueError("validation_from and test_from: give both a time zone or neither")
         if self.validation_from >= self.test_from:
             raise ValueError("validation_from must be earlier than test_from")
+        if self.train_from is not None:
+            if (self.train_from.tzinfo is None) != (self.validation_from.tzinfo is None):
+                raise ValueError("train_from and validation_from: give both a time zone or neither")
+            if self.train_from >= self.validation_from:
+                raise ValueError("train_from must be earlier than validation_from")
         return self
 
 
@@ -83,12 +94,17 @@ class ConvergenceConfig(Record):
 
 
 class LearningRates(Record):
-    """Adam's step sizes, by part of the model; static gates need about ten times the others', per-example ones theirs.
+    """Step sizes by part of the model; static gates need about ten times the trunk's, per-example ones theirs.
 
     They fall linearly to 0 from the moment that the experts are chosen.
+
+    Attributes:
+        embeddings: of row-wise Adagrad.
+        trunk: AdamW's for experts, towers and per-example gates.
+        gates: AdamW's for static gates.
     """
 
-    embeddings: PositiveFloat = 1e-3
+    embeddings: PositiveFloat = 2e-2
     trunk: PositiveFloat = 1e-3
     gates: PositiveFloat = 1e-2
 
@@ -98,12 +114,19 @@ class TrainingConfig(Record):
 
     Attributes:
         epochs: passes over the training split; ids overfit in the second one on most logs.
-        batch_size: rows a step; small logs want smaller batches, so that there are enough steps to converge.
+        batch_size: rows a step, of all ranks together; small logs want smaller batches, so that there are enough steps
+            to converge.
         learning_rate: by part of the model.
         weight_decay: on experts and towers only; never on gates, whose codes it would pull back from binary.
-        shuffle_rows: rows that are held in memory and shuffled together.
-        checks_per_epoch: how often the validation loss is measured.
+        warmup: share of the steps over which the learning rates rise from 0.
+        clip_norm: largest norm of the gradient of all that AdamW trains; default: not clipped.
+        precision: of matrix products; gates, losses and weights stay in float32.
+        shuffle_rows: rows that are held in memory and shuffled together; up to four times as many are held in all.
+        readers: threads that read and encode rows ahead of the trainer.
+        checks_per_epoch: how often the validation loss is measured and a checkpoint written.
+        keep_checkpoints: how many there are at most.
         patience: checks without improvement, once the experts are chosen, before training stops.
+        loss_weighting: ``fixed``: the tasks' losses count by their weights; ``uncertainty``: by learnt ones too.
         seed: of initialisation, shuffling and dropout.
     """
 
@@ -111,9 +134,15 @@ class TrainingConfig(Record):
     batch_size: Annotated[int, Field(ge=2)] = 512
     learning_rate: LearningRates = LearningRates()
     weight_decay: NonNegativeFloat = 0.0
+    warmup: Fraction = 0.0
+    clip_norm: PositiveFloat | None = None
+    precision: Precision = "float32"
     shuffle_rows: PositiveInt = 262_144
+    readers: PositiveInt = 2
     checks_per_epoch: PositiveInt = 8
+    keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
+    loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
     seed: int = 0
     convergence: ConvergenceConfig = ConvergenceConfig()
 
@@ -174,10 +203,47 @@ class Config(Schema):
             )
         return self
 
+    @model_validator(mode="after")
+    def _side_tower_reads_what_is_training_only(self) -> Self:
+        tower = self.model.side_tower
+        read = () if tower is None else tower.features
+        known = {feature.name: feature for feature in self.features}
+        for name in read:
+            if name not in known:
+                labels = {label for task in self.tasks for label in (task.name, task.label)}
+                what = "a label, not a feature" if name in labels else f"no feature: {', '.join(known)}"
+                raise ValueError(f"model.side_tower.features names '{name}', which is {what}")
+            if isinstance(known[name], CrossFeature):
+                raise ValueError(
+                    f"model.side_tower.features names '{name}', a cross: name its parts, the tower mixes them"
+                )
+        if len(set(read)) < len(read):
+            raise ValueError("model.side_tower.features names a feature twice")
+        for feature in self.given:
+            if feature.training_only and feature.name not in read:
+                raise ValueError(f"feature '{feature.name}' is training_only: name it in model.side_tower.features")
+        if all(feature.training_only for feature in self.given):
+            raise ValueError("every feature is training_only: nothing is left to score by")
+        return self
+
+    @property
+    def log_schema(self) -> Schema:
+        """What the log holds that a model is trained on."""
+        return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
+
     @property
     def schema_only(self) -> Schema:
-        """The part that a bundle carries."""
-        return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
+        """The part that a bundle carries: what is known when scores are asked for."""
+        served = tuple(f for f in self.features if isinstance(f, CrossFeature) or not f.training_only)
+        return self.log_schema.model_copy(update={"features": served})
+
+    @property
+    def side_schema(self) -> Schema | None:
+        """What the side tower reads; None without one."""
+        if self.model.side_tower is None:
+            return None
+        read = tuple(f for f in self.features if f.name in self.model.side_tower.features)
+        return self.log_schema.model_copy(update={"features": read})
 
     @property
     def objective(self) -> dict[str, float]:
@@ -215,7 +281,8 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
         raise ConfigError(f"{file}: {explain(error, data)}{given}") from None
     base = file.absolute().parent
     logs = config.logs
-    here = {key: base / path for key in ("path", "users", "items") if (path := getattr(logs, key)) is not None}
+    places = {key: getattr(logs, key) for key in ("path", "users", "items")}
+    here = {key: base / place for key, place in places.items() if isinstance(place, Path)}
     return config.model_copy(update={"logs": logs.model_copy(update=here)})
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 
 from pipelines.config import LogsConfig
+from pipelines.logs.places import shown
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.splits import split_bounds
 from pipelines.progress import say
@@ -81,7 +82,7 @@ def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
         if cleaned.rows.num_rows:
             return cleaned.rows.slice(0, VERIFIED_ROWS)
     raise LogError(
-        f"{logs.path}: no row of the validation split is left to verify the frozen graph on; restore the log"
+        f"{shown(logs.path)}: no row of the validation split is left to verify the frozen graph on; restore the log"
     )
 
 

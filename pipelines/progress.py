@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -12,8 +13,9 @@ LINE_SECONDS = 5.0
 
 
 def say(message: str) -> None:
-    """One line on stderr, above any bar."""
-    tqdm.write(message, file=sys.stderr)
+    """One line on stderr, above any bar; of the ranks that torchrun starts, only the first speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        tqdm.write(message, file=sys.stderr)
 
 
 class Progress:
@@ -23,14 +25,17 @@ class Progress:
         what: shown in front.
         unit: what is counted.
         total: how many there will be, if known.
+        done: how many there were before.
     """
 
-    def __init__(self, what: str, unit: str, total: int | None = None) -> None:
+    def __init__(self, what: str, unit: str, total: int | None = None, done: int = 0) -> None:
         self._what, self._unit, self._total = what, unit, total
-        self._count, self._start, self._said = 0, time.monotonic(), time.monotonic()
-        terminal = sys.stderr.isatty()
+        self._count, self._start, self._said = done, time.monotonic(), time.monotonic()
+        terminal = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
         self._bar: Any = (
-            tqdm(desc=what, unit=f" {unit}", total=total, leave=False, unit_scale=True) if terminal else None
+            tqdm(desc=what, unit=f" {unit}", total=total, initial=done, leave=False, unit_scale=True)
+            if terminal
+            else None
         )
 
     def advance(self, count: int, note: str = "") -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
 
 from pipelines import config as configs
 from pipelines.config import Config
 from ranking.calibration import Calibration
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.files import reason, require_free
-from ranking.model import Mixture
+
+CHANGEABLE = ("training.keep_checkpoints", "training.readers", "training.trackers")
+"""Settings that may change when a run is resumed, because no weight depends on them."""
 
 
 class RunFolder:
@@ -27,16 +31,24 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.encoder = path / "encoder"
+        self.index = path / "index.parquet"
+        self.side_encoder = path / "side_encoder"
         self.metrics = path / "metrics.jsonl"
         self.quarantine = path / "quarantine.jsonl"
         self.selection = path / "selection.json"
         self.calibration = path / "calibration.json"
         self.evaluation = path / "evaluation.json"
-        self.best = path / "checkpoints" / "best.safetensors"
+        self.survey = path / "survey.json"
+        self.checkpoints = path / "checkpoints"
+        self.best = self.checkpoints / "best.safetensors"
 
     def of_task(self, task: str) -> Path:
         """Where the single-task baseline keeps the run of one task."""
         return self.path / "tasks" / task
+
+    def bad_batch(self, step: int, rank: int) -> Path:
+        """Where the batch goes whose loss was not finite."""
+        return self.path / f"bad-batch-step-{step}-rank-{rank}.safetensors"
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
@@ -48,11 +60,57 @@ class RunFolder:
         require_free(path)
         run = cls(path)
         try:
-            run.best.parent.mkdir(parents=True)
-            config.write(run.config)
+            run.checkpoints.mkdir(parents=True)
+            draft = path / ".config.toml.draft"
+            config.write(draft)
+            draft.replace(run.config)
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
         return run
+
+    @classmethod
+    def resumed(cls, path: Path, config: Config) -> RunFolder:
+        """The folder of a run that was interrupted, however early; a new one if it had not begun.
+
+        Raises:
+            OutputError: the run was begun with another configuration, or the folder holds something else.
+        """
+        run = cls(path)
+        if not run.config.is_file():
+            if set(path.glob("*")) == {run.checkpoints}:  # ended between these two
+                run.checkpoints.rmdir()
+                (path / ".config.toml.draft").unlink(missing_ok=True)
+            return cls.create(path, config)
+        other = _differences(run.load_config().model_dump(mode="json"), config.model_dump(mode="json"))
+        other = [key for key in other if key not in CHANGEABLE]
+        if other:
+            raise OutputError(
+                f"{path} was begun with another {', '.join(other)}: --resume goes on with what is in {run.config}; "
+                "give the same configuration, or name another folder"
+            )
+        return run
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keeps other processes from training in this folder; ends with this process, however it ends.
+
+        Raises:
+            OutputError: another process does.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(f"{self.path}: another process trains in this folder; name another one") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its training is over and told."""
+        return self.selection.is_file()
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -65,8 +123,8 @@ class RunFolder:
         if not run.config.is_file():
             raise LogError(f"{path} is no run folder: it has no config.toml; make one with 'ranker train'")
         trained = run.best.is_file() or (path / "tasks").is_dir()
-        if not (trained and run.selection.is_file()):
-            raise LogError(f"{path}: training has not finished; train again into a new folder")
+        if not (trained and run.finished):
+            raise LogError(f"{path}: training has not finished; go on with 'ranker train … --run {path} --resume'")
         return run
 
     def load_config(self) -> Config:
@@ -101,16 +159,29 @@ class RunFolder:
         """``evaluation.json``."""
         return _read(self.evaluation)
 
-    def save_best(self, model: Mixture) -> None:
-        """Replaces the best weights, at no moment leaving half of them."""
-        draft = self.best.with_suffix(".draft")
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, draft)
-        draft.replace(self.best)
-
     def log(self, record: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""
         with self.metrics.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Takes out of metrics.jsonl what comes after a step; a torn last line too."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+        draft = self.metrics.with_suffix(".draft")
+        draft.write_text("".join(f"{line}\n" for line in kept))
+        draft.replace(self.metrics)
+
+
+def _differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Dotted names of the settings that differ."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return [] if one == other else [path]
+    return [
+        found
+        for key in sorted({*one, *other})
+        for found in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))
+    ]
 
 
 def _read(file: Path) -> dict[str, Any]:

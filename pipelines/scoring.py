@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.logs.places import Place, shown
 from pipelines.logs.reader import LogReader, blaming
 from pipelines.logs.survey import quarantine_file, write_bad
 from pipelines.progress import Progress, say
@@ -16,7 +17,7 @@ from ranking.files import reason
 from ranking.frozen import FrozenRanker, score_table
 
 
-def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] | None = None) -> dict[str, int]:
+def score_log(ranker: FrozenRanker, logs: Place, out: Path, tasks: Sequence[str] | None = None) -> dict[str, int]:
     """Scores every row of a log; duplicates are kept, bad rows go to ``OUT.quarantine.jsonl``.
 
     Args:
@@ -56,7 +57,7 @@ def score_log(ranker: FrozenRanker, logs: Path, out: Path, tasks: Sequence[str] 
                 counts["bad"] += cleaned.bad.num_rows
                 progress.advance(table.num_rows)
         if writer is None:
-            raise LogError(f"{logs}: the log is empty, there is nothing to score")
+            raise LogError(f"{shown(logs)}: the log is empty, there is nothing to score")
         writer.close()
         draft.replace(out)
     except OSError as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,17 +17,17 @@ from pipelines.calibrating import calibrate
 from pipelines.config import Config
 from pipelines.evaluation.measuring import evaluate
 from pipelines.evaluation.runs import run_source
-from pipelines.logs.reader import LogReader, load_tables
-from pipelines.logs.survey import Survey, require_learnable, survey
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import Examples, read
-from pipelines.training.loop import Trainer
-from ranking.encoding import Encoder
-from ranking.errors import RankerError
+from pipelines.training.examples import Examples, encode
+from pipelines.training.feed import Feed
+from pipelines.training.loop import OnCheck, Trainer
+from pipelines.training.preparing import base_outputs, prepare
+from pipelines.training.warm_start import WarmStart
+from pipelines.training.world import World, joined, launched
+from ranking.errors import ConfigError, RankerError, UsageError
 from ranking.files import write_json
-from ranking.fitting import EncoderFitter
 from ranking.gates import DSelectK
 from ranking.gates.base import mean_selection
 from ranking.gates.config import SingleTaskConfig
@@ -33,90 +36,139 @@ from ranking.schema import Schema
 from ranking.selection import Load, Selection, flops
 from ranking.specialisation import Specialisation
 
-BASE_RATE_FLOOR = 1e-6
-"""A rate of 0 or 1 has no logit."""
 
-
-def train(config: Config, folder: Path) -> RunFolder:
+def train(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    warm: WarmStart | None = None,
+    on_check: OnCheck | None = None,
+) -> RunFolder:
     """Trains on the configured log; the single-task baseline trains one model after the other.
+
+    Under torchrun every rank calls this, and the first one writes.
+
+    Args:
+        config: the whole configuration.
+        folder: of the run; new, unless ``resume``.
+        resume: go on with what is in the folder, from the last checkpoint or from the start.
+        warm: an earlier run to go on from.
+        on_check: called with each line of metrics.jsonl; raising from it stops the training.
 
     Raises:
         LogError: the log cannot be used; says why.
-        OutputError: the run folder holds something already, or cannot be written.
-        RankerError: the loss became NaN.
+        ConfigError: a warm start from a run of another kind.
+        OutputError: the run folder holds something already, is in use, or cannot be written.
+        RankerError: the loss became NaN, or another rank was lost.
     """
+    if warm is not None:
+        warm.require_alike(config)
     if isinstance(config.model.gate, SingleTaskConfig):
-        run, *_ = _begun(config, folder)
-        each = {}
-        for task, alone in single_task.configs(config).items():
-            say(f"task {task} by itself")
-            each[task] = train(alone, run.of_task(task))
-        write_json(single_task.selection(each), run.selection)
-        if all(part.evaluation.exists() for part in each.values()):
-            write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
-        return run
-    return _train(config, folder)
-
-
-def _begun(config: Config, folder: Path) -> tuple[RunFolder, LogReader, Survey, Encoder]:
-    """A new run folder, the log, what it holds, and the encoder fitted on it; no folder if nothing can be learnt."""
-    schema = config.schema_only
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    run = RunFolder.create(folder, config)
-    fitter = EncoderFitter(schema)
-    try:
-        found = survey(reader, config.logs, schema, run.quarantine, on_train=fitter.add)
-        require_learnable(found, config)
-    except RankerError:
-        shutil.rmtree(run.path)  # nothing was learnt: the same command may be given again, once the log is mended
-        raise
-    if found.bad:
-        say(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
-    return run, reader, found, fitter.encoder()
-
-
-def _train(config: Config, folder: Path) -> RunFolder:
-    run, reader, found, encoder = _begun(config, folder)
-    encoder.write(run.encoder)
-    schema = config.schema_only
-
-    torch.manual_seed(config.training.seed)
-    model = build_model(config, encoder)
-    model.start_at(base_outputs(found, config))
-    trainer = Trainer(config, run, reader, encoder, model, found.rows["train"])
-    trainer.fit()
-
-    model, encoder = load_model(run, config)  # the best weights, which need not be the last
-    selection, load = chosen(model, schema, read(reader, config.logs, encoder, "validation"))
-    convergence = trainer.convergence
-    write_json(
-        {
-            **selection.to_json(),
-            "kind": config.model.gate.kind,
-            "converged": bool(model.gate.converged().all()),
-            "binary_at_step": convergence.binary_at_step,
-            "snapped_codes": convergence.snapped_codes,
-            "codes_changed": model.gate.codes_changed() if _draws_codes(model) else None,
-            "steps": trainer.steps,
-            "training_experts_of_top_k": trainer.experts_evaluated / selection.k if _bounded(model) else None,
-            "flops": flops(selection, model.shape, load),
-        },
-        run.selection,
-    )
-    calibrate(run, model, schema.tasks, read(reader, config.logs, encoder, "validation"))
-    if found.rows["test"]:
-        write_json(evaluate(run_source(run, config, model, encoder)), run.evaluation)
+        return _train_each(config, folder, resume)
+    with joined() as world:
+        _require_divisible(config, world)
+        with _run_folder(config, folder, world, resume=resume) as run:
+            if run.finished:
+                say(f"{folder}: training has finished already")
+            else:
+                _train(config, run, world, warm, on_check)
     return run
 
 
-def base_outputs(found: Survey, config: Config) -> torch.Tensor:
-    """Outputs [tasks] of a model that knows only the training split's base rates and means."""
-    outputs = []
-    for task in config.tasks:
-        mean = found.labels["train"][task.name].mean or 0.0
-        rate = min(max(mean, BASE_RATE_FLOOR), 1 - BASE_RATE_FLOOR)
-        outputs.append(math.log(rate / (1 - rate)) if task.kind == "binary" else mean)
-    return torch.tensor(outputs)
+def _train_each(config: Config, folder: Path, resume: bool) -> RunFolder:
+    """A run for each task."""
+    if launched() > 1:
+        raise UsageError("single_task trains a model for each task, one by one: leave torchrun away")
+    with _run_folder(config, folder, World(), resume=resume) as run:
+        each = {}
+        for task, alone in single_task.configs(config).items():
+            say(f"task {task} by itself")
+            each[task] = train(alone, run.of_task(task), resume=resume)
+        if all(part.evaluation.exists() for part in each.values()):
+            write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
+        write_json(single_task.selection(each), run.selection)
+    return run
+
+
+@contextmanager
+def _run_folder(config: Config, folder: Path, world: World, *, resume: bool) -> Iterator[RunFolder]:
+    """The run's folder, claimed by the first rank; removed if nothing was learnt, so that one may try again."""
+    if not world.first:
+        world.wait()
+        yield RunFolder(folder)
+        return
+    run = RunFolder.resumed(folder, config) if resume else RunFolder.create(folder, config)
+    with run.claimed():
+        world.wait()
+        try:
+            yield run
+        except RankerError:
+            if not any(folder.rglob(run.encoder.name)):
+                shutil.rmtree(folder)
+            raise
+
+
+def _require_divisible(config: Config, world: World) -> None:
+    size = config.training.batch_size
+    if size % world.size or size < 2 * world.size:  # batch norm needs two rows a rank
+        raise ConfigError(
+            f"training.batch_size = {size} is that of all {world.size} ranks together: "
+            f"choose a multiple of {world.size}, at least {2 * world.size}"
+        )
+
+
+def _train(config: Config, run: RunFolder, world: World, warm: WarmStart | None, on_check: OnCheck | None) -> None:
+    prepared = prepare(config, run, world, warm)
+    torch.manual_seed(config.training.seed + world.rank)
+    model = build_model(config, prepared.encoder, prepared.side_encoder)
+    if warm is None:
+        model.start_at(base_outputs(prepared.survey, config))
+    else:
+        warm.fill(model)
+        if warm.reopened:
+            model.gate.reopen(config.training.convergence.gamma)
+    feed = partial(Feed, prepared.reader, prepared.index, logs=config.logs, settings=config.training)
+    validation = partial(feed, encode=partial(encode, encoder=prepared.encoder), split="validation", shuffled=False)
+    with_side = partial(encode, encoder=prepared.encoder, side=prepared.side_encoder)
+    trainer = Trainer(
+        config,
+        run,
+        world,
+        feed(encode=with_side, rank=world.rank, world=world.size),
+        validation(rank=world.rank, world=world.size),
+        model,
+        chosen=warm is not None and not warm.reopened and model.gate.concludes,
+        on_check=on_check,
+    )
+    trainer.resume()
+    trainer.fit()
+    if world.first:
+        _conclude(config, run, trainer, validation(), prepared.survey)
+        trainer.clean_up()
+
+
+def _conclude(config: Config, run: RunFolder, trainer: Trainer, validation: Feed, found: dict[str, Any]) -> None:
+    """What is told of a finished training; selection.json comes last and says that it is finished."""
+    schema = config.schema_only
+    model, encoder = load_model(run, config)  # the best weights, which need not be the last
+    selection, load = chosen(model, schema, validation.epoch(0))
+    convergence = trainer.convergence
+    trained = {
+        **selection.to_json(),
+        "kind": config.model.gate.kind,
+        "converged": bool(model.gate.converged().all()),
+        "binary_at_step": convergence.binary_at_step,
+        "snapped_codes": convergence.snapped_codes,
+        "codes_changed": model.gate.codes_changed() if _draws_codes(model) else None,
+        "steps": trainer.steps,
+        "training_experts_of_top_k": trainer.experts_evaluated / selection.k if _bounded(model) else None,
+        "flops": flops(selection, model.shape, load),
+    }
+    calibrate(run, model, schema.tasks, validation.epoch(0))
+    if found["rows"]["test"]:
+        write_json(evaluate(run_source(run, config, model, encoder, trained)), run.evaluation)
+    write_json(trained, run.selection)
 
 
 @torch.no_grad()
@@ -140,3 +192,9 @@ def _bounded(model: Mixture) -> bool:
 
 def _draws_codes(model: Mixture) -> bool:
     return isinstance(model.gate, DSelectK) and not model.gate.per_example
+
+
+if __name__ == "__main__":  # what torchrun starts: torchrun --nproc-per-node N -m -- pipelines.train CONFIG --run RUN
+    from pipelines.cli import main
+
+    sys.exit(main(["train", *sys.argv[1:]]))

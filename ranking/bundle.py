@@ -10,7 +10,6 @@ SHA256SUMS            of every other file, as sha256sum writes it
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.explaining import explain
 from ranking.features import FeatureTable
-from ranking.files import appearing, files_in
+from ranking.files import appearing, files_in, sha256
 from ranking.frozen import FrozenRanker, score_table
 from ranking.gates.config import GateConfig
 from ranking.graph import FrozenGraph
@@ -77,7 +76,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
-        columns = list(dict.fromkeys(feature.column for feature in schema.features))
+        columns = list(dict.fromkeys(feature.column for feature in schema.given))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
@@ -178,12 +177,6 @@ def verify_files(folder: Path) -> None:
             raise BundleError(f"{folder}/{name} is missing; copy the bundle again")
         if sha256(folder / name) != digest:
             raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
-
-
-def sha256(file: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _struct(table: pa.Table) -> pa.Array:

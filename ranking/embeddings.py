@@ -33,7 +33,8 @@ class Embeddings(nn.Module):
     def __init__(self, schema: Schema, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self.names = [feature.name for feature in schema.sparse]
-        self.width = sum(feature.dim for feature in schema.sparse)
+        self.widths = [feature.dim for feature in schema.sparse]
+        self.width = sum(self.widths)
         self._num_categorical = len(schema.categoricals)
         pooling = {bag.table: PoolingType[bag.pooling.upper()] for bag in schema.bags}
         self.collection = EmbeddingBagCollection(

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ranking.features import as_type
-from ranking.schema import BagFeature, Schema, Task
-
-IdArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-
-MISSING = 0
-"""Embedding row of a value that is not known."""
-UNSEEN = 1
-"""Embedding row of a value that the vocabulary does not hold."""
+from ranking.features import read_column
+from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, IdSpace, Vocabulary
+from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
 
 
 @dataclass(frozen=True)
@@ -41,10 +32,10 @@ class Inputs:
     """A batch as tensors.
 
     Attributes:
-        ids: embedding rows [batch, categorical features], int64.
-        bags: one for each bag feature.
+        ids: embedding rows [batch, features with one embedding], int64.
+        bags: one for each feature with a list of ids.
         dense: numbers [batch, dense columns], float32, never NaN.
-        missing: which features were null [batch, features in order of declaration], bool.
+        missing: which features were null [batch, features with a column, in order of declaration], bool.
     """
 
     ids: Tensor
@@ -54,6 +45,11 @@ class Inputs:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def to(self, device: torch.device) -> Inputs:
+        """The same on this device; which features were missing stays where it is."""
+        bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in self.bags)
+        return Inputs(self.ids.to(device), bags, self.dense.to(device), self.missing)
 
     def take(self, rows: Tensor) -> Inputs:
         """The rows at these positions [rows] int64, in their order."""
@@ -85,60 +81,6 @@ LARGEST = 1e15
 """Numbers are kept within ±this after scaling, so that no layer overflows float32."""
 
 
-class Vocabulary:
-    """Known ids of one embedding table, most frequent first; row 0 is missing, row 1 unseen, then the ids.
-
-    Args:
-        ids: int64 or string, without nulls or repeats.
-    """
-
-    def __init__(self, ids: pa.Array) -> None:
-        self.ids = ids
-        self._row: dict[Any, int] = {value: row for row, value in enumerate(ids.to_pylist(), start=UNSEEN + 1)}
-
-    @property
-    def size(self) -> int:
-        """Rows of the embedding table."""
-        return len(self.ids) + UNSEEN + 1
-
-    def rows(self, values: pa.Array, field: str) -> IdArray:
-        """Embedding rows [len(values)] int64; ``field`` names the column in an error."""
-        values = values if pa.types.is_null(values.type) else as_type(values, self.ids.type, field)
-        return _by_unique(values, lambda value: self._row.get(value, UNSEEN))
-
-
-class HashBuckets:
-    """Ids hashed into a fixed number of rows; row 0 is missing. An integer and its decimal text hash alike."""
-
-    def __init__(self, buckets: int) -> None:
-        self.size = buckets + 1
-
-    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
-        """Embedding rows [len(values)] int64."""
-        return _by_unique(values, lambda value: 1 + stable_hash(value) % (self.size - 1))
-
-
-def stable_hash(value: object) -> int:
-    """63-bit hash of the value's text: the same on every machine and in every version."""
-    return int.from_bytes(hashlib.blake2b(str(value).encode(), digest_size=8).digest()) >> 1
-
-
-def hash_column(column: pa.Array) -> IdArray:
-    """Stable hash of each value [rows] int64; null → 0."""
-    return _by_unique(column, stable_hash)
-
-
-def _by_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:
-    """``function`` of each value, called once per distinct value; null → 0."""
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.int64)
-    encoded = column.dictionary_encode()
-    of_unique = np.fromiter(map(function, encoded.dictionary.to_pylist()), np.int64, len(encoded.dictionary))
-    indices = encoded.indices.fill_null(len(of_unique)).to_numpy(zero_copy_only=False)
-    found: IdArray = np.append(of_unique, MISSING)[indices]
-    return found
-
-
 @dataclass(frozen=True)
 class Scale:
     """How a number enters the model: (transformed number − shift) / scale, and as ``fill`` (the training mean) if null.
@@ -162,9 +104,7 @@ class Encoder:
         scales: numeric feature → its scale.
     """
 
-    def __init__(
-        self, schema: Schema, id_spaces: Mapping[str, Vocabulary | HashBuckets], scales: Mapping[str, Scale]
-    ) -> None:
+    def __init__(self, schema: Schema, id_spaces: Mapping[str, IdSpace], scales: Mapping[str, Scale]) -> None:
         self.schema = schema
         self.id_spaces = id_spaces
         self.scales = scales
@@ -181,27 +121,36 @@ class Encoder:
             InvalidInputError: text ids where the ranker was trained on integers.
         """
         schema, rows = self.schema, table.num_rows
-        columns = {feature.column: table[feature.column].combine_chunks() for feature in schema.features}
-        ids = np.empty((rows, len(schema.categoricals)), np.int64)
-        for i, feature in enumerate(schema.categoricals):
-            ids[:, i] = self.id_spaces[feature.table].rows(columns[feature.column], feature.column)
-        bags = tuple(self._bag(columns[bag.column], bag) for bag in schema.bags)
+        given, single, numerics = schema.given, schema.categoricals, schema.numerics
+        columns = {feature.column: table[feature.column].combine_chunks() for feature in given}
+        values = {feature.name: read_column(columns[feature.column], feature) for feature in given}
+        ids = np.empty((rows, len(single)), np.int64)
+        for i, feature in enumerate(single):
+            ids[:, i] = self._rows(values, feature)
+        bags = tuple(self._bag(values[bag.name], bag) for bag in schema.bags)
         dense = np.empty((rows, self.dense_size), np.float32)
-        flag = len(schema.numerics)
-        for i, number in enumerate(schema.numerics):
-            scale, column = self.scales[number.name], columns[number.column]
-            values = (transformed(column, number.transform) - scale.shift) / scale.scale
-            unknown = np.isnan(values)
-            dense[:, i] = np.where(unknown, scale.fill, np.clip(values, -LARGEST, LARGEST))
+        flag = len(numerics)
+        for i, number in enumerate(numerics):
+            scale = self.scales[number.name]
+            scaled = (transformed(values[number.name], number.transform) - scale.shift) / scale.scale
+            unknown = np.isnan(scaled)
+            dense[:, i] = np.where(unknown, scale.fill, np.clip(scaled, -LARGEST, LARGEST))
             if scale.flagged:
                 dense[:, flag] = unknown
                 flag += 1
-        missing = np.empty((rows, len(schema.features)), np.bool_)
-        for i, feature in enumerate(schema.features):  # type: ignore[assignment]
-            missing[:, i] = columns[feature.column].is_null().to_numpy(zero_copy_only=False)
+        missing = np.empty((rows, len(given)), np.bool_)
+        for i, read in enumerate(given):
+            missing[:, i] = columns[read.column].is_null().to_numpy(zero_copy_only=False)
         return Inputs(torch.from_numpy(ids), bags, torch.from_numpy(dense), torch.from_numpy(missing))
 
-    def _bag(self, column: pa.Array, bag: BagFeature) -> Bag:
+    def _rows(self, values: Mapping[str, pa.Array], feature: SingleFeature) -> IdArray:
+        space = self.id_spaces[feature.table]
+        if not isinstance(feature, CrossFeature):
+            return space.rows(values[feature.name], feature.column)
+        assert isinstance(space, HashBuckets)
+        return space.crossed([values[name] for name in feature.of])
+
+    def _bag(self, column: pa.Array, bag: PooledFeature) -> Bag:
         """Rows of each list's ids; a null list is one missing id, nulls inside a list are left out."""
         if pa.types.is_null(column.type):
             column = pa.nulls(len(column), pa.large_list(pa.int64()))
@@ -215,24 +164,29 @@ class Encoder:
         return Bag(torch.from_numpy(rows[np.argsort(owner, kind="stable")]), torch.from_numpy(lengths))
 
     def write(self, folder: Path) -> None:
-        """Writes each vocabulary as ``vocabularies/TABLE.parquet`` and the numbers' scales as ``scales.parquet``."""
+        """Writes ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and, of all numbers, ``scales.parquet``."""
         (folder / "vocabularies").mkdir(parents=True)
         for name, space in self.id_spaces.items():
             if isinstance(space, Vocabulary):
                 pq.write_table(pa.table({"id": space.ids}), folder / "vocabularies" / f"{name}.parquet")
+            elif isinstance(space, Buckets):
+                (folder / "buckets").mkdir(exist_ok=True)
+                pq.write_table(pa.table({"boundary": space.boundaries}), folder / "buckets" / f"{name}.parquet")
         scales = pa.Table.from_pylist([{"feature": name, **vars(scale)} for name, scale in self.scales.items()], SCALES)
         pq.write_table(scales, folder / "scales.parquet")
 
     @classmethod
     def read(cls, folder: Path, schema: Schema) -> Self:
         """The encoder that ``write`` wrote for this schema."""
-        id_spaces: dict[str, Vocabulary | HashBuckets] = {}
+        id_spaces: dict[str, IdSpace] = {}
         for name, feature in schema.tables.items():
-            if feature.hash_buckets is None:
+            if isinstance(feature, BucketsFeature):
+                id_spaces[name] = Buckets(pq.read_table(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy())
+            elif feature.hash_buckets is not None:
+                id_spaces[name] = HashBuckets(feature.hash_buckets)
+            else:
                 ids = pq.read_table(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
                 id_spaces[name] = Vocabulary(ids)
-            else:
-                id_spaces[name] = HashBuckets(feature.hash_buckets)
         scales = {row.pop("feature"): Scale(**row) for row in pq.read_table(folder / "scales.parquet").to_pylist()}
         return cls(schema, id_spaces, scales)
 
@@ -255,6 +209,20 @@ def transformed(column: pa.Array, transform: str) -> FloatArray:
 
 
 def encode_labels(table: pa.Table, tasks: Sequence[Task]) -> Tensor:
-    """Labels [rows, tasks] float32, transformed as the task says; a null label → NaN."""
-    columns = [transformed(table[task.label].combine_chunks(), task.transform) for task in tasks]
+    """Labels [rows, tasks] float32, transformed as the task says; NaN where null or masked."""
+    columns = []
+    for task in tasks:
+        label = transformed(table[task.label].combine_chunks(), task.transform)
+        if task.mask is not None:
+            counts = transformed(table[task.mask].combine_chunks(), "none") == 1.0
+            label = np.where(counts, label, np.nan)
+        columns.append(label)
     return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
+
+
+def encode_weights(table: pa.Table, columns: Columns) -> Tensor:
+    """How much each row counts [rows] float32: 1 where null, or if there is no such column."""
+    if columns.weight is None:
+        return torch.ones(table.num_rows)
+    weights = transformed(table[columns.weight].combine_chunks(), "none")
+    return torch.from_numpy(np.where(np.isnan(weights), 1.0, weights).astype(np.float32))

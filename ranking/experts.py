@@ -28,9 +28,11 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, batch, inputs], or [batch, inputs] for all alike → [n, batch, outputs]."""
-        if x.dim() == 2:
-            x = x.expand(len(self.weight), *x.shape)
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight)
+        if x.dim() == 3:
+            return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight)
+        count, inputs, outputs = self.weight.shape  # one wide product: its backward makes no gradient of x a network
+        wide = self.weight.permute(1, 0, 2).reshape(inputs, count * outputs)
+        return torch.addmm(self.bias.flatten(), x, wide).view(-1, count, outputs).transpose(0, 1)
 
 
 class StackedMLP(nn.Module):

@@ -45,7 +45,7 @@ def _plain(problem: Any, branch: str) -> str:
         case "union_tag_not_found" if not isinstance(problem["input"], dict):
             return f"must be a table with a kind, not {problem['input']!r}"
         case "union_tag_not_found":
-            return "kind is missing; choose categorical, bag or numeric"
+            return "kind is missing; choose categorical, bag, sequence, numeric, buckets or cross"
         case "union_tag_invalid":
             expected = problem["ctx"]["expected_tags"].replace("'", "")
             return f"kind is {problem['ctx']['tag']!r}; choose {' or '.join(expected.rsplit(', ', 1))}"

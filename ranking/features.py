@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ranking.errors import InvalidInputError
-from ranking.schema import Feature, NumericFeature, Owner, Schema
+from ranking.schema import GivenFeature, NumberFeature, NumericFeature, Owner, PooledFeature, Schema, SequenceFeature
 
 
-def canonical(column: pa.Array, feature: Feature) -> pa.Array:
+def canonical(column: pa.Array, feature: GivenFeature) -> pa.Array:
     """The column in the one type of its kind: int64 or string, list of those, or float64.
 
     Booleans become 0 and 1; whole numbers stored as floats (as pandas does beside nulls) become integers.
@@ -27,14 +27,17 @@ def canonical(column: pa.Array, feature: Feature) -> pa.Array:
     kind = column.type
     if pa.types.is_null(kind):
         return column
-    if isinstance(feature, NumericFeature):
+    if isinstance(feature, NumberFeature):
         if _is_number(kind):
             return column.cast(pa.int8() if pa.types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
-        raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is numeric: write numbers")
+        what = "numeric" if isinstance(feature, NumericFeature) else "cut into buckets"
+        raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is {what}: write numbers")
     if feature.kind == "categorical":
         return _ids(column, feature)
     if not _is_list(kind):
-        raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is a bag: write lists of ids")
+        raise InvalidInputError(
+            feature.column, f"holds {kind}, but '{feature.name}' is a {feature.kind}: write lists of ids"
+        )
     values = _plain(pc.list_flatten(column))  # what lies outside a slice or under a null is no part of the column
     values = values if pa.types.is_null(values.type) else _ids(values, feature)
     offsets = pa.array(np.append(0, np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())), pa.int64())
@@ -65,7 +68,7 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _ids(values: pa.Array, feature: Feature) -> pa.Array:
+def _ids(values: pa.Array, feature: GivenFeature) -> pa.Array:
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return values.cast(pa.string())
@@ -83,7 +86,7 @@ def _ids(values: pa.Array, feature: Feature) -> pa.Array:
     )
 
 
-def violations(table: pa.Table, schema: Schema) -> Iterator[tuple[NumericFeature, pa.Array, str]]:
+def violations(table: pa.Table, schema: Schema) -> Iterator[tuple[GivenFeature, pa.Array, str]]:
     """Each rule that numbers can break: the feature, which rows break it [rows] bool, and how.
 
     A number that is NaN or infinite is bad (a null is how a log says "unknown"), and so is log1p of −1 or less.
@@ -92,10 +95,10 @@ def violations(table: pa.Table, schema: Schema) -> Iterator[tuple[NumericFeature
         table: completed rows, see ``complete``.
         schema: the features.
     """
-    for feature in schema.numerics:
+    for feature in schema.numbers:
         column = table[feature.column].combine_chunks().cast(pa.float64())
         yield feature, _true(pc.invert(pc.is_finite(column))), "is NaN or infinite: write null for unknown"
-        if feature.transform == "log1p":
+        if isinstance(feature, NumericFeature) and feature.transform == "log1p":
             yield feature, _true(pc.less_equal(column, -1.0)), "is −1 or less, but its transform is log1p"
 
 
@@ -158,15 +161,16 @@ def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTabl
     Raises:
         InvalidInputError: a column has a type that its feature cannot have.
     """
-    by_column: dict[str, Feature] = {}
-    for feature in (*schema.sparse, *schema.numerics):  # ids decide: a number can be read from them
+    by_column: dict[str, GivenFeature] = {}
+    ids = [feature for feature in schema.given if not isinstance(feature, NumberFeature)]
+    for feature in (*ids, *schema.numbers):  # ids decide: a number can be read from them
         by_column.setdefault(feature.column, feature)
     found: dict[str, pa.Array] = {}
     for owner, lookup in tables.items():
         id_column = schema.id_column(owner)
         if id_column in table.column_names:
-            ids = as_type(table[id_column].combine_chunks(), lookup.key_type, str(id_column))
-            found |= lookup.columns(ids, schema.owned_columns(owner))
+            keys = as_type(table[id_column].combine_chunks(), lookup.key_type, str(id_column))
+            found |= lookup.columns(keys, schema.owned_columns(owner))
     for column, feature in by_column.items():
         given = canonical(table[column], feature) if column in table.column_names else None
         known = canonical(found[column], feature) if column in found else None
@@ -181,13 +185,13 @@ def complete(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTabl
     return table
 
 
-def _first_known(given: pa.Array | None, known: pa.Array | None, feature: Feature) -> pa.Array | None:
+def _first_known(given: pa.Array | None, known: pa.Array | None, feature: GivenFeature) -> pa.Array | None:
     """``given`` with its nulls filled from ``known``; either may be None or of Arrow's null type."""
     if given is None or known is None or given.null_count == 0:
         return known if given is None else given
     if pa.types.is_null(given.type) or pa.types.is_null(known.type):
         return known if pa.types.is_null(given.type) else given
-    if feature.kind != "bag":
+    if not isinstance(feature, PooledFeature):
         return pc.coalesce(given, as_type(known, given.type, feature.column))
     kind = known.type if pa.types.is_null(given.type.value_type) else given.type
     both = pa.concat_arrays([_as_bag(given, kind, feature.column), _as_bag(known, kind, feature.column)])
@@ -201,6 +205,39 @@ def _as_bag(bags: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
     return pa.LargeListArray.from_arrays(
         bags.offsets, as_type(values, kind.value_type, field), mask=bags.is_null() if bags.null_count else None
     )
+
+
+def read_column(column: pa.Array, feature: GivenFeature) -> pa.Array:
+    """What the feature reads in its canonical column: its default for nulls, of a sequence the newest ids.
+
+    Raises:
+        InvalidInputError: the default is text where the column holds integers.
+    """
+    if isinstance(feature, NumberFeature):
+        column = column.cast(pa.float64())
+    if feature.default is not None and column.null_count:
+        default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
+        one = canonical(pa.array([default]), feature)
+        try:
+            column = _first_known(column, one.take(pa.array(np.zeros(len(column), np.int64))), feature)
+        except InvalidInputError:
+            reason = f"holds integers, but the default of '{feature.name}' is {default!r}: give an integer"
+            raise InvalidInputError(feature.column, reason) from None
+    if isinstance(feature, SequenceFeature) and not pa.types.is_null(column.type):
+        column = _newest(column, feature.max_length)
+    return column
+
+
+def _newest(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
+    """The last ``count`` values of each list."""
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
+    kept = np.minimum(lengths, count)
+    if kept.sum() == lengths.sum():
+        return lists
+    offsets = np.append(0, np.cumsum(kept))
+    positions = np.arange(offsets[-1]) + np.repeat(np.cumsum(lengths) - offsets[1:], kept)
+    values = pc.list_flatten(lists).take(pa.array(positions))
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=lists.is_null() if lists.null_count else None)
 
 
 def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:

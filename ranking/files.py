@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -32,9 +33,9 @@ def appearing(folder: Path) -> Iterator[Path]:
         for file in files_in(draft):
             file.chmod(0o644)  # some writers keep files to their owner, but another user may serve them
         for path in [*files_in(draft), *(inner for inner in draft.rglob("*") if inner.is_dir()), draft]:
-            _flush(path)
+            flush(path)
         draft.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     except BaseException as error:
         if draft is not None:
             shutil.rmtree(draft, ignore_errors=True)
@@ -64,9 +65,9 @@ def write_json(data: dict[str, Any], file: Path) -> None:
     draft = file.with_name(f".{file.name}.draft")
     try:
         draft.write_text(json.dumps(data, indent=2) + "\n")
-        _flush(draft)
+        flush(draft)
         draft.replace(file)
-        _flush(file.parent)
+        flush(file.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise OutputError(f"{file}: cannot be written ({reason(error)})") from None
@@ -84,7 +85,13 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if not file.is_dir())
 
 
-def _flush(path: Path) -> None:
+def sha256(file: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
     """Waits until a file's or folder's content is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -11,9 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding import Encoder, HashBuckets, Scale, Vocabulary, transformed
-from ranking.features import as_type
-from ranking.schema import NumericFeature, Schema
+from ranking.encoding import Encoder, Scale, transformed
+from ranking.features import as_type, read_column
+from ranking.id_spaces import Buckets, FloatArray, HashBuckets, IdSpace, Vocabulary
+from ranking.schema import BucketsFeature, IdFeature, NumericFeature, Schema, SparseFeature
+
+SAMPLED_NUMBERS = 100_000
+"""Numbers that quantiles are taken from: of ten buckets, 19 in 20 hold 10 ± 0.2 % of the rows."""
 
 
 @dataclass
@@ -47,6 +51,33 @@ class _Moments:
         return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, flagged=flagged)
 
 
+class _Sample:
+    """A uniform sample of bounded size: the numbers with the smallest random keys (bottom-k sampling).
+
+    The same numbers in the same order give the same sample, however they are cut into batches.
+    """
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+        self._keys: FloatArray = np.empty(0)
+        self._values: FloatArray = np.empty(0)
+
+    def add(self, column: pa.Array) -> None:
+        values = column.drop_null().to_numpy()
+        self._keys = np.concatenate([self._keys, self._random.random(len(values))])
+        self._values = np.concatenate([self._values, values])
+        if len(self._keys) > SAMPLED_NUMBERS:
+            smallest = np.sort(np.argpartition(self._keys, SAMPLED_NUMBERS)[:SAMPLED_NUMBERS])
+            self._keys, self._values = self._keys[smallest], self._values[smallest]
+
+    def boundaries(self, count: int) -> FloatArray:
+        """Where ``count`` buckets of equal size begin, without the first; fewer if there are too few numbers."""
+        if not len(self._values):
+            return self._values
+        starts = np.quantile(self._values, np.arange(1, count) / count, method="higher")
+        return np.unique(starts[starts > self._values.min()])
+
+
 class EncoderFitter:
     """Counts ids and sums up numbers; ``add`` each batch of the training split, then take ``encoder()``.
 
@@ -57,10 +88,17 @@ class EncoderFitter:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._counts: dict[str, Counter[Any]] = {
-            name: Counter() for name, feature in schema.tables.items() if feature.hash_buckets is None
+            feature.table: Counter()
+            for feature in schema.sparse
+            if isinstance(feature, IdFeature) and feature.hash_buckets is None
         }
         self._types: dict[str, pa.DataType] = {}
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
+        self._samples = {
+            feature.name: _Sample()
+            for feature in schema.features
+            if isinstance(feature, BucketsFeature) and feature.count is not None
+        }
 
     def add(self, table: pa.Table) -> None:
         """Takes a completed table (see ``features.complete``) into account.
@@ -68,12 +106,14 @@ class EncoderFitter:
         Raises:
             InvalidInputError: a column is text in one batch and integers in another.
         """
-        for feature in self._schema.sparse:
-            if feature.table in self._counts:
-                column = table[feature.column].combine_chunks()
+        for feature in self._schema.given:
+            column = read_column(table[feature.column].combine_chunks(), feature)
+            if isinstance(feature, NumericFeature):
+                self._moments[feature.name].add(column, feature.transform)
+            elif feature.name in self._samples:
+                self._samples[feature.name].add(column)
+            elif feature.table in self._counts:
                 self._count(feature.table, pc.list_flatten(column) if _is_list(column) else column, feature.column)
-        for number in self._schema.numerics:
-            self._moments[number.name].add(table[number.column].combine_chunks(), number.transform)
 
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
         if pa.types.is_null(ids.type):
@@ -84,16 +124,20 @@ class EncoderFitter:
 
     def encoder(self) -> Encoder:
         """The encoder for what was added: ids by falling count (ties by value), numbers by mean and deviation."""
-        spaces: dict[str, Vocabulary | HashBuckets] = {}
-        for name, feature in self._schema.tables.items():
-            if feature.hash_buckets is None:
-                counts = self._counts[name]
-                kept = sorted((v for v, n in counts.items() if n >= feature.min_count), key=lambda v: (-counts[v], v))
-                spaces[name] = Vocabulary(pa.array(kept, self._types.get(name, pa.string())))
-            else:
-                spaces[name] = HashBuckets(feature.hash_buckets)
+        spaces = {name: self._id_space(name, feature) for name, feature in self._schema.tables.items()}
         scales = {f.name: self._moments[f.name].scale(f) for f in self._schema.numerics}
         return Encoder(self._schema, spaces, scales)
+
+    def _id_space(self, name: str, feature: SparseFeature) -> IdSpace:
+        if isinstance(feature, BucketsFeature):
+            if feature.count is None:
+                return Buckets(np.array(feature.boundaries))
+            return Buckets(self._samples[name].boundaries(feature.count))
+        if feature.hash_buckets is not None:
+            return HashBuckets(feature.hash_buckets)
+        counts = self._counts[name]
+        kept = sorted((v for v, n in counts.items() if n >= feature.min_count), key=lambda v: (-counts[v], v))
+        return Vocabulary(pa.array(kept, self._types.get(name, pa.string())))
 
 
 def _is_list(column: pa.Array) -> bool:

@@ -82,9 +82,9 @@ class FrozenRanker:
 
     @torch.inference_mode()
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-        """Scores [rows, tasks] float32 of a completed table, and which features were missing [rows, features] bool."""
+        """Scores [rows, tasks] float32 of a completed table, and which ``schema.given`` it lacked [rows, features]."""
         names = [task.name for task in tasks]
-        scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.features), dtype=torch.bool)]
+        scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.given), dtype=torch.bool)]
         for start in range(0, table.num_rows, SCORE_ROWS):
             inputs = self.encoder.encode(table.slice(start, SCORE_ROWS))
             scored.append(scores(self.graph(inputs, names), tasks).float())
@@ -128,6 +128,8 @@ def freeze(
 ) -> FrozenRanker:
     """The sparse graph of a converged model: chosen experts only, batch norm folded into their first layer.
 
+    What the model adds to its outputs in eval mode is folded into their biases; the side tower is left out.
+
     Args:
         model: trained, in any mode.
         encoder: that it was trained with.
@@ -158,8 +160,10 @@ def freeze(
                 weight, bias = scale.unsqueeze(1) * weight, bias + shift @ weight
             weights |= _named(f"expert.{expert}.{depth}", weight, bias)
     for t, task in enumerate(schema.task_names):
+        last = len(model.towers.stack)
         for depth, layer in enumerate([*model.towers.stack, model.output]):
-            weights |= _named(f"tower.{task}.{depth}", layer.weight[t], layer.bias[t])
+            bias = layer.bias[t].double() + (model.offset[t].double() if depth == last else 0.0)
+            weights |= _named(f"tower.{task}.{depth}", layer.weight[t], bias)
     weights = {name: weight.float() for name, weight in weights.items()}
     if gate is not None:  # in full precision: a rounded choice can fall on the other side
         weights |= {"norm.scale": scale, "norm.shift": shift}

@@ -1,30 +1,76 @@
-"""Losses over all tasks at once; a masked label (NaN) weighs nothing."""
+"""Losses over all tasks at once, and how they become one; a masked label (NaN) weighs nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ranking.schema import Task
 
 
-def task_losses(outputs: Tensor, labels: Tensor, tasks: Sequence[Task]) -> Tensor:
+def task_losses(outputs: Tensor, labels: Tensor, tasks: Sequence[Task], weights: Tensor | None = None) -> Tensor:
     """Mean loss of each task [tasks] over its unmasked rows: cross-entropy (binary) or squared error (regression).
 
     Args:
         outputs: logits or numbers [batch, tasks].
         labels: [batch, tasks], NaN where masked.
         tasks: kinds, in the order of the columns. A task with no unmasked row has loss 0.
+        weights: how much each row counts in the mean [batch]; a weight of 2 is a row that stands twice. Default: 1.
     """
     known = ~labels.isnan()
     target = torch.where(known, labels, 0.0)
     binary = _is_binary(tasks, outputs)
     cross_entropy = F.binary_cross_entropy_with_logits(outputs, torch.where(binary, target, 0.0), reduction="none")
-    loss = torch.where(binary, cross_entropy, (outputs - target).square())
-    return torch.where(known, loss, 0.0).sum(0) / known.sum(0).clamp(min=1)
+    loss = torch.where(known, torch.where(binary, cross_entropy, (outputs - target).square()), 0.0)
+    if weights is None:
+        return loss.sum(0) / known.sum(0).clamp(min=1)
+    total = label_weights(labels, weights)
+    return weights.to(loss.dtype) @ loss / torch.where(total > 0, total, 1.0)
+
+
+def label_weights(labels: Tensor, weights: Tensor) -> Tensor:
+    """Sum of the weights of each task's unmasked rows [tasks]."""
+    return weights @ (~labels.isnan()).to(weights.dtype)
+
+
+class FixedWeighting(nn.Module):
+    """Sum of the tasks' losses, each times the weight that the task declares."""
+
+    weights: Tensor
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor([task.weight for task in tasks]), persistent=False)
+
+    def forward(self, losses: Tensor) -> Tensor:
+        """[tasks] → a scalar."""
+        return losses @ self.weights
+
+
+class UncertaintyWeighting(FixedWeighting):
+    """Weighs tasks by how noisy their labels are: exp(−s)·L + s/2, of a regression ½·exp(−s)·L + s/2, times its weight.
+
+    Kendall et al. 2018, "Multi-task learning using uncertainty to weigh losses", section 3.2; s = log σ² is learnt.
+
+    Args:
+        tasks: in the order of their losses.
+    """
+
+    scale: Tensor
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        super().__init__(tasks)
+        self.log_variances = nn.Parameter(torch.zeros(len(tasks)))
+        scale = torch.tensor([1.0 if task.kind == "binary" else 0.5 for task in tasks])
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, losses: Tensor) -> Tensor:
+        """[tasks] → a scalar, which can be below 0."""
+        weighted = self.scale * (-self.log_variances).exp() * losses + self.log_variances / 2
+        return super().forward(weighted)
 
 
 def scores(outputs: Tensor, tasks: Sequence[Task]) -> Tensor:

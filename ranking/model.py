@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 import torch
@@ -12,13 +13,12 @@ from ranking.encoding import Inputs
 from ranking.experts import StackedLinear, StackedMLP
 from ranking.gates import Routing
 from ranking.gates.config import DSelectKConfig, GateConfig, SoftmaxSelectorsConfig, build_gate
-from ranking.schema import Record
+from ranking.schema import Record, Widths
 from ranking.selection import Shape
+from ranking.side_tower import SideTower, SideTowerConfig
 
 if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
     from ranking.embeddings import Embeddings
-
-Widths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
 class ModelConfig(Record):
@@ -30,6 +30,7 @@ class ModelConfig(Record):
         tower_layers: widths of a task tower's ReLU layers, before its one output.
         dropout: after each of those layers, in training only.
         gate: how tasks choose experts.
+        side_tower: what reads the training-only features; None if there are none.
     """
 
     experts: PositiveInt = 8
@@ -37,6 +38,7 @@ class ModelConfig(Record):
     tower_layers: Widths = (64,)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     gate: GateConfig = DSelectKConfig()
+    side_tower: SideTowerConfig | None = None
 
     @model_validator(mode="after")
     def _k_experts_exist(self) -> Self:
@@ -88,15 +90,25 @@ class Mixture(nn.Module):
         embeddings: maps ``Inputs`` to [batch, its ``width``].
         dense_size: width of ``Inputs.dense``.
         gamma: initial width of a DSelect-k gate's fractional region.
+        side: what is added to the outputs in training; its mean takes its place in eval mode.
+        correction: what is added to the outputs [tasks] in eval mode, for the negatives that training leaves out.
 
     Attributes:
         active: numbers of the experts that are still there, ascending.
     """
 
     active: Tensor
+    correction: Tensor
 
     def __init__(
-        self, config: ModelConfig, num_tasks: int, embeddings: Embeddings, dense_size: int, gamma: float = 1.0
+        self,
+        config: ModelConfig,
+        num_tasks: int,
+        embeddings: Embeddings,
+        dense_size: int,
+        gamma: float = 1.0,
+        side: SideTower | None = None,
+        correction: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         inputs, width, experts = embeddings.width + dense_size, config.expert_layers[-1], config.num_experts
@@ -108,19 +120,44 @@ class Mixture(nn.Module):
         self.towers = StackedMLP(num_tasks, width, config.tower_layers, config.dropout)
         self.output = StackedLinear(num_tasks, config.tower_layers[-1], 1)
         self.register_buffer("active", torch.arange(experts))
+        self.side = side
+        self.register_buffer("correction", torch.tensor(correction or [0.0] * num_tasks), persistent=False)
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: Inputs, side: Inputs | None = None) -> Tensor:
         """Outputs [batch, tasks]: a logit for a binary task, the (transformed) number for a regression."""
-        return self.trace(inputs).outputs
+        return self.trace(inputs, side).outputs
 
-    def trace(self, inputs: Inputs) -> Pass:
-        """One pass, with what the gate did in it."""
+    def trace(self, inputs: Inputs, side: Inputs | None = None) -> Pass:
+        """One pass, with what the gate did in it.
+
+        Args:
+            inputs: what the model reads.
+            side: what the side tower reads of the same rows; needed in training, not looked at in eval mode.
+
+        Raises:
+            ValueError: training a model with a side tower without its inputs.
+        """
         x = self.norm(torch.cat([self.embeddings(inputs), inputs.dense], 1))
         hidden = self.experts(x)
         routing = self.gate.route(x, hidden)
         weights = routing.weights[..., self.active]
         mixed = torch.einsum("bte,ebw->tbw" if weights.dim() == 3 else "te,ebw->tbw", weights, hidden)
-        return Pass(self.output(self.towers(mixed)).squeeze(-1).T, x, routing)
+        return Pass(self.output(self.towers(mixed)).squeeze(-1).T + self._added(side), x, routing)
+
+    def _added(self, side: Inputs | None) -> Tensor | float:
+        if not self.training:
+            return self.offset
+        if self.side is None:
+            return 0.0
+        if side is None:
+            raise ValueError("a model with a side tower trains on the side tower's inputs too")
+        added: Tensor = self.side(side)
+        return added
+
+    @property
+    def offset(self) -> Tensor:
+        """What is added to the outputs [tasks] in eval mode and becomes part of the bias when the model is frozen."""
+        return self.correction if self.side is None else self.correction + self.side.mean
 
     @torch.no_grad()
     def start_at(self, outputs: Tensor) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from pipelines.config import EvaluationConfig
 from pipelines.evaluation.measuring import RAISED_BY_NOISE, all_measures
 from pipelines.evaluation.predicting import FILE, Predictions, predict
 from pipelines.evaluation.sources import Source
+from pipelines.logs.places import Place
 from pipelines.progress import say
 from ranking.errors import LogError, UsageError
 from ranking.metrics import Array, UserDraws, interval
@@ -29,7 +29,7 @@ LOWER_IS_BETTER = {
 """Measures that say which of two is better; ``calibration`` does not."""
 
 
-def compare(a: Iterable[Source], b: Iterable[Source], logs: Path | None = None) -> dict[str, Any]:
+def compare(a: Iterable[Source], b: Iterable[Source], logs: Place | None = None) -> dict[str, Any]:
     """Measures A and B on the rows that both can use, by A's settings.
 
     Args:

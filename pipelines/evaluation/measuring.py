@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from pipelines import gates, single_task
 from pipelines.config import EvaluationConfig
 from pipelines.evaluation.predicting import Predictions, predict
 from pipelines.evaluation.sources import Source
+from pipelines.logs.places import Place
 from ranking.errors import LogError, UsageError
 from ranking.metrics import Array, Rows, UserDraws, binary_measures, calibration_curve, interval, regression_measures
 from ranking.schema import Task
@@ -20,14 +20,14 @@ RAISED_BY_NOISE = ("calibration_error",)
 
 
 def evaluate_all(
-    sources: Iterable[Source], logs: Path | None = None, slices: Sequence[str] | None = None
+    sources: Iterable[Source], logs: Place | None = None, slices: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """``evaluate`` of one model, or of the models of single tasks as if they were one."""
     parts = [evaluate(source, logs, slices) for source in sources]
     return parts[0] if len(parts) == 1 else single_task.evaluation(parts)
 
 
-def evaluate(source: Source, logs: Path | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:
+def evaluate(source: Source, logs: Place | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:
     """Everything that is measured: ``measure``, and under ``gates`` what the gate does (None if nobody knows).
 
     Args:

@@ -16,8 +16,8 @@ from pipelines.logs.splits import within
 from pipelines.progress import say
 from pipelines.training.examples import encode
 from ranking.calibration import Calibration
-from ranking.encoding import hash_column
 from ranking.errors import LogError
+from ranking.id_spaces import hash_column
 from ranking.losses import scores
 from ranking.metrics import Ids, Rows
 from ranking.schema import Task

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -27,11 +28,19 @@ def run_sources(run: RunFolder) -> Iterator[Source]:
         for task in config.task_names:
             yield from run_sources(RunFolder.open(run.of_task(task)))
     else:
-        yield run_source(run, config, *load_model(run, config))
+        yield run_source(run, config, *load_model(run, config), run.load_selection())
 
 
-def run_source(run: RunFolder, config: Config, model: Mixture, encoder: Encoder) -> Source:
-    """A run whose best weights are loaded, in eval mode."""
+def run_source(run: RunFolder, config: Config, model: Mixture, encoder: Encoder, trained: Mapping[str, Any]) -> Source:
+    """A run whose best weights are loaded, in eval mode.
+
+    Args:
+        run: the run.
+        config: that it was trained with.
+        model: with its best weights.
+        encoder: that it was trained with.
+        trained: what ``selection.json`` says or is to say.
+    """
 
     def outputs(inputs: Inputs) -> tuple[Tensor, Tensor]:
         done = model.trace(inputs)
@@ -44,7 +53,7 @@ def run_source(run: RunFolder, config: Config, model: Mixture, encoder: Encoder)
         outputs,
         run.load_calibration(),
         model.gate.num_experts,
-        run.load_selection(),
+        trained,
         config.logs.validation_from,
         config.logs,
         config.evaluation,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from pipelines.config import EvaluationConfig, LogsConfig
+from pipelines.logs.places import Place
 from pipelines.logs.splits import split_bounds
 from ranking.calibration import Calibration
 from ranking.encoding import Encoder, Inputs
@@ -24,7 +24,7 @@ from ranking.schema import Owner, Schema
 class Span:
     """The rows of a log with since ≤ time < until; None is no bound."""
 
-    path: Path
+    path: Place
     since: datetime | None = None
     until: datetime | None = None
 
@@ -62,7 +62,7 @@ class Source:
         """Features and tasks."""
         return self.encoder.schema
 
-    def span(self, logs: Path | None) -> Span:
+    def span(self, logs: Place | None) -> Span:
         """The whole of a log, or the test split of its own one.
 
         Raises:

@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from itertools import groupby
+from pathlib import PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector, LocalFileSystem
 from pydantic_core import to_json
 
 from pipelines.config import LogsConfig
+from pipelines.logs.columns import ColumnCheck, needed
 from pipelines.logs.duplicates import DuplicateFilter
-from pipelines.logs.splits import inside
+from pipelines.logs.files import LogFile, find_files
+from pipelines.logs.index import Chunk, Entry
+from pipelines.logs.labels import mark_labels
+from pipelines.logs.places import Place, one_line, open_place, shown
+from pipelines.logs.splits import inside, split_bounds, within
 from ranking.errors import InvalidInputError, LogError
 from ranking.features import FeatureTable, complete, mark, violations
 from ranking.schema import Owner, Schema
 
-BATCH_ROWS = 65_536
-
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What became of one batch of a log.
+    """What became of one chunk of a log.
 
     Attributes:
         rows: completed rows that can be used.
         bad: rows that cannot: ``file``, position in it (``file_row``), ``reason``, and the ``row`` as JSON text.
         duplicates: exact repeats that were left out.
-        file: where the batch came from.
-        positions: of ``rows`` among the file's rows of the asked-for time [rows] int64.
+        file: where the chunk came from.
+        chunk: which one it is.
+        left_out: positions in the chunk of the bad rows and the exact repeats, rising.
+        positions: of ``rows`` in the file [rows] int64.
     """
 
     rows: pa.Table
     bad: pa.Table
     duplicates: int
     file: str
+    chunk: Chunk
+    left_out: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
 
 
@@ -55,19 +59,20 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
         LogError: a file that cannot be read, lacks its id column or names an id twice.
     """
     tables: dict[Owner, FeatureTable] = {}
-    sides: tuple[tuple[Owner, Path | None], ...] = (("user", logs.users), ("item", logs.items))
-    for owner, path in sides:
-        if path is None:
+    sides: tuple[tuple[Owner, Place | None], ...] = (("user", logs.users), ("item", logs.items))
+    for owner, where in sides:
+        if where is None:
             continue
         key = str(schema.id_column(owner))
+        filesystem, path, _ = open_place(where)
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(path, filesystem=filesystem)
             wanted = [c for c in schema.owned_columns(owner) if c in table.column_names]
-            with blaming(str(path)):
+            with blaming(shown(where)):
                 tables[owner] = FeatureTable(table.select([key, *wanted]) if key in table.column_names else table, key)
                 complete(table.slice(0, 1), schema, {})  # types
         except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{path}: cannot be read as Parquet ({_line(error)})") from None
+            raise LogError(f"{shown(where)}: cannot be read as Parquet ({one_line(error)})") from None
     return tables
 
 
@@ -75,129 +80,150 @@ class LogReader:
     """Reads one log.
 
     Args:
-        path: Parquet file or folder.
+        path: Parquet file or folder, here or on another filesystem.
         schema: columns that every file must have.
         tables: side tables that complete the rows.
-        labels: whether the tasks' labels are read too; scoring does without.
+        labels: whether labels, masks and weights are read too; scoring does without.
 
     Raises:
-        LogError: nothing there, or the first file is no Parquet.
+        LogError: nothing there, or it cannot be reached.
     """
 
-    def __init__(self, path: Path, schema: Schema, tables: dict[Owner, FeatureTable], *, labels: bool = True) -> None:
+    def __init__(self, path: Place, schema: Schema, tables: dict[Owner, FeatureTable], *, labels: bool = True) -> None:
         self._schema = schema
         self._tables = tables
         self._labels = labels
-        if not path.exists():
-            raise LogError(f"{path}: no such log; name a Parquet file or a folder of them")
-        try:
-            dataset = _dataset(path)
-        except (OSError, pa.ArrowException) as error:
-            raise LogError(
-                f"{path}: cannot be read as Parquet ({_line(error)}); restore the file or move it away"
-            ) from None
-        self._fragments = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
-        if not self._fragments:
-            raise LogError(f"{path}: holds no Parquet file; an empty log trains nothing")
+        self._files = {file.name: file for file in find_files(path)}
 
     def clean(
-        self,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        order: np.random.Generator | None = None,
-        *,
-        drop_duplicates: bool = True,
+        self, since: datetime | None = None, until: datetime | None = None, *, drop_duplicates: bool = True
     ) -> Iterator[Cleaned]:
-        """Batches of the rows with since ≤ time < until (None: no bound), in order of files or in a random one.
+        """Chunks of the rows with since ≤ time < until (None: no bound), in order of files.
 
-        Rows without a time only appear, as bad ones, when neither bound is given.
+        Rows without a time belong to no span; they appear in every one, as bad ones.
 
         Raises:
             LogError: a file that cannot be read, lacks a column or has one of the wrong type; names it.
         """
-        for partition in self._partitions(order):
+        looked_up = [column for table in self._tables.values() for column in table.table.column_names]
+        columns = ColumnCheck(self._schema, labels=self._labels, looked_up=looked_up, files=list(self._files.values()))
+        for partition in self._partitions():
             seen = DuplicateFilter()  # exact repeats have one time, so they lie in one partition
-            for fragment in partition:
-                for table, first_row in self._read(fragment, since, until):
-                    kept = np.arange(table.num_rows)
+            for file in partition:
+                for chunk, table, first_row in self._read(file, columns, since, until):
+                    asked = self._inside(table, since, until)
+                    new = np.ones(len(asked), np.bool_)
                     if drop_duplicates:
-                        kept = np.flatnonzero(seen.first_seen(table))
-                    yield self._clean(table.take(kept), kept + first_row, table.num_rows - len(kept), fragment.path)
+                        new = seen.first_seen(_taken(table, asked))
+                    yield self._clean(table, asked[new], asked[~new], chunk, first_row, file.shown)
 
-    def _partitions(self, order: np.random.Generator | None) -> list[list[Any]]:
-        """Files by folder; in a random order, folders and the files in them are shuffled, but folders stay together."""
-        folders: dict[Path, list[Any]] = {}
-        for fragment in self._fragments:
-            folders.setdefault(Path(fragment.path).parent, []).append(fragment)
-        partitions = list(folders.values())
-        if order is None:
-            return partitions
-        return [
-            [partition[i] for i in order.permutation(len(partition))]
-            for partition in (partitions[i] for i in order.permutation(len(partitions)))
-        ]
+    def usable(self, entries: Sequence[Entry], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
+        """The rows of a split that ``clean`` found good in neighbouring chunks of one file, a table a chunk.
 
-    def _read(self, fragment: Any, since: datetime | None, until: datetime | None) -> Iterator[tuple[pa.Table, int]]:
-        """Raw tables of a file, partition keys included, and the position of their first row."""
+        Only the columns that the schema names are read. Nothing is checked again but that the log is still the same.
+
+        Raises:
+            LogError: the file cannot be read, or is another than the one that was surveyed.
+        """
+        chunk = entries[0].chunk
+        file = self._files.get(chunk.file)
+        if file is None:
+            raise LogError(f"{chunk.file}: is gone since the log was surveyed; restore it, or train again")
+        columns = list(needed(self._schema, labels=True))
         try:
-            schema = fragment.physical_schema
-            keys = ds.get_partition_keys(fragment.partition_expression)
-            keys = {key: value for key, value in keys.items() if key not in schema.names}
-            self._check_columns(fragment.path, schema, set(keys))
-            time, row, in_split = self._schema.columns.time, 0, None
-            if since is not None or until is not None:
-                in_split = inside(time, schema.field(time).type, since, until)
-            for batch in fragment.to_batches(schema=schema, batch_size=BATCH_ROWS, filter=in_split):
-                if batch.num_rows:
-                    table = pa.Table.from_batches([batch])
-                    for key, value in keys.items():
-                        table = table.append_column(key, pa.repeat(value, len(batch)))
-                    yield table, row
-                    row += batch.num_rows
+            with file.open() as opened:
+                if opened.digest() != chunk.digest:
+                    raise LogError(f"{file.shown}: changed since the log was surveyed; restore it, or train again")
+                for group, those in groupby(entries, key=lambda entry: entry.chunk.group):
+                    wanted = {entry.chunk.start: entry for entry in those}
+                    start = 0
+                    for table in opened.chunks(group, columns, max(wanted) + 1, threads=False):
+                        if start in wanted:
+                            yield self._split(table, wanted[start], split, logs, file.shown)
+                        start += table.num_rows
+        except FileNotFoundError:
+            raise LogError(f"{file.shown}: is gone since the log was surveyed; restore it, or train again") from None
         except (OSError, pa.ArrowException) as error:
-            raise LogError(
-                f"{fragment.path}: cannot be read ({_line(error)}); restore the file or move it away"
-            ) from None
+            raise file.unreadable(error) from None
 
-    def _check_columns(self, file: str, columns: pa.Schema, keys: set[str]) -> None:
-        """Every label, id and feature must come from the log or from a side table, and the time must be one."""
-        schema, names = self._schema, {*columns.names, *keys}
-        known = names | {column for table in self._tables.values() for column in table.table.column_names}
-        needed = {feature.column: f"feature '{feature.name}'" for feature in schema.features}
-        needed |= {schema.columns.item: "the item id"}
-        if self._labels:
-            needed |= {schema.columns.time: "the time", schema.columns.user: "the user id"}
-            if schema.columns.request is not None:
-                needed |= {schema.columns.request: "the request id"}
-        for column, what in needed.items():
-            if column not in (names if column in (schema.columns.item, schema.columns.user) else known):
-                raise LogError(f"{file}: column '{column}' ({what}) is missing{_hint(column, known)}")
-        if not self._labels:
-            return
-        for task in schema.tasks:
-            if task.label not in names:
-                what = f"label of task '{task.name}'"
-                raise LogError(f"{file}: column '{task.label}' ({what}) is missing{_hint(task.label, names)}")
-        time = columns.field(schema.columns.time).type if schema.columns.time in columns.names else pa.string()
-        if not (pa.types.is_timestamp(time) or pa.types.is_date(time)):
-            raise LogError(f"{file}: column '{schema.columns.time}' holds {time}, but is the time: write timestamps")
+    def _split(self, table: pa.Table, entry: Entry, split: str, logs: LogsConfig, file: str) -> pa.Table:
+        """The usable rows of one split of a chunk, completed."""
+        table = _taken(table, np.delete(np.arange(table.num_rows), entry.left_out))
+        if entry.usable[split] < table.num_rows:
+            table = within(table, self._schema.columns.time, *split_bounds(logs, split))
+        if table.num_rows != entry.usable[split]:
+            raise LogError(f"{file}: changed since the log was surveyed; restore it, or train again")
+        with blaming(file):
+            return complete(table, self._schema, self._tables)
 
-    def _clean(self, table: pa.Table, positions: npt.NDArray[np.int64], duplicates: int, file: str) -> Cleaned:
+    def _partitions(self) -> list[list[LogFile]]:
+        """Files by folder."""
+        folders: dict[PurePosixPath, list[LogFile]] = {}
+        for file in self._files.values():
+            folders.setdefault(file.folder, []).append(file)
+        return list(folders.values())
+
+    def _read(
+        self, file: LogFile, columns: ColumnCheck, since: datetime | None, until: datetime | None
+    ) -> Iterator[tuple[Chunk, pa.Table, int]]:
+        """Raw chunks of a file and the position of their first row in it; row groups of other times are skipped."""
+        try:
+            with file.open() as opened:
+                columns.check(file, opened.schema)
+                span = None
+                if since is not None or until is not None:
+                    time = self._schema.columns.time
+                    span = inside(time, opened.schema.field(time).type, since, until)
+                digest, sizes = opened.digest(), opened.group_rows
+                for group in opened.groups(span):
+                    start = 0
+                    for table in opened.chunks(group, None, None, threads=True):
+                        yield Chunk(file.name, digest, group, start, table.num_rows), table, sum(sizes[:group]) + start
+                        start += table.num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise file.unreadable(error) from None
+
+    def _inside(self, table: pa.Table, since: datetime | None, until: datetime | None) -> npt.NDArray[np.int64]:
+        """Positions of the rows in a span of time or without a time."""
+        positions = np.arange(table.num_rows)
+        if since is None and until is None:
+            return positions
+        time = self._schema.columns.time
+        rows = pa.table({time: table[time], "": positions})
+        found: npt.NDArray[np.int64] = rows.filter(
+            inside(time, table[time].type, since, until) | pc.field(time).is_null()
+        )[""].to_numpy()
+        return found
+
+    def _clean(
+        self,
+        table: pa.Table,
+        asked: npt.NDArray[np.int64],
+        repeated: npt.NDArray[np.int64],
+        chunk: Chunk,
+        first_row: int,
+        file: str,
+    ) -> Cleaned:
+        """Sorts the asked-for rows of a chunk into good and bad ones."""
+        table = _taken(table, asked)
         with blaming(file):
             whole = complete(table, self._schema, self._tables)
             reasons = self._mark_bad(whole)
         good = reasons.is_null()
         wrong = pc.invert(good)
+        wrong_positions = asked[wrong.to_numpy(zero_copy_only=False)]
         rows = [to_json(row, inf_nan_mode="strings", fallback=str).decode() for row in table.filter(wrong).to_pylist()]
         bad = pa.table(
             {
                 "file": pa.array([file] * len(rows), pa.string()),
-                "file_row": pa.array(positions).filter(wrong),
+                "file_row": pa.array(first_row + wrong_positions, pa.int64()),
                 "reason": reasons.drop_null(),
                 "row": pa.array(rows, pa.string()),
             }
         )
-        return Cleaned(whole.filter(good), bad, duplicates, file, positions[good.to_numpy(zero_copy_only=False)])
+        left_out = np.sort(np.concatenate([wrong_positions, repeated])).astype(np.int32)
+        positions = first_row + asked[good.to_numpy(zero_copy_only=False)]
+        return Cleaned(whole.filter(good), bad, len(repeated), file, chunk, left_out, positions)
 
     def _mark_bad(self, table: pa.Table) -> pa.Array:
         """Reason by row why it cannot be used; null where it can."""
@@ -210,28 +236,12 @@ class LogReader:
             return reasons
         time = table[schema.columns.time].combine_chunks()
         reasons = mark(reasons, time.is_null(), "the time is null")
-        for task in schema.tasks:
-            label = table[task.label].combine_chunks()
-            if pa.types.is_null(label.type):
-                continue
-            if not (
-                pa.types.is_integer(label.type) or pa.types.is_floating(label.type) or pa.types.is_boolean(label.type)
-            ):
-                raise InvalidInputError(
-                    task.label, f"holds {label.type}, but is the label of '{task.name}': write numbers"
-                )
-            label = label.cast(pa.int8()) if pa.types.is_boolean(label.type) else label
-            label = label.cast(pa.float64())
-            if task.kind == "binary":
-                wrong = pc.and_(pc.not_equal(label, 0.0), pc.not_equal(label, 1.0))
-                reasons = mark(reasons, wrong, f"label '{task.label}' is neither 0 nor 1")
-            else:
-                reasons = mark(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
-                if task.transform == "log1p":
-                    reasons = mark(
-                        reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p"
-                    )
-        return reasons
+        return mark_labels(reasons, table, schema)
+
+
+def _taken(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
+    """The rows at rising positions; the table itself if these are all."""
+    return table if len(positions) == table.num_rows else table.take(positions)
 
 
 @contextmanager
@@ -245,24 +255,3 @@ def blaming(file: str) -> Iterator[None]:
         yield
     except InvalidInputError as error:
         raise LogError(f"{file}: column {error}") from None
-
-
-def _dataset(path: Path) -> ds.Dataset:
-    """The files of a log; a partition key may be a column of its files too, whatever its type there."""
-    if path.is_file():
-        return ds.dataset(path, format="parquet")
-    options = ds.FileSystemFactoryOptions(partition_base_dir=str(path), exclude_invalid_files=False)
-    options.partitioning_factory = ds.HivePartitioning.discover()
-    files = FileSelector(str(path), recursive=True)
-    factory = ds.FileSystemDatasetFactory(LocalFileSystem(), files, ds.ParquetFileFormat(), options)
-    return factory.finish(factory.inspect(promote_options="permissive", fragments=1))
-
-
-def _line(error: Exception) -> str:
-    """An error's text on one line."""
-    return " ".join(str(error).split())
-
-
-def _hint(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, known - {name}, 1)
-    return f"; did you mean '{close[0]}'?" if close else f" (found: {', '.join(sorted(known))})"

@@ -1,4 +1,4 @@
-"""How time splits a log: three disjoint half-open spans that cover all of it."""
+"""How time splits a log: three disjoint half-open spans that cover all that is read of it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SPLITS = ("train", "validation", "test")
 
 
 def split_bounds(logs: LogsConfig, split: str) -> tuple[datetime | None, datetime | None]:
-    """[since, until) of a split; the three are disjoint and cover all time."""
+    """[since, until) of a split; the three are disjoint and cover all time from ``logs.train_from``."""
     return {
-        "train": (None, logs.validation_from),
+        "train": (logs.train_from, logs.validation_from),
         "validation": (logs.validation_from, logs.test_from),
         "test": (logs.test_from, None),
     }[split]

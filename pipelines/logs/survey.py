@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config import Config, LogsConfig
+from pipelines.logs.days import count_days, missing_days, named
+from pipelines.logs.index import Entry, Index
+from pipelines.logs.places import shown
 from pipelines.logs.reader import LogReader, blaming
 from pipelines.logs.splits import SPLITS, split_bounds, within
 from pipelines.progress import Progress
@@ -49,6 +53,8 @@ class Survey:
         bad: rows left out, by reason.
         nulls: null values by feature, after look-up.
         labels: split → task → label.
+        days: rows by day, after cleaning.
+        index: where the rows of each split are.
     """
 
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
@@ -56,6 +62,8 @@ class Survey:
     bad: Counter[str] = field(default_factory=Counter)
     nulls: Counter[str] = field(default_factory=Counter)
     labels: dict[str, dict[str, LabelSurvey]] = field(default_factory=dict)
+    days: Counter[date] = field(default_factory=Counter)
+    index: Index = field(default_factory=lambda: Index([]))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -99,7 +107,7 @@ def survey(
     quarantine: Path | None = None,
     on_train: Callable[[pa.Table], None] | None = None,
 ) -> Survey:
-    """Reads the whole log once.
+    """Reads the log once, from ``logs.train_from`` on.
 
     Args:
         reader: the log.
@@ -115,22 +123,26 @@ def survey(
     found = Survey(labels={split: {task.name: LabelSurvey() for task in schema.tasks} for split in SPLITS})
     progress = Progress("reading the log", unit="rows")
     with quarantine_file(quarantine) as sink:
-        for cleaned in reader.clean():
+        for cleaned in reader.clean(since=logs.train_from):
             progress.advance(cleaned.rows.num_rows)
             found.duplicates += cleaned.duplicates
             found.bad.update(cleaned.bad["reason"].to_pylist())
             write_bad(cleaned.bad, sink)
+            found.days += count_days(cleaned.rows[schema.columns.time])
+            usable = {}
             for split in SPLITS:
                 rows = within(cleaned.rows, schema.columns.time, *split_bounds(logs, split))
+                usable[split] = rows.num_rows
                 if rows.num_rows:
                     _count(found, split, rows, schema)
                     if split == "train" and on_train is not None:
                         with blaming(cleaned.file):
                             on_train(rows)
+            found.index.entries.append(Entry(cleaned.chunk, usable, cleaned.left_out))
     progress.close()
     if not sum(found.rows.values()):
         why = f"all rows are bad: {dict(found.bad)}" if found.bad else "the log is empty"
-        raise LogError(f"{logs.path}: no usable row, {why}")
+        raise LogError(f"{shown(logs.path)}: no usable row, {why}")
     return found
 
 
@@ -138,32 +150,41 @@ def require_learnable(found: Survey, config: Config) -> None:
     """Refuses a log from which some task cannot be learnt or judged.
 
     Raises:
-        LogError: an empty training or validation split, or a label that is absent or constant in training.
+        LogError: an empty training or validation split, days that are missing, or a label that is absent or constant
+            in training.
     """
     logs = config.logs
+    path = shown(logs.path)
     if found.rows["train"] < 2:
-        raise LogError(f"{logs.path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
+        raise LogError(f"{path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
     if not found.rows["validation"]:
         raise LogError(
-            f"{logs.path}: no row from {logs.validation_from} to {logs.test_from}: nothing to validate on; "
+            f"{path}: no row from {logs.validation_from} to {logs.test_from}: nothing to validate on; "
             "move logs.validation_from or logs.test_from"
+        )
+    gaps = missing_days(found.days)
+    if gaps and not logs.allow_missing_days:
+        raise LogError(
+            f"{path}: no usable row on {named(gaps)}, between {min(found.days)} and {max(found.days)}; restore these "
+            "days, mend times that lie far off, or set logs.allow_missing_days = true"
         )
     for task in config.tasks:
         label = found.labels["train"][task.name]
         if not label.rows:
+            absent = "null" if task.mask is None else "null or masked"
             raise LogError(
-                f"{logs.path}: label '{task.label}' of task '{task.name}' is null in every training row; drop the task"
+                f"{path}: label '{task.label}' of task '{task.name}' is {absent} in every training row; drop the task"
             )
         if label.low == label.high:
             raise LogError(
-                f"{logs.path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "
+                f"{path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "
                 "a constant cannot be learnt; drop the task or mend the label"
             )
 
 
 def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
     found.rows[split] += rows.num_rows
-    for feature in schema.features:
+    for feature in schema.given:
         found.nulls[feature.name] += rows[feature.column].null_count
     labels = encode_labels(rows, schema.tasks).numpy()
     for i, task in enumerate(schema.tasks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -11,14 +13,27 @@ from ranking.embeddings import Embeddings
 from ranking.encoding import Encoder
 from ranking.errors import LogError
 from ranking.model import Mixture
+from ranking.side_tower import SideTower
 
 
-def build_model(config: Config, encoder: Encoder) -> Mixture:
-    """An untrained model for what the encoder gives."""
-    schema = encoder.schema
-    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
+def build_model(config: Config, encoder: Encoder, side_encoder: Encoder | None = None) -> Mixture:
+    """An untrained model for what the encoder gives, with a side tower if there is an encoder for one."""
+    tasks, tower, side = encoder.schema.tasks, config.model.side_tower, None
+    if tower is not None and side_encoder is not None:
+        side = SideTower(tower, len(tasks), _embeddings(side_encoder), side_encoder.dense_size)
+    correction = [math.log(task.keep_negatives) for task in tasks]
     gamma = config.training.convergence.gamma
-    return Mixture(config.model, len(schema.tasks), embeddings, encoder.dense_size, gamma)
+    return Mixture(config.model, len(tasks), _embeddings(encoder), encoder.dense_size, gamma, side, correction)
+
+
+def _embeddings(encoder: Encoder) -> Embeddings:
+    return Embeddings(encoder.schema, {name: space.size for name, space in encoder.id_spaces.items()})
+
+
+def read_side_encoder(run: RunFolder, config: Config) -> Encoder | None:
+    """The encoder of the side tower that a run was trained with; None without one."""
+    schema = config.side_schema
+    return None if schema is None else Encoder.read(run.side_encoder, schema)
 
 
 def load_model(run: RunFolder, config: Config) -> tuple[Mixture, Encoder]:
@@ -30,7 +45,7 @@ def load_model(run: RunFolder, config: Config) -> tuple[Mixture, Encoder]:
     try:
         encoder = Encoder.read(run.encoder, config.schema_only)
         weights = load_file(run.best)
-        model = build_model(config, encoder)
+        model = build_model(config, encoder, read_side_encoder(run, config))
         model.gate = model.gate.ordinary()  # only weights with a final choice are kept
         model.keep_experts(weights["active"].tolist())
         model.load_state_dict(weights)

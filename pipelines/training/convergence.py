@@ -5,9 +5,13 @@ Driven by the optimiser's step alone, so that a schedule means the same for ever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from pipelines.config import ConvergenceConfig
+from pipelines.training.world import World
 from ranking.gates import Gate
 
 
@@ -21,6 +25,8 @@ class Convergence:
         gate: what converges.
         steps: optimiser steps of the whole training.
         budget: the most experts that all tasks together may use; None for no bound.
+        world: whose ranks must come to the same choice.
+        chosen: the choice is final already.
 
     Attributes:
         binary_at_step: the first step after which the gate had converged and stayed so; None until then.
@@ -28,20 +34,39 @@ class Convergence:
         done: the choice is final.
     """
 
-    def __init__(self, config: ConvergenceConfig, gate: Gate, steps: int, budget: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ConvergenceConfig,
+        gate: Gate,
+        steps: int,
+        budget: int | None = None,
+        world: World | None = None,
+        *,
+        chosen: bool = False,
+    ) -> None:
         self._config = config
         self._gate = gate
         self._steps = steps
         self._budget = budget
-        self.binary_at_step: int | None = None
+        self._world = world or World()
+        self.binary_at_step: int | None = 0 if chosen else None
         self.snapped_codes = 0
-        self.done = not gate.concludes
-        gate.hold(True)
+        self.done = chosen or not gate.concludes
+        self._chosen = chosen
+        self._held = not chosen
+        gate.hold(self._held)
+        if chosen:
+            gate.conclude()  # on a final choice this only stops its codes from learning
 
     @property
     def last_step(self) -> int:
         """The step at whose end the choice becomes final."""
         return max(1, round(self._config.anneal_until * self._steps))
+
+    @property
+    def chosen_at(self) -> int:
+        """The step from which training only refines: 0 if the choice was final before it."""
+        return 0 if self._chosen else self.last_step
 
     @property
     def budget_step(self) -> int:
@@ -70,12 +95,19 @@ class Convergence:
         config = self._config
         return float(config.gamma * (config.final_gamma / config.gamma) ** self.ramp(step))
 
-    def before(self, step: int) -> None:
-        """Sets γ and whether the chosen experts' weights learn."""
+    def before(self, step: int) -> bool:
+        """Sets γ and whether the chosen experts' weights learn.
+
+        Returns:
+            Whether they begin to learn with this step.
+        """
         if not self.done:
             self._gate.anneal(self.gamma_at(step))
-        if step > self._config.hold_alpha_until * self._steps:
+        released = self._held and step > self._config.hold_alpha_until * self._steps
+        if released:
             self._gate.hold(False)
+            self._held = False
+        return released
 
     def after(self, step: int, weights: Tensor) -> bool:
         """Notes whether the gate has converged, enforces the budget, and concludes when it is time.
@@ -104,5 +136,17 @@ class Convergence:
 
     def _cut(self, weights: Tensor) -> None:
         """Keeps the experts that all tasks together weigh most."""
-        use = weights.detach().flatten(0, -2).sum(0)
+        use = self._world.sum(weights.detach().flatten(0, -2).sum(0))
         self._gate.restrict(sorted(use.topk(self._budget or 0).indices.tolist()))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the gate's weights."""
+        return {"binary_at_step": self.binary_at_step, "snapped_codes": self.snapped_codes, "done": self.done}
+
+    def restore(self, state: Mapping[str, Any], gate: Gate) -> None:
+        """Goes on from ``state``, with a gate whose weights are those of that moment."""
+        self.binary_at_step, self.snapped_codes = state["binary_at_step"], state["snapped_codes"]
+        self.done, self._gate = state["done"], gate
+        gate.hold(self._held)
+        if self.done:
+            gate.conclude()  # on a final choice this only stops its codes from learning

@@ -1,11 +1,10 @@
-"""Encoded examples: streamed from the log, shuffled in blocks, cut into batches."""
+"""Impressions as tensors: encoded features with their labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -13,7 +12,8 @@ from torch import Tensor
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Encoder, Inputs, encode_labels, hash_column
+from ranking.encoding import Encoder, Inputs, encode_labels, encode_weights
+from ranking.id_spaces import hash_column
 
 
 @dataclass(frozen=True)
@@ -24,73 +24,82 @@ class Examples:
         inputs: encoded features.
         labels: [rows, tasks] float32, NaN where masked.
         users: hash of each row's user id [rows] int64, for what is measured by user.
+        weights: how much each row counts in the losses [rows] float32.
+        side: what the side tower reads; None where nobody trains one.
     """
 
     inputs: Inputs
     labels: Tensor
     users: Tensor
+    weights: Tensor
+    side: Inputs | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device) -> Examples:
+        """The same on this device."""
+        side = None if self.side is None else self.side.to(device)
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            labels=self.labels.to(device),
+            weights=self.weights.to(device),
+            side=side,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, to be looked at."""
+        inputs = self.inputs
+        bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
+        rows = {"labels": self.labels, "users": self.users, "weights": self.weights}
+        return {"ids": inputs.ids, "dense": inputs.dense, **rows, **bags}
+
     def take(self, rows: Tensor) -> Examples:
         """The rows at these positions."""
-        return Examples(self.inputs.take(rows), self.labels[rows], self.users[rows])
+        side = None if self.side is None else self.side.take(rows)
+        return Examples(self.inputs.take(rows), self.labels[rows], self.users[rows], self.weights[rows], side)
+
+    def with_labels(self, labels: Tensor) -> Examples:
+        """The same rows with other labels [rows, tasks]."""
+        return replace(self, labels=labels)
 
     @staticmethod
     def concat(parts: list[Examples]) -> Examples:
-        """All rows of the parts, in order."""
-        inputs = Inputs.concat([part.inputs for part in parts])
-        return Examples(inputs, torch.cat([p.labels for p in parts]), torch.cat([p.users for p in parts]))
+        """All rows of the parts, in order; all of them with inputs for the side tower, or none."""
+        if len(parts) == 1:
+            return parts[0]
+        sides = [part.side for part in parts if part.side is not None]
+        return Examples(
+            Inputs.concat([part.inputs for part in parts]),
+            torch.cat([part.labels for part in parts]),
+            torch.cat([part.users for part in parts]),
+            torch.cat([part.weights for part in parts]),
+            Inputs.concat(sides) if sides else None,
+        )
 
 
-def encode(table: pa.Table, encoder: Encoder) -> Examples:
-    """Examples of a cleaned table of a log."""
-    schema = encoder.schema
-    users = torch.from_numpy(hash_column(table[schema.columns.user].combine_chunks()))
-    return Examples(encoder.encode(table), encode_labels(table, schema.tasks), users)
-
-
-def batches(
-    stream: Iterable[Examples], batch_size: int, shuffle_rows: int = 0, random: np.random.Generator | None = None
-) -> Iterator[Examples]:
-    """Cuts a stream into batches of ``batch_size`` rows; the last may be smaller.
+def encode(table: pa.Table, encoder: Encoder, side: Encoder | None = None) -> Examples:
+    """Examples of a cleaned table of a log.
 
     Args:
-        stream: parts of any size.
-        batch_size: rows.
-        shuffle_rows: rows that are gathered and put in random order before they are cut; needs ``random``.
-        random: the order.
+        table: cleaned.
+        encoder: of what the model reads.
+        side: of what the side tower reads, where one is trained.
     """
-    held: list[Examples] = []
-    rows = 0
-    for part in stream:
-        held.append(part)
-        rows += len(part)
-        if rows >= max(batch_size, shuffle_rows):
-            whole = _shuffled(held, random)
-            end = rows - rows % batch_size
-            yield from _cut(whole, batch_size, end)
-            held, rows = [whole.take(torch.arange(end, rows))], rows - end
-    if rows:
-        yield from _cut(_shuffled(held, random), batch_size, rows)
+    schema = encoder.schema
+    return Examples(
+        encoder.encode(table),
+        encode_labels(table, schema.tasks),
+        torch.from_numpy(hash_column(table[schema.columns.user].combine_chunks())),
+        encode_weights(table, schema.columns),
+        None if side is None else side.encode(table),
+    )
 
 
-def _shuffled(parts: list[Examples], random: np.random.Generator | None) -> Examples:
-    whole = Examples.concat(parts)
-    return whole if random is None else whole.take(torch.from_numpy(random.permutation(len(whole))))
-
-
-def _cut(whole: Examples, batch_size: int, end: int) -> Iterator[Examples]:
-    for start in range(0, end, batch_size):
-        yield whole.take(torch.arange(start, min(start + batch_size, end)))
-
-
-def read(
-    reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str, order: np.random.Generator | None = None
-) -> Iterator[Examples]:
-    """Streams one split of a log as examples, in order of files or in a random one."""
-    return _encoded(reader.clean(*split_bounds(logs, split), order), encoder)
+def read(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> Iterator[Examples]:
+    """Streams one split of a log as examples, in order of files."""
+    return _encoded(reader.clean(*split_bounds(logs, split)), encoder)
 
 
 def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
@@ -98,9 +107,9 @@ def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
     return _encoded(reader.clean(), encoder)
 
 
-def _encoded(stream: Iterable[Cleaned], encoder: Encoder) -> Iterator[Examples]:
+def _encoded(stream: Iterable[Cleaned], encoder: Encoder, side: Encoder | None = None) -> Iterator[Examples]:
     for cleaned in stream:
         if cleaned.rows.num_rows:
             with blaming(cleaned.file):
-                examples = encode(cleaned.rows, encoder)
+                examples = encode(cleaned.rows, encoder, side)
             yield examples

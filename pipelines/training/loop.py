@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from pipelines.config import Config
-from pipelines.logs.reader import LogReader
 from pipelines.progress import Progress, say
 from pipelines.run_folder import RunFolder
+from pipelines.training import snapshot
+from pipelines.training.checkpoints import Checkpoint, Checkpoints
 from pipelines.training.convergence import Convergence
-from pipelines.training.examples import Examples, batches, read
-from pipelines.training.optimiser import forget_gate, keep_experts, make_optimiser, replace_gate
+from pipelines.training.examples import Examples
+from pipelines.training.feed import Feed, Piece
+from pipelines.training.narrowing import distil, keep_experts, narrow
+from pipelines.training.objective import Objective, Terms, data_parallel
+from pipelines.training.optimiser import make_optimiser
+from pipelines.training.rates import rate_factor
 from pipelines.training.regularisation import Regularisation
-from ranking.encoding import Encoder
+from pipelines.training.sampling import down_sampled, draws
+from pipelines.training.tables import Tables
+from pipelines.training.world import World
 from ranking.errors import RankerError
-from ranking.losses import task_losses
+from ranking.gates.config import AttentiveConfig
+from ranking.losses import FixedWeighting, UncertaintyWeighting, label_weights, task_losses
 from ranking.model import Mixture
 
 FEW_STEPS = 100
 """Below this a choice of experts is drawn rather than learnt."""
+
+OnCheck = Callable[[dict[str, Any]], None]
+"""Called with each line of metrics.jsonl; raising from it stops the training."""
 
 
 class Trainer:
@@ -32,11 +44,13 @@ class Trainer:
 
     Args:
         config: the whole configuration.
-        run: where metrics and the best weights go.
-        reader: the log.
-        encoder: fitted on the training split.
+        run: where metrics, checkpoints and the best weights go.
+        world: the ranks that train together; ``training.batch_size`` is that of all of them.
+        feed: the training split.
+        validation: the validation split.
         model: the dense model, changed in place.
-        train_rows: rows of the training split.
+        chosen: the gate's choice is final from the start: a warm start that keeps it.
+        on_check: called on the first rank.
 
     Attributes:
         convergence: how the gates came to their choice.
@@ -44,162 +58,237 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: RunFolder, reader: LogReader, encoder: Encoder, model: Mixture, train_rows: int
+        self,
+        config: Config,
+        run: RunFolder,
+        world: World,
+        feed: Feed,
+        validation: Feed,
+        model: Mixture,
+        *,
+        chosen: bool = False,
+        on_check: OnCheck | None = None,
     ) -> None:
-        self._config, self._settings = config, config.training
-        self._run, self._reader, self._encoder, self._model = run, reader, encoder, model
-        full, rest = divmod(train_rows, self._settings.batch_size)
-        self._steps_per_epoch = full + (rest > 1)  # batch norm needs two rows
-        self.steps = self._settings.epochs * self._steps_per_epoch
-        if self.steps < FEW_STEPS and model.gate.concludes:
+        self._config, self._settings, self._run, self._world = config, config.training, run, world
+        self._feed, self._validation, self._model = feed, validation, model.to(world.device)
+        self._on_check = on_check
+        self.steps = self._settings.epochs * feed.steps()
+        if self.steps < FEW_STEPS and model.gate.concludes and not chosen:
             say(
                 f"only {self.steps} steps: the gates need a few hundred to choose their experts; "
                 "lower training.batch_size or raise training.epochs"
             )
-        gate = config.model.gate
-        budget = config.model.experts_budget
-        self.convergence = Convergence(self._settings.convergence, model.gate, self.steps, budget)
-        self._penalty = Regularisation(gate, self._settings.convergence, self.convergence, self.steps)
-        self._optimiser = make_optimiser(model, self._settings)
+        settings, rates = self._settings, self._settings.learning_rate
+        self.convergence = Convergence(
+            settings.convergence, model.gate, self.steps, config.model.experts_budget, world, chosen=chosen
+        )
+        penalty = Regularisation(config.model.gate, settings.convergence, self.convergence, self.steps)
+        self._tables = Tables(model.embeddings, rates.embeddings, settings.batch_size // world.size, world)
+        uncertain = settings.loss_weighting == "uncertainty"
+        weighting = (UncertaintyWeighting if uncertain else FixedWeighting)(config.tasks).to(world.device)
+        self._optimiser = make_optimiser(model, settings, weighting)
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        self._weights = torch.tensor([task.weight for task in config.tasks])
+        self._objective = Objective(model, config.tasks, weighting, penalty, settings.precision)
+        self._wrapped: nn.Module = data_parallel(self._objective, world)
+        self._checkpoints = Checkpoints(run.checkpoints, run.best, world, settings.keep_checkpoints)
+        self._task_weights = weighting.weights
+        self._step, self._epoch = 0, 0
+        self._pieces: list[Piece] | None = None
+        self._running, self._since_check, self._clock = self._zeros(), 0, time.monotonic()
         self._best, self._checks_since_best = math.inf, 0
-        self._evaluated, self._steps_done = torch.zeros(()), 0
+        self._evaluated = torch.zeros(())
 
     @property
     def experts_evaluated(self) -> float:
         """Experts with a weight above 0 for a task, mean over tasks and the steps so far."""
-        return float(self._evaluated) / max(self._steps_done, 1)
+        return float(self._evaluated) / max(self._step, 1)
 
     def fit(self) -> None:
         """Trains to the end or until the validation loss stops improving; the best weights lie in the run folder.
 
-        Only weights with a final selection are kept.
+        Only weights with a final selection are kept. There is a checkpoint after every check.
 
         Raises:
-            RankerError: the loss became NaN or infinite.
+            RankerError: the loss became NaN or infinite; the batch is saved.
+            OutputError: a checkpoint cannot be written.
         """
-        progress = Progress("training", unit="steps", total=self.steps)
-        check_every = max(1, self._steps_per_epoch // self._settings.checks_per_epoch)
-        running, since_check, start = torch.zeros(len(self._weights)), 0, time.monotonic()
-        for step, examples in enumerate(self._training_batches(), start=1):
-            losses = self._step(step, examples)
-            running += losses
-            since_check += 1
-            progress.advance(1, f"loss {float(losses @ self._weights):.4f}")
-            if step % check_every == 0 or step == self.steps:
-                rate = since_check * self._settings.batch_size / (time.monotonic() - start)
-                stop = self._check(step, running / since_check, rate)
-                running, since_check, start = torch.zeros(len(self._weights)), 0, time.monotonic()
-                if stop:
-                    break
+        progress = Progress("training", unit="steps", total=self.steps, done=self._step)
+        every = max(1, self._feed.steps() // self._settings.checks_per_epoch)
+        self._clock, stop = time.monotonic(), False
+        while self._epoch < self._settings.epochs and not stop:
+            begun, at_start = self._pieces, self._step
+            for examples in self._feed.epoch(self._epoch, begun):
+                self._step += 1
+                terms = self._learn(examples)
+                progress.advance(1, f"loss {float(terms.losses @ self._task_weights):.4f}")
+                if self._step % every == 0 or self._step == self.steps:
+                    stop = self._check(terms)
+                    self._save(self._feed.left(self._epoch, begun, self._step - at_start), stop)
+                    if stop:
+                        break
+            self._epoch, self._pieces = self._epoch + 1, None
         progress.close()
 
-    def _training_batches(self) -> Iterator[Examples]:
-        settings = self._settings
-        for epoch in range(settings.epochs):
-            random = np.random.default_rng((settings.seed, epoch))
-            stream = read(self._reader, self._config.logs, self._encoder, "train", random)
-            for examples in batches(stream, settings.batch_size, settings.shuffle_rows, random):
-                if len(examples) > 1:
-                    yield examples
+    def resume(self) -> None:
+        """Goes on from the newest whole checkpoint, or from the start; what was told after that moment is forgotten."""
+        checkpoint = self._checkpoints.latest()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        if self._world.first:
+            self._checkpoints.restore_best(checkpoint)
+            self._run.forget_after(self._step)
+        self._world.wait()
 
-    def _step(self, step: int, examples: Examples) -> Tensor:
-        """One optimiser step; the data loss of each task, without penalties."""
-        self._model.train()
-        self.convergence.before(step)
-        self._decay(step)
-        done = self._model.trace(examples.inputs)
-        losses = task_losses(done.outputs, examples.labels, self._config.tasks)
-        loss = losses @ self._weights + self._penalty(step, self._model.gate, done)
-        if not bool(loss.isfinite()):
-            worst = [
-                task.name for task, value in zip(self._config.tasks, losses, strict=True) if not bool(value.isfinite())
-            ]
-            if not worst:
-                raise RankerError(f"step {step}: the penalty on the gate is not finite; lower its weight in model.gate")
-            raise RankerError(
-                f"step {step}: the loss of {', '.join(worst)} is not finite; lower training.learning_rate"
-            )
+    def clean_up(self) -> None:
+        """Removes the checkpoints of a training that is over."""
+        if self._world.first:
+            self._checkpoints.remove()
+
+    def _learn(self, examples: Examples) -> Terms:
+        """One optimiser step."""
+        step, settings = self._step, self._settings
+        examples = down_sampled(examples, self._config.tasks, draws(settings.seed, step, len(examples)))
+        examples = examples.to(self._world.device)
+        self._objective.train()
+        if self.convergence.before(step):
+            self._wrapped = data_parallel(self._objective, self._world)
+        self._set_rates()
+        terms: Terms = self._wrapped(step, examples)
+        self._require_finite(terms, examples)
         self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        terms.total.backward()
+        if settings.clip_norm is not None:
+            groups = self._optimiser.param_groups
+            nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], settings.clip_norm)
         self._optimiser.step()
-        weights = done.routing.weights.detach()
-        self._evaluated += (weights > 0).sum(-1).float().mean()
-        self._steps_done += 1
-        if self.convergence.after(step, weights):
-            self._narrow(step)
-        return losses.detach()
+        self._running += terms.losses
+        self._since_check += 1
+        self._evaluated += (terms.weights > 0).sum(-1).float().mean().cpu()
+        if self.convergence.after(step, terms.weights):
+            narrow(self._model, self._optimiser, self.convergence, step)
+            self._wrapped = data_parallel(self._objective, self._world)
+        return terms
 
-    def _decay(self, step: int) -> None:
-        """Lets every learning rate fall linearly to 0 once the experts are chosen."""
-        left = (self.steps - step + 1) / max(1, self.steps - self.convergence.last_step)
+    def _set_rates(self) -> None:
+        factor = rate_factor(self._step, self.steps, self._settings.warmup, self.convergence.chosen_at)
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate * min(1.0, left)
+            group["lr"] = rate * factor
+        self._tables.set_rate(self._settings.learning_rate.embeddings * factor)
 
-    def _narrow(self, step: int) -> None:
-        """Goes on with the experts that are left, and with the final choice among them once it is made."""
-        model, convergence = self._model, self.convergence
-        ordinary = model.gate.ordinary()
-        if ordinary is not model.gate:
-            replace_gate(model, self._optimiser, ordinary)
-            model.experts.requires_grad_(False)
-            say(f"step {step}: the gate is distilled into one that serves; experts are fixed from here")
+    def _require_finite(self, terms: Terms, examples: Examples) -> None:
+        """Stops all ranks if the loss of one is NaN or infinite."""
+        wrong = not bool(terms.total.isfinite())
+        if not self._world.any(wrong):
             return
-        keep_experts(model, self._optimiser, convergence.experts)
-        left = f"{len(convergence.experts)} of {model.gate.num_experts} experts"
-        if not convergence.done:
-            forget_gate(model, self._optimiser)
-            say(f"step {step}: the budget leaves {left}; only these train on")
-            return
-        if convergence.snapped_codes:
-            say(
-                f"step {step}: {convergence.snapped_codes} selectors were not binary when the ramp ended and were "
-                "snapped; more steps, a longer ramp or a larger training.learning_rate.gates lets them choose"
-            )
-        if model.gate.per_example:
-            say(f"step {step}: the choice is exact for every example, at most {model.gate.k} experts a task")
+        file = self._run.bad_batch(self._step, self._world.rank)
+        save_file(examples.tensors() | {"outputs": terms.outputs.cpu().contiguous()}, file)
+        names = [
+            task.name for task, loss in zip(self._config.tasks, terms.losses, strict=True) if not bool(loss.isfinite())
+        ]
+        if names:
+            what, mend = f"the loss of {', '.join(names)}", "lower training.learning_rate or set training.clip_norm"
+        elif wrong:
+            what, mend = "the penalty on the gate", "lower its weight in model.gate"
         else:
-            say(
-                f"step {step}: the gates chose {left} (binary since step {convergence.binary_at_step}); "
-                "only these train on"
-            )
+            what, mend = "the loss of another rank", "see its message"
+        raise RankerError(f"step {self._step}: {what} is not finite; {mend}. The batch lies in {file}")
 
-    def _check(self, step: int, train_losses: Tensor, rows_per_second: float) -> bool:
+    def _check(self, terms: Terms) -> bool:
         """Measures the validation loss, keeps the weights if they are the best; whether to stop."""
+        world, names = self._world, self._config.task_names
+        seconds = time.monotonic() - self._clock
+        train = world.sum(self._running) / world.size / self._since_check
         validation = self._validation_losses()
-        total = float(validation @ self._weights)
-        names = self._config.task_names
+        total = float(validation @ self._task_weights)
         selected = self.convergence.done
         if selected:
             self._checks_since_best += 1
             if total < self._best:
                 self._best, self._checks_since_best = total, 0
-                self._run.save_best(self._model)
-        self._run.log(
-            {
-                "step": step,
-                "epoch": step / self._steps_per_epoch,
-                "phase": self.convergence.phase(),
-                "gamma": self.convergence.gamma_at(step),
-                "experts": len(self._model.active),
-                "rows_per_second": round(rows_per_second),
-                "train": dict(zip(names, train_losses.tolist(), strict=True)),
-                "validation": dict(zip(names, validation.tolist(), strict=True)),
-                "validation_total": total,
-                "best": selected and self._checks_since_best == 0,
-            }
-        )
+                snapshot.save_best(self._run, self._model, self._tables)
+        weights = terms.weights.flatten(0, -3).mean(0) if terms.weights.dim() == 3 else terms.weights
+        line = {
+            "step": self._step,
+            "epoch": self._step / self._feed.steps(),
+            "phase": self.convergence.phase(),
+            "gamma": self.convergence.gamma_at(self._step),
+            "experts": len(self._model.active),
+            "learning_rate": self._optimiser.param_groups[0]["lr"],
+            "rows_per_second": round(self._since_check * self._settings.batch_size / seconds),
+            "train": dict(zip(names, train.tolist(), strict=True)),
+            "validation": dict(zip(names, validation.tolist(), strict=True)),
+            "validation_total": total,
+            "gate_weights": dict(zip(names, weights.tolist(), strict=True)),
+            "best": selected and self._checks_since_best == 0,
+        }
+        if world.first:
+            self._run.log(line)
+            if self._on_check is not None:
+                self._on_check(line)
+        self._running, self._since_check, self._clock = self._zeros(), 0, time.monotonic()
         return selected and self._checks_since_best >= self._settings.patience
 
     @torch.no_grad()
     def _validation_losses(self) -> Tensor:
         """Mean loss of each task over the validation split [tasks]."""
-        self._model.eval()
-        total, rows = torch.zeros(len(self._weights)), torch.zeros(len(self._weights))
-        stream = read(self._reader, self._config.logs, self._encoder, "validation")
-        for examples in batches(stream, self._settings.batch_size):
-            known = (~examples.labels.isnan()).sum(0)
-            total += task_losses(self._model(examples.inputs), examples.labels, self._config.tasks) * known
-            rows += known
-        return total / rows.clamp(min=1)
+        self._objective.eval()
+        total, rows = self._zeros(), self._zeros()
+        for batch in self._validation.epoch(0):
+            examples = batch.to(self._world.device)
+            counts = label_weights(examples.labels, examples.weights)
+            outputs = self._model(examples.inputs)
+            total += task_losses(outputs, examples.labels, self._config.tasks, examples.weights) * counts
+            rows += counts
+        rows = self._world.sum(rows)
+        return self._world.sum(total) / torch.where(rows > 0, rows, 1.0)
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(len(self._config.tasks), device=self._world.device)
+
+    def _tensors(self, optimised: list[str]) -> dict[str, Any]:
+        """All that a checkpoint keeps as tensors, by name; the optimiser's for these parameters."""
+        return {
+            **snapshot.trunk_state(self._model),
+            **self._tables.state(),
+            **{f"weighting.{name}": value for name, value in self._objective.weighting.state_dict().items()},
+            **snapshot.optimiser_state(self._objective, self._optimiser, optimised),
+            "evaluated": self._evaluated,
+        }
+
+    def _save(self, pieces: list[Piece], over: bool) -> None:
+        convergence = self.convergence
+        optimised = snapshot.optimised(self._objective, self._optimiser)
+        state = {
+            "epoch": self._epoch,
+            "pieces": [list(piece) for piece in pieces],
+            "over": over,
+            "world": self._world.size,
+            "experts": self._model.active.tolist(),
+            "distilled": isinstance(self._config.model.gate, AttentiveConfig) and convergence.done,
+            "convergence": convergence.state(),
+            "best": self._best if math.isfinite(self._best) else None,
+            "checks_since_best": self._checks_since_best,
+            "optimised": optimised,
+        }
+        random = {f"random.{self._world.rank}": torch.get_rng_state()}
+        self._checkpoints.save(self._step, self._tensors(optimised) | random, state)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Brings everything to where it stood at a checkpoint; written by this many ranks or by others."""
+        state, model = checkpoint.state, self._model
+        if state["distilled"]:
+            distil(model, self._optimiser)
+        keep_experts(model, self._optimiser, state["experts"])
+        random = {f"random.{self._world.rank}": torch.get_rng_state()} if state["world"] == self._world.size else {}
+        checkpoint.load(self._tensors(state["optimised"]) | random)
+        for generator in random.values():
+            torch.set_rng_state(generator)
+        self.convergence.restore(state["convergence"], model.gate)
+        self._step, self._epoch = state["step"], state["epoch"]
+        self._pieces = [Piece(*piece) for piece in state["pieces"]]
+        if state["over"]:
+            self._epoch = self._settings.epochs
+        self._best = math.inf if state["best"] is None else state["best"]
+        self._checks_since_best = state["checks_since_best"]
+        self._wrapped = data_parallel(self._objective, self._world)
+        say(f"resumed at step {self._step:,} of {self.steps:,}")

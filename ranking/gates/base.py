@@ -96,6 +96,13 @@ class Gate(nn.Module, ABC):
         """
         return 0
 
+    def reopen(self, gamma: float) -> None:
+        """Lets a final choice change again, starting from what it is; ``conclude`` makes it final once more.
+
+        Args:
+            gamma: how soft the choice is from now on, see ``anneal``.
+        """
+
     def restrict(self, experts: Sequence[int]) -> None:  # noqa: ARG002
         """Leaves only these experts to choose from.
 

@@ -198,6 +198,25 @@ class DSelectK(SelectorGate):
         if not self.per_example:
             self.initial_codes.copy_(self._rounded())
 
+    @torch.no_grad()
+    def reopen(self, gamma: float) -> None:
+        """Lets the codes learn again, from the choice as it is; static selectors may choose any expert again.
+
+        A static selector keeps its expert with its code variables just inside the fractional region. A per-example gate
+        goes on among the experts that it was left.
+        """
+        self.anneal(gamma)
+        if self.per_example:
+            self.w.requires_grad_(True)
+            return
+        chosen = self.codes()  # an expert's own code is its number
+        self.expert_of_code.copy_(_assigned(torch.arange(len(self.bits)), self.num_experts, "fold"))
+        s = self.bits[chosen].to(self.z).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+        self.z.copy_(inverse_smooth_step(s, self.gamma))
+        self.initial_codes.copy_(self._rounded())
+        self.learned.zero_()
+        self.z.requires_grad_(True)
+
     def require_converged(self, names: Sequence[str]) -> None:
         """Does nothing if every task's choice is final.
 

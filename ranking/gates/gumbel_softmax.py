@@ -73,3 +73,9 @@ class GumbelSoftmax(Gate):
         self.theta.requires_grad_(False)
         self.gamma.zero_()
         return int(without.sum())
+
+    @torch.no_grad()
+    def reopen(self, gamma: float) -> None:
+        """Lets ψ be drawn and learn again."""
+        self.anneal(gamma)
+        self.theta.requires_grad_(True)

@@ -87,3 +87,11 @@ class SoftmaxSelectors(SelectorGate):
         dropped = torch.ones(self.num_experts, dtype=torch.bool, device=self.beta.device)
         dropped[kept] = False
         self.beta.masked_fill_(dropped, -torch.inf)
+
+    @torch.no_grad()
+    def reopen(self, gamma: float) -> None:
+        """Lets β learn again at temperature γ; experts that were dropped come back as each selector's least likely."""
+        self.anneal(gamma)
+        least = self.beta.masked_fill(self.beta.isneginf(), torch.inf).amin(-1, keepdim=True)
+        self.beta.copy_(torch.maximum(self.beta, least))
+        self.beta.requires_grad_(True)

@@ -19,7 +19,11 @@ from pydantic import (
 )
 
 Id = Annotated[StrictInt | StrictStr, Field(description="an integer or a string, as in the log")]
-Features = Annotated[dict[str, JsonValue], Field(description="by the column's name in the log; null is left out")]
+FEATURES = (
+    "by the column's name in the log: a number, an id, or a list of ids, whose newest stands last if it is a sequence; "
+    "null is left out"
+)
+Features = Annotated[dict[str, JsonValue], Field(description=FEATURES)]
 
 
 class _Message(BaseModel):

@@ -125,7 +125,9 @@ def model_metadata(served: Served) -> ModelMetadata:
         name=served.name,
         versions=[served.version],
         platform="dselect-ranker",
-        inputs=[{"name": f.column, "kind": f.kind, "owner": f.owner} for f in ranker.schema.features],
+        inputs=[
+            {"name": f.column, **f.model_dump(include={"kind", "owner", "max_length"})} for f in ranker.schema.given
+        ],
         outputs=[task.model_dump(include={"name", "kind", "transform", "group"}) for task in ranker.schema.tasks],
         objective=dict(ranker.objective),
         experts_used=ranker.selection.experts_used,

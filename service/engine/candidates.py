@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ranking.errors import InvalidInputError
-from ranking.schema import Feature, Owner, Schema
+from ranking.schema import GivenFeature, NumberFeature, Owner, Schema
 from service.api.messages import ItemColumns, RankRequest
 from service.problems import FieldError, Problem
 
@@ -63,9 +63,9 @@ def _require_distinct(ids: Sequence[int | str]) -> None:
         )
 
 
-def _known(schema: Schema, owner: Owner, names: Iterable[str]) -> dict[str, Feature]:
+def _known(schema: Schema, owner: Owner, names: Iterable[str]) -> dict[str, GivenFeature]:
     """The owner's features by column, for the columns that the request names."""
-    features = {f.column: f for f in schema.features if f.owner == owner and f.column != schema.id_column(owner)}
+    features = {f.column: f for f in schema.given if f.owner == owner and f.column != schema.id_column(owner)}
     for name in names:
         if name not in features:
             raise invalid(
@@ -79,32 +79,34 @@ def _place(owner: Owner, row: int | None = None) -> str:
     return {"user": "user.features", "item": items, "context": "context"}[owner]
 
 
-def _array(values: Sequence[Any], feature: Feature, owner: Owner) -> pa.Array:
+def _array(values: Sequence[Any], feature: GivenFeature, owner: Owner) -> pa.Array:
     allowed, what = _allowed(feature)
     for row, value in enumerate(values):
         if value is not None and not allowed(value):
             where = _place(owner, row)
             raise invalid(f"{where}.{feature.column}", f"must be {what}, not {value!r:.80}")
     try:
-        return pa.array(values, pa.float64()) if feature.kind == "numeric" else pa.array(values)
+        return pa.array(values, pa.float64() if isinstance(feature, NumberFeature) else None)
     except (pa.ArrowException, UnicodeEncodeError):
         raise invalid(f"{_place(owner)}.{feature.column}", "mixes integers and strings: send one of the two") from None
 
 
-def _allowed(feature: Feature) -> tuple[Any, str]:
+def _allowed(feature: GivenFeature) -> tuple[Any, str]:
     def number(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
 
     def identifier(value: Any) -> bool:
         return isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**63)
 
-    def bag(value: Any) -> bool:
+    def ids(value: Any) -> bool:
         return isinstance(value, list) and all(v is None or identifier(v) for v in value)
 
     return {
         "numeric": (number, "a number"),
+        "buckets": (number, "a number"),
         "categorical": (identifier, "a 64-bit integer or a string"),
-        "bag": (bag, "a list of 64-bit integers or strings"),
+        "bag": (ids, "a list of 64-bit integers or strings"),
+        "sequence": (ids, "a list of 64-bit integers or strings, the newest last"),
     }[feature.kind]
 
 
@@ -125,6 +127,6 @@ def invalid(field: str, reason: str) -> Problem:
 
 def explained(error: InvalidInputError, schema: Schema) -> Problem:
     """A ranker's complaint about a column, in terms of the request."""
-    places = {f.column: f"{_place(f.owner, error.row)}.{f.column}" for f in schema.features}
+    places = {f.column: f"{_place(f.owner, error.row)}.{f.column}" for f in schema.given}
     places |= {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
     return invalid(places[error.field], error.reason)

@@ -57,7 +57,7 @@ def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
     total = scores.astype(np.float64) @ weights
     order = np.argsort(-total, kind="stable")[: request.top_n]
     ids = item_ids(request)
-    names = np.array([feature.name for feature in ranker.schema.features])
+    names = np.array([feature.name for feature in ranker.schema.given])
     return Ranked(
         [ids[i] for i in order],
         total[order],

@@ -160,9 +160,11 @@ class TestFit:
 
 @pytest.fixture(scope="module")
 def calibrated_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    """Enough rows for a validation split of a hundred clicks."""
+    """Enough rows for a validation split of a hundred clicks, which come more often in higher tabs."""
     shop = Shop(tmp_path_factory.mktemp("calibrated") / "shop")
-    shop.write(shop.table(4000))
+    table = shop.table(4000)
+    clicks = np.random.default_rng(1).random(4000) < 0.1 + 0.15 * table["tab"].to_numpy()
+    shop.write(table.set_column(table.column_names.index("is_click"), "is_click", pa.array(clicks).cast(pa.int8())))
     return shop
 
 

@@ -462,4 +462,4 @@ def test_check_finds_ids_of_two_types(logs: Path, tmp_path: Path, capsys: pytest
     numbers = pa.array(range(table.num_rows), pa.int64())
     pq.write_table(table.set_column(table.column_names.index("surface"), "surface", numbers), first_day)
     assert main(["check", str(tmp_path / "logs" / "ranker.toml")]) == 1
-    assert "date=2026-01-02/part-0.parquet: column 'surface': ids must be integers" in capsys.readouterr().err
+    assert "date=2026-01-02/part-0.parquet: column 'surface' holds string, but int64 in " in capsys.readouterr().err

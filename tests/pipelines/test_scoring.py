@@ -12,7 +12,7 @@ import pytest
 
 import ranking
 from pipelines.freezing import freeze_run
-from pipelines.logs.reader import BATCH_ROWS
+from pipelines.logs.files import CHUNK_ROWS
 from pipelines.scoring import score_log
 from pipelines.train import train
 from ranking.errors import InvalidInputError, LogError, OutputError
@@ -66,7 +66,7 @@ class TestScores:
     def test_of_several_files_and_batches_are_the_same(
         self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
     ) -> None:
-        many = day.take(pa.array(np.arange(BATCH_ROWS + 1000) % day.num_rows))
+        many = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows))
         (tmp_path / "log").mkdir()
         write(day, tmp_path / "log", "a.parquet")
         write(many, tmp_path / "log", "b.parquet")

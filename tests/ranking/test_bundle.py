@@ -21,6 +21,7 @@ import ranking
 from ranking import bundle
 from ranking.calibration import Calibration, Isotonic, Platt
 from ranking.errors import BundleError, OutputError
+from ranking.files import sha256
 from ranking.frozen import FrozenRanker, freeze
 from ranking.model import Mixture
 
@@ -28,6 +29,8 @@ DrawRows = Callable[[int, int], pa.Table]
 
 FILES = [
     "SHA256SUMS",
+    "encoder/buckets/age_band.parquet",
+    "encoder/buckets/day_part.parquet",
     "encoder/scales.parquet",
     "encoder/vocabularies/genres.parquet",
     "encoder/vocabularies/item_id.parquet",
@@ -63,7 +66,7 @@ def copied(written: Path, tmp_path: Path) -> Path:
 def sum_again(folder: Path) -> None:
     """Makes SHA256SUMS agree with whatever the files hold now."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != bundle.SUMS)
-    lines = [f"{bundle.sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
+    lines = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
     (folder / bundle.SUMS).write_text("".join(lines))
 
 

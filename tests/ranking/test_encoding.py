@@ -14,20 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding import (
-    MISSING,
-    UNSEEN,
     Bag,
     Encoder,
-    HashBuckets,
     Inputs,
     Scale,
-    Vocabulary,
     encode_labels,
-    hash_column,
-    stable_hash,
 )
 from ranking.errors import InvalidInputError
 from ranking.features import complete
+from ranking.id_spaces import MISSING, UNSEEN, HashBuckets, Vocabulary, hash_column, stable_hash
 from ranking.schema import Owner, Schema, Task
 
 SCHEMA = Schema.model_validate(

@@ -12,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.encoding import MISSING, UNSEEN, Encoder, HashBuckets, Vocabulary
+from ranking import fitting
+from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import complete
 from ranking.fitting import EncoderFitter
+from ranking.id_spaces import MISSING, UNSEEN, Buckets, HashBuckets, Vocabulary
 from ranking.schema import Schema
 
 
@@ -209,3 +211,58 @@ def test_batches_of_any_cut_give_the_encoder_of_one_batch(rows: list[dict[str, A
         assert scale.flagged == other.flagged
         for key in ("shift", "scale", "fill"):
             assert getattr(other, key) == pytest.approx(getattr(scale, key), rel=1e-9, abs=1e-9)
+
+
+# Buckets.
+
+
+def boundaries(encoder: Encoder) -> list[float]:
+    space = encoder.id_spaces["band"]
+    assert isinstance(space, Buckets)
+    found: list[float] = space.boundaries.tolist()
+    return found
+
+
+BAND = {"name": "band", "column": "age", "kind": "buckets", "count": 4}
+
+
+def test_buckets_hold_as_many_rows_each() -> None:
+    ages = np.random.default_rng(0).permutation(np.arange(100.0))
+    encoder = fit(schema_of(BAND), {"age": ages[:30]}, {"age": ages[30:]}, {"age": [None]})
+    rows = encoder.id_spaces["band"].rows(pa.array(ages), "age")
+    assert np.bincount(rows).tolist() == [0, 25, 25, 25, 25]
+
+
+@pytest.mark.parametrize(
+    ("ages", "expected"),
+    [([0, 0, 0, 0, 0, 1, 2, 3], [2]), ([5, 5, 5], []), ([None, None], []), ([], []), ([1, 2], [2])],
+)
+def test_ties_and_few_numbers_leave_fewer_buckets_and_none_empty(ages: list[Any], expected: list[float]) -> None:
+    encoder = fit(schema_of(BAND), {"age": pa.array(ages, pa.float64())})
+    assert boundaries(encoder) == expected
+
+
+def test_given_boundaries_are_kept() -> None:
+    fixed = {"name": "band", "column": "age", "kind": "buckets", "boundaries": [1, 2.5]}
+    assert boundaries(fit(schema_of(fixed), {"age": [7.0]})) == [1.0, 2.5]
+
+
+@given(st.lists(st.integers(0, 3000), max_size=4).map(sorted))
+@settings(deadline=None, max_examples=20)
+def test_quantiles_do_not_depend_on_how_rows_are_cut_into_batches(cuts: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "SAMPLED_NUMBERS", 500)
+        ages = np.random.default_rng(1).normal(size=3000)
+        parts = [{"age": ages[a:b]} for a, b in itertools.pairwise([0, *cuts, 3000])]
+        whole = fit(schema_of(BAND), {"age": ages})
+        assert boundaries(fit(schema_of(BAND), *parts)) == boundaries(whole)
+
+
+def test_a_sample_of_bounded_size_gives_buckets_of_nearly_equal_size() -> None:
+    sample = fitting._Sample()
+    random = np.random.default_rng(2)
+    for _ in range(6):
+        sample.add(pa.array(random.exponential(size=50_000)))
+    assert len(sample._values) == fitting.SAMPLED_NUMBERS
+    shares = np.diff(np.concatenate([[0], 1 - np.exp(-sample.boundaries(10)), [1]]))
+    assert np.abs(shares - 0.1).max() < 0.005

@@ -160,7 +160,10 @@ def test_a_calibration_is_applied_to_its_tasks_in_every_subset(
 
 
 def test_weights_are_named_as_documented_and_experts_that_nobody_chose_do_not_exist(hand_ranker: FrozenRanker) -> None:
-    expected = {f"embedding.{table}" for table in ("user_id", "item_id", "country", "tab", "genres", "words")}
+    expected = {
+        f"embedding.{table}"
+        for table in ("user_id", "item_id", "country", "tab", "genres", "words", "country_tab", "age_band", "day_part")
+    }
     expected |= {f"expert.{e}.{layer}.{part}" for e in range(4) for layer in (0, 1) for part in ("weight", "bias")}
     expected |= {
         f"tower.{task}.{layer}.{part}"
@@ -329,7 +332,7 @@ def test_features_that_are_left_out_score_as_if_they_were_given(
 def test_what_is_unknown_everywhere_is_missing(hand_ranker: FrozenRanker) -> None:
     whole = hand_ranker.complete(pa.table({"user_id": ["nobody"], "item_id": [10**6], "tab": ["home"]}))
     scored, missing = hand_ranker.score_completed(whole, hand_ranker.schema.tasks)
-    names = [feature.name for feature in hand_ranker.schema.features]
+    names = [feature.name for feature in hand_ranker.schema.given]
     assert [name for name, gone in zip(names, missing[0].tolist(), strict=True) if not gone] == [
         "user_id",
         "item_id",

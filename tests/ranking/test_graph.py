@@ -21,6 +21,7 @@ from ranking import bundle
 from ranking.encoding import Encoder, Inputs
 from ranking.errors import BundleError, NotConvergedError
 from ranking.features import FeatureTable
+from ranking.files import sha256
 from ranking.frozen import FrozenRanker, freeze
 from ranking.gates.base import mean_selection
 from ranking.gates.config import GateConfig
@@ -275,7 +276,7 @@ def test_a_bundle_whose_gate_is_not_that_of_its_weights_is_refused(
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gate": gate}))
     sums = (folder / bundle.SUMS).read_text().splitlines()
-    sums = [f"{bundle.sha256(manifest)}  manifest.json" if line.endswith("  manifest.json") else line for line in sums]
+    sums = [f"{sha256(manifest)}  manifest.json" if line.endswith("  manifest.json") else line for line in sums]
     (folder / bundle.SUMS).write_text("\n".join(sums) + "\n")
     with pytest.raises(BundleError, match=r"does not hold together|golden rows score differently"):
         ranking.load(folder)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ranking.losses import scores, task_losses
+from ranking.losses import FixedWeighting, UncertaintyWeighting, label_weights, scores, task_losses
 from ranking.schema import Task
 
 TASKS = [
@@ -71,3 +75,61 @@ def test_scores_are_probabilities_and_numbers() -> None:
     outputs = torch.tensor([[0.0, -3.0, 100.0], [-100.0, 7.5, 1.0]])
     expected = torch.tensor([[0.5, -3.0, 1.0], [0.0, 7.5, 0.7310586]])
     torch.testing.assert_close(scores(outputs, TASKS), expected)
+
+
+# Weights of rows.
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 1000))
+@settings(deadline=None, max_examples=60)
+def test_a_row_of_weight_w_counts_as_if_it_stood_w_times(weights: list[int], seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    rows = len(weights)
+    outputs = torch.randn(rows, 3, generator=random, dtype=torch.float64)
+    labels = torch.randint(2, (rows, 3), generator=random).double()
+    labels[torch.rand(rows, 3, generator=random) < 0.3] = NAN
+    times = torch.tensor(weights)
+    repeated = task_losses(outputs.repeat_interleave(times, 0), labels.repeat_interleave(times, 0), TASKS)
+    torch.testing.assert_close(task_losses(outputs, labels, TASKS, times.double()), repeated)
+    assert torch.equal(label_weights(labels, times.double()), (~labels.isnan()).double().T @ times.double())
+
+
+def test_rows_of_weight_0_give_no_loss_and_no_gradient() -> None:
+    outputs = torch.randn(3, 3, requires_grad=True)
+    losses = task_losses(outputs, torch.ones(3, 3), TASKS, torch.zeros(3))
+    assert losses.tolist() == [0.0, 0.0, 0.0]
+    losses.sum().backward()
+    assert outputs.grad is not None
+    assert torch.equal(outputs.grad, torch.zeros(3, 3))
+
+
+# One loss of many.
+
+
+WEIGHTED = [TASKS[0], TASKS[1].model_copy(update={"weight": 2.0}), TASKS[2].model_copy(update={"weight": 5.0})]
+LOSSES = torch.tensor([0.5, 3.0, 0.1])
+
+
+def test_fixed_weights_are_those_of_the_tasks() -> None:
+    assert float(FixedWeighting(WEIGHTED)(LOSSES)) == pytest.approx(0.5 + 2 * 3.0 + 5 * 0.1)
+    assert not list(FixedWeighting(WEIGHTED).parameters())
+
+
+def test_uncertainty_weighs_by_learnt_variances() -> None:
+    weighting = UncertaintyWeighting(WEIGHTED)
+    with torch.no_grad():
+        weighting.log_variances.copy_(torch.tensor([0.0, 1.0, -2.0]))
+    expected = 0.5 + 2 * (0.5 * math.exp(-1.0) * 3.0 + 0.5) + 5 * (math.exp(2.0) * 0.1 - 1.0)
+    assert weighting(LOSSES).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_log_variances_settle_where_each_task_weighs_by_its_own_loss() -> None:
+    weighting = UncertaintyWeighting(WEIGHTED)
+    optimiser = torch.optim.Adam(weighting.parameters(), lr=0.05)
+    for _ in range(800):
+        optimiser.zero_grad()
+        weighting(LOSSES).backward()
+        optimiser.step()
+    # d/ds (c·exp(−s)·L + s/2) = 0 at exp(s) = 2·c·L, whatever the task's weight
+    expected = torch.tensor([2 * 0.5, 2 * 0.5 * 3.0, 2 * 0.1])
+    torch.testing.assert_close(weighting.log_variances.exp().detach(), expected, rtol=1e-3, atol=0)

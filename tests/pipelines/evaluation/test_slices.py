@@ -94,6 +94,26 @@ class TestNumbers:
         assert sum(map(len, found.values())) == 300
 
 
+class TestKinds:
+    def test_are_those_of_one_id_or_number_that_scoring_knows(self) -> None:
+        more = [
+            {"name": "age_band", "kind": "buckets", "owner": "user", "column": "age", "count": 4},
+            {"name": "both", "kind": "cross", "of": ["user_id", "tab"], "hash_buckets": 9},
+            {"name": "seen", "kind": "sequence", "owner": "user"},
+            {"name": "position", "kind": "numeric", "owner": "context", "training_only": True},
+        ]
+        schema = Schema.model_validate({**RAW_SCHEMA, "features": [*RAW_SCHEMA["features"], *more]})
+        assert schema.sliceable == [*SCHEMA.sliceable[:-2], "age_band", "new_user", "new_item"]
+
+    def test_buckets_are_sliced_as_the_numbers_they_are_made_of(self) -> None:
+        bands = {"name": "age", "kind": "buckets", "owner": "user", "boundaries": [30.0]}
+        features = [bands if feature["name"] == "age" else feature for feature in RAW_SCHEMA["features"]]
+        schema = Schema.model_validate({**RAW_SCHEMA, "features": features})
+        fitter = EncoderFitter(schema)
+        fitter.add(complete(pa.table({"user_id": ["a"], "item_id": [1]}), schema, {}))
+        assert sliced(fitter.encoder(), "age", {"age": [20.0, 40.0, None]}) == {"20": [0], "40": [1], "missing": [2]}
+
+
 class TestNovelty:
     def test_is_whether_training_saw_the_id(self, encoder: Encoder) -> None:
         rows = {"user_id": ["a", "x", None, "c"], "item_id": [9, 1, 2, 8]}

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -113,3 +115,45 @@ def test_a_column_of_nulls_makes_all_rows_alike() -> None:
 
 def test_an_empty_table_has_no_first_row() -> None:
     assert DuplicateFilter().first_seen(table([])).tolist() == []
+
+
+def test_rows_are_remembered_over_many_tables() -> None:
+    random, seen, known = np.random.default_rng(0), DuplicateFilter(), set()
+    for size in random.integers(0, 300, 100):
+        values = random.integers(10_000, size=size).tolist()
+        expected = []
+        for value in values:
+            expected.append(value not in known)
+            known.add(value)
+        assert seen.first_seen(pa.table({"n": pa.array(values, pa.int64())})).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.array(["ab", "c"]), pa.array(["a", "bc"])),
+        (pa.array(["a\0"]), pa.array(["a"])),
+        (pa.array(["ab"]), pa.array(["ba"])),
+        (pa.array([["ab"]]), pa.array([["a", "b"]])),
+        (pa.array([[[1], [2]]]), pa.array([[[1, 2]]])),
+        (pa.array([{"a": 1}]), pa.array([{"a": 2}])),
+        (pa.array([0.0]), pa.array([-0.0])),
+        (pa.array([Decimal("1.0")]), pa.array([Decimal("1.1")])),
+    ],
+    ids=str,
+)
+def test_values_that_differ_are_told_apart(one: pa.Array, other: pa.Array) -> None:
+    assert row_hashes(pa.table({"x": one})).tolist() != row_hashes(pa.table({"x": other})).tolist()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["x", "é", None, "", "y"]),
+        pa.array([["a"], None, ["b", "c"], [], [None]]),
+        pa.array([1, None, 3, 4, 5]),
+    ],
+)
+def test_slices_hash_as_the_whole_does(values: pa.Array) -> None:
+    whole = row_hashes(pa.table({"x": values})).tolist()
+    assert row_hashes(pa.table({"x": values.slice(1, 3)})).tolist() == whole[1:4]

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import LogsConfig
-from pipelines.logs.reader import BATCH_ROWS, Cleaned, LogReader, load_tables
+from pipelines.logs.files import CHUNK_ROWS
+from pipelines.logs.reader import Cleaned, LogReader, load_tables
 from pipelines.logs.splits import SPLITS, split_bounds, within
 from ranking.errors import LogError
 from ranking.features import FeatureTable
 from ranking.schema import Schema
+from tests.pipelines.conftest import FIRST_DAY
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -42,12 +44,12 @@ def refusal(shop: Shop) -> str:
 
 class TestStreaming:
     def test_a_file_comes_in_batches_of_bounded_size_and_in_order(self, shop: Shop) -> None:
-        rows = BATCH_ROWS * 2 + 10
+        rows = CHUNK_ROWS * 2 + 10
         small = shop.table(10).take(pa.array(np.arange(rows) % 10)).drop_columns(["tags", "n"])
         table = small.append_column("n", pa.array(range(rows))).append_column("tags", pa.nulls(rows))
         shop.write(table)
         batches = list(shop.reader().clean())
-        assert max(batch.rows.num_rows for batch in batches) <= BATCH_ROWS
+        assert max(batch.rows.num_rows for batch in batches) <= CHUNK_ROWS
         assert numbers(batches) == list(range(rows))
 
     def test_files_come_in_order_of_their_names(self, shop: Shop) -> None:
@@ -77,37 +79,24 @@ class TestStreaming:
         assert batch.rows["note"].to_pylist() == list("abcde")
 
     def test_files_of_other_kinds_and_drafts_of_writers_are_no_part_of_a_log(self, shop: Shop) -> None:
-        shop.write(shop.table(5))
+        shop.write(shop.table(5), "date=2026-01-01/part-0.parquet")
         (shop.log / "_SUCCESS").touch()
-        (shop.log / ".part-1.parquet.crc").write_text("no Parquet")
+        (shop.log / "_metadata").write_text("no Parquet")
+        (shop.log / "date=2026-01-01" / ".part-0.parquet.crc").write_text("no Parquet")
+        (shop.log / "date=2026-01-01" / "done").touch()
+        (shop.log / "_temporary" / "0").mkdir(parents=True)
+        (shop.log / "_temporary" / "0" / "part-1.parquet").write_text("half of a file")
         assert numbers(shop.reader().clean()) == list(range(5))
 
+    def test_folders_that_are_a_key_are_read_though_it_starts_with_an_underscore(self, shop: Shop) -> None:
+        shop.write(shop.table(5), "_day=1/part-0.parquet")
+        assert numbers(shop.reader().clean()) == list(range(5))
 
-class TestRandomOrder:
-    def test_gives_the_same_rows(self, shop: Shop) -> None:
-        table = shop.table(60)
-        for i in range(6):
-            shop.write(table.slice(10 * i, 10), f"date=2026-01-0{i + 1}/part-0.parquet")
-        reader = shop.reader()
-        orders = [numbers(reader.clean(order=np.random.default_rng(seed))) for seed in range(4)]
-        assert all(sorted(order) == list(range(60)) for order in orders)
-        assert len({tuple(order) for order in orders}) > 1
-
-    def test_is_the_same_for_the_same_seed(self, shop: Shop) -> None:
-        table = shop.table(60)
-        for i in range(6):
-            shop.write(table.slice(10 * i, 10), f"part-{i}.parquet")
-        first, second = (numbers(shop.reader().clean(order=np.random.default_rng(3))) for _ in range(2))
-        assert first == second
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_drops_the_same_duplicates(self, shop: Shop, seed: int) -> None:
-        table = shop.table(40)
-        for day in range(4):
-            part = table.slice(10 * day, 10)
-            for file in range(3):
-                shop.write(part, f"date=2026-01-0{day + 1}/part-{file}.parquet")
-        assert sorted(numbers(shop.reader().clean(order=np.random.default_rng(seed)))) == list(range(40))
+    def test_times_may_be_in_any_order(self, shop: Shop) -> None:
+        table = shop.table(60).take(pa.array(np.random.default_rng(0).permutation(60)))
+        shop.write(table, row_group_size=7)
+        read = [n for split in SPLITS for n in numbers(shop.reader().clean(*split_bounds(shop.logs(), split)))]
+        assert sorted(read) == list(range(60))
 
 
 KINDS = {
@@ -201,6 +190,27 @@ class TestSplits:
     ) -> None:
         ten = datetime(2026, 1, 5, 10)
         assert sorted(numbers(LogReader(hours[kind], clicks, {}).clean(until=ten))) == list(range(10))
+
+    def test_of_training_starts_with_train_from_and_row_groups_before_it_are_not_decoded(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shop.write(shop.table(100), row_group_size=10)
+        logs = shop.logs().model_copy(update={"train_from": FIRST_DAY + timedelta(days=5, hours=12)})
+        decoded: list[int] = []
+        whole = pq.ParquetFile.iter_batches
+
+        def noted(self: pq.ParquetFile, size: int, groups: list[int], *rest: Any, **more: Any) -> Any:
+            decoded.extend(groups)
+            return whole(self, size, groups, *rest, **more)
+
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", noted)
+        assert numbers(shop.reader().clean(*split_bounds(logs, "train"))) == list(range(55, 80))
+        assert decoded == [5, 6, 7]
+
+    def test_keep_the_positions_of_rows_in_their_file(self, shop: Shop) -> None:
+        shop.write(shop.replaced(shop.table(100), "item_id", 57, None), row_group_size=10)
+        batches = shop.reader().clean(since=FIRST_DAY + timedelta(days=5, hours=12))
+        assert [row for batch in batches for row in batch.bad["file_row"].to_pylist()] == [57]
 
     def test_rows_without_a_time_are_in_none(self, shop: Shop) -> None:
         shop.write(shop.replaced(shop.table(10), "time", 4, None))
@@ -397,6 +407,12 @@ class TestWrongTypes:
 
 
 class TestFilesThatCannotBeRead:
+    def test_one_that_lacks_rows_its_footer_promises(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = shop.write(shop.table(10))
+        whole = pq.ParquetFile.iter_batches
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: (b.slice(1) for b in whole(*a, **k)))
+        assert refusal(shop).startswith(f"{file}: row group 0 holds 9 rows, its footer says 10; restore the file")
+
     def test_a_missing_path(self, shop: Shop) -> None:
         with pytest.raises(LogError, match="no such log; name a Parquet file or a folder of them") as caught:
             LogReader(shop.log / "nothing", shop.schema, {})
@@ -515,6 +531,84 @@ class TestFilesThatDiffer:
         assert batch.rows["n"].to_pylist() == [0, 1, 3, 4]
         assert batch.bad["reason"].to_pylist() == ["the item id is null"]
         assert batch.bad["file_row"].to_pylist() == [2]
+
+
+class TestSchemaDrift:
+    """One type in some files and another in the rest: an error, unless they mean the same."""
+
+    @staticmethod
+    def changed(shop: Shop, column: str, values: pa.Array) -> tuple[Path, Path]:
+        """Two files; the second has these values in a column."""
+        table = shop.table(20)
+        later = table.slice(10).set_column(table.column_names.index(column), column, values)
+        return shop.write(table.slice(0, 10), "part-0.parquet"), shop.write(later, "part-1.parquet")
+
+    @pytest.mark.parametrize(
+        ("column", "values", "before", "after"),
+        [
+            ("tab", pa.array(list("0123456789")), "int64", "string"),
+            ("user_id", pa.array(range(10)), "string", "int64"),
+            ("user_id", pa.array([1.0] * 10), "string", "double"),
+            ("age", pa.array(["30"] * 10), "double", "string"),
+            ("is_click", pa.array(["1"] * 10), "int8", "string"),
+            ("tags", pa.array(["red"] * 10), "list<element: string>", "string"),
+            ("tags", pa.array([[1]] * 10), "list<element: string>", "list<element: int64>"),
+            ("tags", pa.array([[["red"]]] * 10), "list<element: string>", "list<element: list<element: string>>"),
+            ("tab", pa.array([{"id": 1}] * 10), "int64", "struct<id: int64>"),
+            ("time", pa.array([datetime(2026, 1, 6, tzinfo=UTC)] * 10), "timestamp[us]", "timestamp[us, tz=UTC]"),
+            ("time", pa.array([date(2026, 1, 6)] * 10), "timestamp[us]", "date32[day]"),
+        ],
+        ids=str,
+    )
+    def test_is_an_error_that_names_both_files(
+        self, shop: Shop, column: str, values: pa.Array, before: str, after: str
+    ) -> None:
+        first, second = self.changed(shop, column, values)
+        assert refusal(shop) == (
+            f"{second}: column '{column}' holds {after}, but {before} in {first}: "
+            "write one type in all files, or move the files of one type away"
+        )
+
+    @pytest.mark.parametrize(
+        ("column", "values"),
+        [
+            ("tab", pa.array(range(10), pa.int32())),
+            ("tab", pa.array([float(i) for i in range(9)] + [None])),
+            ("tab", pa.array([True] * 10)),
+            ("tab", pa.nulls(10)),
+            ("user_id", pa.array(["u1"] * 10).dictionary_encode()),
+            ("user_id", pa.array(["u1"] * 10, pa.large_string())),
+            ("age", pa.array(range(10), pa.int16())),
+            ("is_click", pa.array([True] * 10)),
+            ("tags", pa.array([["red"]] * 10, pa.large_list(pa.string()))),
+            ("tags", pa.array([[]] * 10)),
+            ("time", pa.array([datetime(2026, 1, 6)] * 10, pa.timestamp("ms"))),
+        ],
+        ids=str,
+    )
+    def test_to_a_type_of_the_same_kind_is_read(self, shop: Shop, column: str, values: pa.Array) -> None:
+        self.changed(shop, column, values)
+        assert numbers(shop.reader().clean()) == list(range(20))
+
+    def test_to_broken_numbers_where_ids_are_is_an_error(self, shop: Shop) -> None:
+        _, second = self.changed(shop, "tab", pa.array([1.5] * 10))
+        assert refusal(shop).startswith(f"{second}: column 'tab': 'tab' is a categorical: its ids must be integers")
+
+    def test_matters_not_in_a_column_that_nobody_needs(self, shop: Shop) -> None:
+        self.changed(shop, "n", pa.array(["x"] * 10))
+        assert sum(batch.rows.num_rows for batch in shop.reader().clean()) == 20
+
+    @pytest.mark.parametrize(("lacking", "named", "has"), [([0], 0, 2), ([1], 1, 0), ([0, 1], 0, 2)])
+    def test_of_a_column_that_came_or_went_names_a_file_that_has_it(
+        self, shop: Shop, lacking: list[int], named: int, has: int
+    ) -> None:
+        table = shop.table(30)
+        parts = [table.slice(10 * i, 10).drop_columns(["price"] if i in lacking else []) for i in range(3)]
+        files = [shop.write(part, f"part-{i}.parquet") for i, part in enumerate(parts)]
+        assert refusal(shop) == (
+            f"{files[named]}: column 'price' (feature 'price') is missing, "
+            f"but {files[has]} has it: write it in all files"
+        )
 
 
 class TestBadRows:

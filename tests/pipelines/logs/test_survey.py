@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 NAN, INF = float("nan"), float("inf")
 
 
-def surveyed(shop: Shop, table: pa.Table, **how: Any) -> Survey:
-    shop.write(table)
+def surveyed(shop: Shop, table: pa.Table, name: str = "part-0.parquet", **how: Any) -> Survey:
+    shop.write(table, name)
     return survey(shop.reader(), shop.logs(), shop.schema, **how)
 
 
@@ -193,6 +193,37 @@ class TestCounts:
         rows: list[int] = []
         surveyed(shop, shop.table(100), on_train=lambda part: rows.extend(part["n"].to_pylist()))
         assert rows == list(range(80))
+
+
+class TestMissingDays:
+    @staticmethod
+    def says(shop: Shop, days: set[int], **logs: Any) -> str:
+        """What is said of a log of these days of January; "" if nothing is."""
+        table = shop.table(200)
+        kept = pc.is_in(pc.day(table["time"]), pa.array(sorted(days), pa.int64()))
+        found = surveyed(shop, table.filter(kept))
+        try:
+            require_learnable(found, shop.config(logs=logs))
+        except LogError as error:
+            return str(error)
+        return ""
+
+    def test_are_listed_with_the_mend(self, shop: Shop) -> None:
+        assert self.says(shop, {1, 2, 4, 8, 9, 10}) == (
+            f"{shop.log}: no usable row on 2026-01-03, 2026-01-05 to 2026-01-07, between 2026-01-01 and 2026-01-10; "
+            "restore these days, mend times that lie far off, or set logs.allow_missing_days = true"
+        )
+
+    def test_may_be_allowed(self, shop: Shop) -> None:
+        assert self.says(shop, {1, 2, 4, 8, 9, 10}, allow_missing_days=True) == ""
+
+    def test_before_the_first_and_after_the_last_are_none(self, shop: Shop) -> None:
+        assert self.says(shop, {3, 4, 5, 6, 7, 8, 9}) == ""
+
+    def test_show_times_that_lie_far_off(self, shop: Shop) -> None:
+        found = surveyed(shop, shop.replaced(shop.table(100), "time", 50, datetime(1970, 1, 1)))
+        with pytest.raises(LogError, match=r"no usable row on 1970-01-02 to 2025-12-31, between 1970-01-01 and 2026"):
+            require_learnable(found, shop.config())
 
 
 class TestAnswer:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pipelines.logs.survey import survey
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from pipelines.training.building import build_model, load_model
-from pipelines.training.examples import Examples, read
+from pipelines.training.examples import Examples, encode, read
+from pipelines.training.feed import Feed
 from pipelines.training.loop import Trainer
+from pipelines.training.snapshot import trunk
+from pipelines.training.world import World
 from ranking.errors import RankerError
 from ranking.fitting import EncoderFitter
 from ranking.gates import AttentiveGate, Gate, Softmax
@@ -56,9 +61,16 @@ def finished(open_shop: Shop) -> RunFolder:
 def rates() -> Iterator[list[list[float]]]:
     """The learning rates of each optimiser step: embeddings, trunk, gates."""
     seen: list[list[float]] = []
-    hook = register_optimizer_step_pre_hook(
-        lambda optimiser, *_: seen.append([group["lr"] for group in optimiser.param_groups])
-    )
+    tables = [0.0]
+
+    def look(optimiser: torch.optim.Optimizer, *_: object) -> None:
+        rates = [group["lr"] for group in optimiser.param_groups]
+        if isinstance(optimiser, torch.optim.AdamW):
+            seen.append([*tables, *rates])
+        else:
+            tables[:] = rates[:1]  # handed to the tables' kernels before the step
+
+    hook = register_optimizer_step_pre_hook(look)
     yield seen
     hook.remove()
 
@@ -105,13 +117,13 @@ class TestLearningRates:
         assert rates[:12] == [[0.003, 0.002, 0.01]] * 12
         falling = [step[1] / 0.002 for step in rates[12:]]
         assert falling == pytest.approx([1 - i / 8 for i in range(8)])
-        for embeddings, trunk, gates in rates[12:]:
-            assert (embeddings, gates) == pytest.approx((1.5 * trunk, 5 * trunk))
+        for embeddings, body, gates in rates[12:]:
+            assert (embeddings, gates) == pytest.approx((1.5 * body, 5 * body))
 
 
 class TestMetrics:
     def test_tell_at_each_check_where_training_stands(self, finished: RunFolder) -> None:
-        keys = {"step", "epoch", "phase", "gamma", "experts", "rows_per_second"}
+        keys = {"step", "epoch", "phase", "gamma", "experts", "learning_rate", "gate_weights", "rows_per_second"}
         keys |= {"train", "validation", "validation_total", "best"}
         for record in metrics(finished):
             assert set(record) == keys
@@ -221,8 +233,7 @@ class Watched:
         model: dict[str, Any] = {"experts": 5, "gate": gate}
         self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}})
         fitter = EncoderFitter(shop.schema)
-        for cleaned in shop.reader().clean():
-            fitter.add(cleaned.rows)
+        found = survey(shop.reader(), shop.logs(), shop.schema, on_train=fitter.add)
         encoder = fitter.encoder()
         self.run = RunFolder.create(path, self.config)
         encoder.write(self.run.encoder)
@@ -232,12 +243,17 @@ class Watched:
         self.held: list[set[str]] = []
         self.experts: list[Tensor] = []
         self.gates: list[Gate] = []
-        self.trainer = Trainer(self.config, self.run, shop.reader(), encoder, self.model, 160)
+        make = partial(encode, encoder=encoder)
+        feed = partial(Feed, shop.reader(), found.index, make, shop.logs(), self.config.training)
+        train, validation = feed("train"), feed("validation", shuffled=False)
+        self.trainer = Trainer(self.config, self.run, World(), train, validation, self.model)
         hook = register_optimizer_step_pre_hook(lambda optimiser, *_: self.look(optimiser))
         self.trainer.fit()
         hook.remove()
 
     def look(self, optimiser: torch.optim.Optimizer) -> None:
+        if not isinstance(optimiser, torch.optim.AdamW):
+            return
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.states.append({names.get(id(parameter), "gone") for parameter in optimiser.state})
         self.held.append({names.get(id(p), "gone") for group in optimiser.param_groups for p in group["params"]})
@@ -263,7 +279,7 @@ class TestBudget:
         assert counts[:5] == [5] * 5
         assert counts[5:12] == [2] * 7
         assert set(counts[12:]) <= {1, 2}
-        everything = {name for name, _ in bounded.model.named_parameters()}
+        everything = {name for name, _ in trunk(bounded.model)}
         assert all(held == everything for held in bounded.held)
         assert "gone" not in set.union(*bounded.states)
         assert bounded.model.active.tolist() == bounded.trainer.convergence.experts

@@ -1,0 +1,60 @@
+"""Where a log lies: a local path, or a URI of any filesystem that pyarrow knows (s3, gs, abfs, hdfs, file)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
+from pydantic import BeforeValidator
+
+from ranking.errors import LogError
+
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+MEND = "check the address, the network and the credentials (of S3: the AWS_* variables)"
+
+
+def place(text: str | Path) -> Path | str:
+    """A URI as it stands (a ``Path`` would fold its slashes), other text as a path.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    if not isinstance(text, str | Path):
+        raise ValueError("write a path or a URI")
+    return Path(text) if isinstance(text, Path) or not URI.match(text) else text
+
+
+Place = Annotated[Path | str, BeforeValidator(place)]
+"""A local path, or a URI as text."""
+
+
+def shown(where: Place) -> str:
+    """How messages call a place: a URI without its password and its options."""
+    if isinstance(where, Path):
+        return str(where)
+    parts = urlsplit(where)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")).rstrip("/")
+
+
+def open_place(where: Place) -> tuple[FileSystem, str, FileType]:
+    """The filesystem of a place, the path there, and whether a file, a folder or nothing is at it.
+
+    Raises:
+        LogError: the filesystem is unknown or cannot be reached, or refuses access.
+    """
+    try:
+        filesystem, path = FileSystem.from_uri(where) if isinstance(where, str) else (LocalFileSystem(), str(where))
+        return filesystem, path, filesystem.get_file_info(path).type
+    except (OSError, pa.ArrowException) as error:
+        reason = one_line(error).replace(str(where), shown(where))
+        raise LogError(f"{shown(where)}: cannot be reached ({reason}); {MEND}") from None
+
+
+def one_line(error: Exception) -> str:
+    """An error's text on one line."""
+    return " ".join(str(error).split())

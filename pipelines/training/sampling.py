@@ -1,0 +1,40 @@
+"""Leaves out a share of the negatives, and the rows from which nothing can be learnt then; in training only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.training.examples import Examples
+from ranking.schema import Task
+
+STREAM = 1
+"""Tells these draws from others of the same seed."""
+
+
+def draws(seed: int, step: int, rows: int) -> Tensor:
+    """Uniform numbers from [0, 1) [rows], the same for the same seed and step."""
+    return torch.from_numpy(np.random.default_rng((seed, step, STREAM)).random(rows))
+
+
+def down_sampled(examples: Examples, tasks: Sequence[Task], uniform: Tensor) -> Examples:
+    """The batch with negatives masked beyond ``Task.keep_negatives``, without the rows that have no label left.
+
+    At least two rows stay, labelled or not, since batch norm needs two.
+
+    Args:
+        examples: a batch, left as it is.
+        tasks: in the order of its labels.
+        uniform: numbers from [0, 1) [rows]; a row's negatives stay where its number is below their share. One number
+            for all tasks: then most rows that lose one label lose them all.
+    """
+    shares = torch.tensor([task.keep_negatives for task in tasks])
+    if bool((shares == 1).all()):
+        return examples
+    labels = torch.where((examples.labels == 0) & (uniform.unsqueeze(1) >= shares), torch.nan, examples.labels)
+    rows = (~labels.isnan()).any(1).nonzero().flatten()
+    sampled = examples.with_labels(labels)
+    return sampled.take(rows) if 2 <= len(rows) < len(labels) else sampled

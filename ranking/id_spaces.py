@@ -1,0 +1,112 @@
+"""Which row of an embedding table a value gets: by vocabulary, by hash, or by the bucket that a number lies in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ranking.features import as_type
+
+IdArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+MISSING = 0
+"""Embedding row of a value that is not known."""
+UNSEEN = 1
+"""Embedding row of a value that the vocabulary does not hold."""
+
+
+class Vocabulary:
+    """Known ids of one embedding table, most frequent first; row 0 is missing, row 1 unseen, then the ids.
+
+    Args:
+        ids: int64 or string, without nulls or repeats.
+    """
+
+    def __init__(self, ids: pa.Array) -> None:
+        self.ids = ids
+        self._row: dict[Any, int] = {value: row for row, value in enumerate(ids.to_pylist(), start=UNSEEN + 1)}
+
+    @property
+    def size(self) -> int:
+        """Rows of the embedding table."""
+        return len(self.ids) + UNSEEN + 1
+
+    def rows(self, values: pa.Array, field: str) -> IdArray:
+        """Embedding rows [len(values)] int64; ``field`` names the column in an error."""
+        values = values if pa.types.is_null(values.type) else as_type(values, self.ids.type, field)
+        return _by_unique(values, lambda value: self._row.get(value, UNSEEN))
+
+
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
+"""2⁶⁴ / golden ratio: multiplying by it spreads what differs in a few bits (Fibonacci hashing)."""
+
+
+class HashBuckets:
+    """Ids hashed into a fixed number of rows; row 0 is missing. An integer and its decimal text hash alike."""
+
+    def __init__(self, buckets: int) -> None:
+        self.size = buckets + 1
+
+    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
+        """Embedding rows [len(values)] int64."""
+        return _by_unique(values, lambda value: 1 + stable_hash(value) % (self.size - 1))
+
+    def crossed(self, parts: Sequence[pa.Array]) -> IdArray:
+        """Embedding rows [rows] int64 of the parts' values taken together; a null in any of them → missing."""
+        mixed, known = np.zeros(len(parts[0]), np.uint64), np.ones(len(parts[0]), np.bool_)
+        for part in parts:
+            mixed = (mixed ^ hash_column(part).astype(np.uint64)) * GOLDEN_RATIO
+            mixed ^= mixed >> np.uint64(32)
+            known &= part.is_valid().to_numpy(zero_copy_only=False)
+        return np.where(known, 1 + (mixed % np.uint64(self.size - 1)).astype(np.int64), MISSING)
+
+
+class Buckets:
+    """Buckets of numbers; row 0 is missing, row 1 what is below every boundary, then a row for each boundary.
+
+    Args:
+        boundaries: ascending; the bucket of a boundary holds the numbers from it up to, but not including, the next.
+    """
+
+    def __init__(self, boundaries: FloatArray) -> None:
+        self.boundaries = boundaries
+
+    @property
+    def size(self) -> int:
+        """Rows of the embedding table."""
+        return len(self.boundaries) + 2
+
+    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
+        """Embedding rows [len(values)] int64 of float64 numbers."""
+        numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return np.where(np.isnan(numbers), MISSING, 1 + np.searchsorted(self.boundaries, numbers, side="right"))
+
+
+IdSpace = Vocabulary | HashBuckets | Buckets
+
+
+def stable_hash(value: object) -> int:
+    """63-bit hash of the value's text: the same on every machine and in every version."""
+    return int.from_bytes(hashlib.blake2b(str(value).encode(), digest_size=8).digest()) >> 1
+
+
+def hash_column(column: pa.Array) -> IdArray:
+    """Stable hash of each value [rows] int64; null → 0."""
+    return _by_unique(column, stable_hash)
+
+
+def _by_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:
+    """``function`` of each value, called once per distinct value; null → 0."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64)
+    encoded = column.dictionary_encode()
+    of_unique = np.fromiter(map(function, encoded.dictionary.to_pylist()), np.int64, len(encoded.dictionary))
+    indices = encoded.indices.fill_null(len(of_unique)).to_numpy(zero_copy_only=False)
+    found: IdArray = np.append(of_unique, MISSING)[indices]
+    return found

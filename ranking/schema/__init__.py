@@ -1,0 +1,48 @@
+"""The contract: which features a ranker reads and which tasks it predicts.
+
+One pydantic model, written by the user in ``ranker.toml``. Logs, model, bundle and HTTP requests all obey it.
+"""
+
+from ranking.schema.features import (
+    BagFeature,
+    BucketsFeature,
+    CategoricalFeature,
+    CrossFeature,
+    Feature,
+    GivenFeature,
+    IdFeature,
+    NumberFeature,
+    NumericFeature,
+    PooledFeature,
+    SequenceFeature,
+    SingleFeature,
+    SparseFeature,
+)
+from ranking.schema.record import MODEL_NAME, ColumnName, Name, Owner, Record, Widths
+from ranking.schema.schema import Columns, Schema
+from ranking.schema.tasks import Task
+
+__all__ = [
+    "MODEL_NAME",
+    "BagFeature",
+    "BucketsFeature",
+    "CategoricalFeature",
+    "ColumnName",
+    "Columns",
+    "CrossFeature",
+    "Feature",
+    "GivenFeature",
+    "IdFeature",
+    "Name",
+    "NumberFeature",
+    "NumericFeature",
+    "Owner",
+    "PooledFeature",
+    "Record",
+    "Schema",
+    "SequenceFeature",
+    "SingleFeature",
+    "SparseFeature",
+    "Task",
+    "Widths",
+]

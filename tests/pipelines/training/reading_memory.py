@@ -1,0 +1,37 @@
+"""A child process of test_memory.py: surveys a log, feeds it twice, prints by how much its peak memory grew."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from pipelines import config as configs
+from pipelines.logs.reader import LogReader
+from pipelines.logs.survey import survey
+from pipelines.training.examples import encode
+from pipelines.training.feed import Feed
+from ranking.fitting import EncoderFitter
+
+
+def peak() -> int:
+    """Largest resident size of this process so far, in bytes; getrusage would count the process that started it."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+
+
+def main(toml: Path) -> None:
+    config = configs.load(toml)
+    schema = config.schema_only
+    before = peak()
+    reader, fitter = LogReader(config.logs.path, schema, {}), EncoderFitter(schema)
+    index = survey(reader, config.logs, schema, on_train=fitter.add).index
+    surveyed = peak() - before
+    feed = Feed(reader, index, partial(encode, encoder=fitter.encoder()), config.logs, config.training)
+    rows = sum(len(batch) for batch in feed.epoch(0))
+    print(json.dumps({"rows": rows, "survey": surveyed, "all": peak() - before}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

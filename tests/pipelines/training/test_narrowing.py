@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipelines.config import TrainingConfig
+from pipelines.training.building import build_model
+from pipelines.training.examples import Examples, encode
+from pipelines.training.narrowing import distil, keep_experts
+from pipelines.training.optimiser import make_optimiser
+from pipelines.training.snapshot import trunk
+from ranking.fitting import EncoderFitter
+from ranking.gates import Softmax
+from ranking.losses import task_losses
+from ranking.model import Mixture
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
+
+Trained = tuple[Mixture, Examples, torch.optim.Optimizer, dict[str, dict[str, Tensor]]]
+"""Model, examples, optimiser, and a copy of its state by parameter name."""
+
+
+@pytest.fixture
+def made(shop: Shop) -> tuple[Mixture, Examples]:
+    """An untrained model of five experts of two layers, and examples for it."""
+    shop.write(shop.table(64))
+    (batch,) = shop.reader().clean()
+    fitter = EncoderFitter(shop.schema)
+    fitter.add(batch.rows)
+    encoder = fitter.encoder()
+    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
+    return model, encode(batch.rows, encoder)
+
+
+def step(model: Mixture, optimiser: torch.optim.Optimizer, examples: Examples, shop: Shop) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    task_losses(model(examples.inputs), examples.labels, shop.schema.tasks).sum().backward()
+    optimiser.step()
+
+
+@pytest.fixture
+def make(made: tuple[Mixture, Examples], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
+    """(settings of the gate) → an untrained model of five experts."""
+    (batch,) = shop.reader().clean()
+    fitter = EncoderFitter(shop.schema)
+    fitter.add(batch.rows)
+    encoder = fitter.encoder()
+
+    def build(gate: dict[str, Any]) -> Mixture:
+        torch.manual_seed(0)
+        return build_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
+
+    return build
+
+
+class TestGates:
+    def test_that_cannot_serve_are_replaced_in_model_and_optimiser(
+        self, make: Callable[[dict[str, Any]], Mixture], made: tuple[Mixture, Examples], shop: Shop
+    ) -> None:
+        model, (_, examples) = make({"kind": "attentive"}), made
+        optimiser = make_optimiser(model, TrainingConfig())
+        step(model, optimiser, examples, shop)
+        old = {id(parameter) for parameter in model.gate.parameters()}
+        distil(model, optimiser)
+        new = model.gate
+        assert isinstance(new, Softmax)
+        assert new.training
+        held = {id(p) for group in optimiser.param_groups for p in group["params"]}
+        assert held == {id(p) for _, p in trunk(model)}
+        assert not held & old
+        assert not {id(p) for p in optimiser.state} & old
+        before = [parameter.detach().clone() for parameter in new.parameters()]
+        step(model, optimiser, examples, shop)
+        assert not any(torch.equal(p, b) for p, b in zip(new.parameters(), before, strict=True))
+
+
+class TestKeepingExperts:
+    KEPT = (1, 3, 4)
+
+    @pytest.fixture
+    def trained(self, made: tuple[Mixture, Examples], shop: Shop) -> Trained:
+        """After three steps."""
+        model, examples = made
+        optimiser = make_optimiser(model, TrainingConfig())
+        for _ in range(3):
+            step(model, optimiser, examples, shop)
+        state = {
+            name: {key: value.clone() for key, value in optimiser.state[parameter].items()}
+            for name, parameter in trunk(model)
+        }
+        return model, examples, optimiser, state
+
+    def test_keeps_adams_moments_of_these_experts_and_of_everything_else(self, trained: Trained) -> None:
+        model, _, optimiser, before = trained
+        keep_experts(model, optimiser, list(self.KEPT))
+        for name, parameter in trunk(model):
+            after = optimiser.state[parameter]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                expected = before[name][moment]
+                expected = expected[list(self.KEPT)] if name.startswith("experts.") else expected
+                assert torch.equal(after[moment], expected), name
+                assert after[moment].shape == parameter.shape
+            assert torch.equal(after["step"], before[name]["step"]), name
+
+    def test_keeps_no_state_and_no_parameter_of_the_others(self, trained: Trained) -> None:
+        model, _, optimiser, _ = trained
+        keep_experts(model, optimiser, list(self.KEPT))
+        parameters = {id(parameter) for _, parameter in trunk(model)}
+        assert {id(parameter) for parameter in optimiser.state} == parameters
+        assert {id(p) for group in optimiser.param_groups for p in group["params"]} == parameters
+        assert model.active.tolist() == list(self.KEPT)
+
+    def test_training_goes_on_with_these_experts(self, trained: Trained, shop: Shop) -> None:
+        model, examples, optimiser, _ = trained
+        keep_experts(model, optimiser, list(self.KEPT))
+        before = {name: parameter.detach().clone() for name, parameter in trunk(model)}
+        step(model, optimiser, examples, shop)
+        for name, parameter in trunk(model):
+            assert not torch.equal(parameter, before[name]), name
+
+    def test_can_be_done_again(self, trained: Trained, shop: Shop) -> None:
+        model, examples, optimiser, before = trained
+        keep_experts(model, optimiser, list(self.KEPT))
+        keep_experts(model, optimiser, [3])
+        assert model.active.tolist() == [3]
+        weight = dict(model.named_parameters())["experts.layers.0.weight"]
+        assert torch.equal(optimiser.state[weight]["exp_avg"], before["experts.layers.0.weight"]["exp_avg"][[3]])
+        step(model, optimiser, examples, shop)
+
+    def test_dropping_experts_that_no_gate_chose_changes_no_output(self, trained: Trained) -> None:
+        model, examples, optimiser, _ = trained
+        with torch.no_grad():
+            model.gate.z.uniform_(-1, 1)
+        model.gate.conclude()
+        model.eval()
+        before = model(examples.inputs)
+        keep_experts(model, optimiser, model.gate.selection().experts_used)
+        torch.testing.assert_close(model(examples.inputs), before)

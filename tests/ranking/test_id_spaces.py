@@ -1,0 +1,73 @@
+"""Rows of embedding tables for numbers in buckets and for crossed ids; vocabularies are in test_encoding.py."""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranking.id_spaces import MISSING, Buckets, HashBuckets
+
+IDS = st.lists(st.none() | st.integers(-3, 3), min_size=1, max_size=20)
+
+
+def test_a_bucket_starts_with_its_boundary() -> None:
+    found = Buckets(np.array([0.0, 10.0])).rows(pa.array([-5.0, 0.0, 9.9, 10.0, 1e300, None]), "age")
+    assert found.tolist() == [1, 2, 2, 3, 3, MISSING]
+
+
+@given(
+    st.lists(st.floats(-10, 10), max_size=6, unique=True).map(sorted),
+    st.lists(st.none() | st.floats(-12, 12), max_size=20),
+)
+@settings(deadline=None)
+def test_a_number_lies_in_the_bucket_of_the_largest_boundary_not_above_it(
+    boundaries: list[float], values: list[float | None]
+) -> None:
+    space = Buckets(np.array(boundaries, np.float64))
+    found = space.rows(pa.array(values, pa.float64()), "age").tolist()
+    assert found == [MISSING if v is None else 1 + bisect.bisect_right(boundaries, v) for v in values]
+    assert all(row < space.size for row in found)
+
+
+def test_buckets_of_a_column_without_numbers_are_missing() -> None:
+    assert Buckets(np.array([1.0])).rows(pa.nulls(2), "age").tolist() == [MISSING, MISSING]
+
+
+@given(IDS, st.data())
+@settings(deadline=None)
+def test_a_cross_depends_on_its_rows_values_alone(first: list[int | None], data: st.DataObject) -> None:
+    second = data.draw(st.lists(st.none() | st.sampled_from("ab"), min_size=len(first), max_size=len(first)))
+    space = HashBuckets(50)
+    found = space.crossed([pa.array(first, pa.int64()), pa.array(second, pa.string())])
+    for row, pair in enumerate(zip(first, second, strict=True)):
+        alone = space.crossed([pa.array([pair[0]], pa.int64()), pa.array([pair[1]], pa.string())])
+        assert found[row] == alone[0]
+        assert (found[row] == MISSING) == (None in pair)
+        assert found[row] < space.size
+
+
+def test_a_cross_tells_pairs_apart_and_knows_first_from_second() -> None:
+    pairs = [(a, b) for a in range(30) for b in range(30)]
+    first, second = (pa.array(column) for column in zip(*pairs, strict=True))
+    space = HashBuckets(10**9)
+    assert len(set(space.crossed([first, second]).tolist())) == len(pairs)
+    assert (space.crossed([first, second]) != space.crossed([second, first])).mean() > 0.9
+
+
+def test_a_cross_fills_its_buckets_evenly() -> None:
+    pairs = [(a, b) for a in range(100) for b in range(100)]
+    rows = HashBuckets(10).crossed([pa.array(column) for column in zip(*pairs, strict=True)])
+    counts = np.bincount(rows, minlength=11)
+    assert counts[MISSING] == 0
+    assert counts[1:].min() > 850
+    assert counts[1:].max() < 1150
+
+
+def test_integers_and_their_text_cross_alike() -> None:
+    space = HashBuckets(1000)
+    numbers, text = pa.array([1, 2]), pa.array(["1", "2"])
+    assert space.crossed([numbers, text]).tolist() == space.crossed([text, numbers]).tolist()

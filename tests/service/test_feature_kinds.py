@@ -1,0 +1,159 @@
+"""Sequences, buckets, crosses and defaults over HTTP: sent, looked up, left out, wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from pipelines.publishing import publish
+from ranking import FrozenRanker, bundle
+from ranking.embeddings import Embeddings
+from ranking.features import FeatureTable, complete
+from ranking.fitting import EncoderFitter
+from ranking.frozen import freeze
+from ranking.gates.config import SharedBottomConfig
+from ranking.model import Mixture, ModelConfig
+from ranking.schema import Owner, Schema
+from service.app import create_app
+from service.settings import Settings
+
+FEATURES: list[dict[str, Any]] = [
+    {"name": "item_id", "kind": "categorical", "owner": "item", "dim": 4},
+    {"name": "recent", "kind": "sequence", "owner": "user", "table": "item_id", "dim": 4, "max_length": 2},
+    {"name": "tab", "kind": "categorical", "owner": "context", "dim": 3, "default": "home"},
+    {"name": "age_band", "column": "age", "kind": "buckets", "owner": "user", "dim": 3, "boundaries": [18, 40]},
+    {"name": "item_tab", "kind": "cross", "of": ["item_id", "tab"], "dim": 3, "hash_buckets": 50},
+]
+SCHEMA = Schema.model_validate({"name": "kinds", "features": FEATURES, "tasks": [{"name": "click", "kind": "binary"}]})
+TABLES: dict[Owner, FeatureTable] = {
+    "user": FeatureTable(
+        pa.table({"user_id": ["u1", "u2"], "recent": [[1, 2, 3], None], "age": [30.0, None]}), "user_id"
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def ranker() -> FrozenRanker:
+    """Untrained: what a feature changes can be seen all the same."""
+    random = np.random.default_rng(0)
+    rows = pa.table(
+        {
+            "user_id": ["u1"] * 40,
+            "item_id": random.integers(10, size=40),
+            "tab": random.choice(["home", "search"], 40),
+        }
+    )
+    fitter = EncoderFitter(SCHEMA)
+    fitter.add(complete(rows, SCHEMA, TABLES))
+    encoder = fitter.encoder()
+    torch.manual_seed(0)
+    embeddings = Embeddings(SCHEMA, {name: space.size for name, space in encoder.id_spaces.items()})
+    for table in SCHEMA.tables:
+        torch.nn.init.normal_(embeddings.weight(table))
+    config = ModelConfig(expert_layers=(8,), tower_layers=(4,), gate=SharedBottomConfig(kind="shared_bottom"))
+    return freeze(Mixture(config, 1, embeddings, encoder.dense_size).eval(), encoder, TABLES, {"click": 1.0})
+
+
+@pytest.fixture(scope="module")
+def client(ranker: FrozenRanker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("kinds")
+    golden = ranker.complete(pa.table({"user_id": ["u1", "u2", None], "item_id": [1, 2, 3]}))
+    bundle.write(ranker, golden, folder / "bundle")
+    publish(folder / "bundle", folder / "repository")
+    with TestClient(create_app(Settings(repository=folder / "repository")), raise_server_exceptions=False) as client:
+        yield client
+
+
+def ask(user: dict[str, Any], context: dict[str, Any]) -> dict[str, Any]:
+    return {"user": user, "context": context, "items": [{"id": 1}, {"id": 7}]}
+
+
+def scores(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -> list[float]:
+    """Scores of the items 1 and 7."""
+    response = client.post("/v1/rank", json=ask(user, context))
+    assert response.status_code == 200, response.text
+    by_id = {item["id"]: item["score"] for item in response.json()["items"]}
+    return [by_id[1], by_id[7]]
+
+
+def missing(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -> list[str]:
+    response = client.post("/v1/rank", json=ask(user, context) | {"explain": True})
+    assert response.status_code == 200, response.text
+    first, second = (item["missing"] for item in response.json()["items"])
+    assert first == second
+    names: list[str] = first
+    return names
+
+
+def test_what_is_sent_scores_as_the_library_scores_it(client: TestClient, ranker: FrozenRanker) -> None:
+    row = {"recent": [[5, 1]] * 2, "age": [17.0] * 2, "tab": ["search"] * 2}
+    expected = ranker.score(pa.table({"user_id": ["u9"] * 2, "item_id": [1, 7], **row}))["click"].to_pylist()
+    found = scores(client, {"id": "u9", "features": {"recent": [5, 1], "age": 17}}, {"tab": "search"})
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_sequence_that_is_left_out_is_looked_up(client: TestClient) -> None:
+    looked_up = scores(client, {"id": "u1"}, {"tab": "home"})
+    sent = scores(client, {"id": "u1", "features": {"recent": [1, 2, 3]}}, {"tab": "home"})
+    other = scores(client, {"id": "u1", "features": {"recent": [1]}}, {"tab": "home"})
+    assert looked_up == sent != other
+
+
+def test_only_the_newest_of_a_sequence_count(client: TestClient) -> None:
+    def of(recent: list[int]) -> list[float]:
+        return scores(client, {"id": "u1", "features": {"recent": recent}}, {})
+
+    assert of([9, 8, 1, 2]) == of([1, 2]) != of([2, 9])
+
+
+def test_numbers_in_one_bucket_score_alike(client: TestClient) -> None:
+    def of(age: float) -> list[float]:
+        return scores(client, {"id": "u1", "features": {"age": age}}, {})
+
+    assert of(18) == of(39.9) != of(40)
+
+
+def test_a_default_takes_the_place_of_what_is_left_out_which_is_named_all_the_same(client: TestClient) -> None:
+    assert scores(client, {"id": "u1"}, {}) == scores(client, {"id": "u1"}, {"tab": "home"})
+    assert missing(client, {"id": "u1"}, {}) == ["tab"]
+    assert missing(client, {"id": "u2"}, {"tab": "home"}) == ["recent", "age_band"]
+
+
+@pytest.mark.parametrize(
+    ("user", "context", "field", "reason"),
+    [
+        ({"recent": 3}, {}, "user.features.recent", "must be a list of 64-bit integers or strings, the newest last"),
+        ({"recent": [1.5]}, {}, "user.features.recent", "must be a list"),
+        ({"recent": ["a"]}, {}, "user.features.recent", "ids must be integers"),
+        ({"age": "old"}, {}, "user.features.age", "must be a number, not 'old'"),
+        ({}, {"item_tab": 3}, "context.item_tab", "unknown context feature: this ranker reads tab"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    client: TestClient, user: dict[str, Any], context: dict[str, Any], field: str, reason: str
+) -> None:
+    response = client.post("/v1/rank", json=ask({"id": "u1", "features": user}, context))
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
+    assert error["field"].startswith(field)
+    assert reason in error["reason"]
+
+
+def test_metadata_names_what_can_be_sent(client: TestClient) -> None:
+    assert client.get("/v2/models/kinds").json()["inputs"] == [
+        {"name": "item_id", "kind": "categorical", "owner": "item"},
+        {"name": "recent", "kind": "sequence", "owner": "user", "max_length": 2},
+        {"name": "tab", "kind": "categorical", "owner": "context"},
+        {"name": "age", "kind": "buckets", "owner": "user"},
+    ]
+
+
+def test_the_openapi_document_says_how_to_send_a_sequence(client: TestClient) -> None:
+    user = client.get("/openapi.json").json()["components"]["schemas"]["User"]["properties"]["features"]
+    assert "newest stands last if it is a sequence" in user["description"]

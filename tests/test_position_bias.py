@@ -1,0 +1,76 @@
+"""The purpose of the side tower: items in order of what they are worth, not of where they stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from pipelines import config as configs
+from pipelines.freezing import freeze_run
+from pipelines.logs.writing import feature, task, write_logs
+from pipelines.train import train
+
+ITEMS, SLATE, ROWS, SEEDS = 60, 10, 12_000, 4
+EFFECT = 0.35
+"""How much a place further down takes from the logit of a click."""
+
+
+def write(folder: Path, seed: int) -> npt.NDArray[np.float64]:
+    """A log of slates that a ranker put in order which knew nothing of the items' worth; returns that worth."""
+    random = np.random.default_rng(seed)
+    worth, believed = random.normal(size=(2, ITEMS))
+    shown = np.argsort(random.random((ROWS // SLATE, ITEMS)), axis=1)[:, :SLATE]
+    order = np.argsort(0.3 * random.normal(size=shown.shape) - believed[shown], axis=1)
+    item, position = np.take_along_axis(shown, order, 1).ravel(), np.tile(np.arange(SLATE), ROWS // SLATE)
+    clicked = random.random(ROWS) < 1 / (1 + np.exp(EFFECT * position - worth[item]))
+    log = {
+        "time": np.datetime64("2026-01-01", "ms") + np.arange(ROWS) * (10 * 86_400_000 // ROWS),
+        "user_id": ["u"] * ROWS,
+        "item_id": item,
+        "position": position,
+        "click": clicked.astype(np.int8),
+    }
+    config: dict[str, Any] = {
+        "name": "slates",
+        "columns": {"time": "time"},
+        "logs": {"validation_from": "2026-01-09", "test_from": "2026-01-10"},
+        "features": [feature("item_id", "categorical", "item", dim=8)],
+        "tasks": [task("click", "binary")],
+        "model": {"expert_layers": [16], "tower_layers": [8], "gate": {"kind": "shared_bottom"}},
+        "training": {"batch_size": 128, "epochs": 2, "learning_rate": {"embeddings": 0.01, "trunk": 0.003}},
+    }
+    aware = {
+        **config,
+        "features": [*config["features"], feature("position", "categorical", "context", training_only=True, dim=4)],
+        "model": {**config["model"], "side_tower": {"features": ["position"]}},
+    }
+    nobody, nothing = pa.table({"user_id": ["u"]}), pa.table({"item_id": [0]})
+    write_logs(folder / "plain", config, pa.table(log), nobody, nothing)
+    write_logs(folder / "aware", aware, pa.table(log), nobody, nothing)
+    return worth
+
+
+def rank_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """Spearman's, of values without ties."""
+    return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
+
+
+@pytest.mark.slow
+def test_with_the_side_tower_frozen_scores_order_items_by_worth(tmp_path: Path) -> None:
+    gains = []
+    for seed in range(SEEDS):
+        folder = tmp_path / str(seed)
+        worth, found = write(folder, seed), {}
+        for kind in ("plain", "aware"):
+            run = train(configs.load(folder / kind / "ranker.toml"), folder / f"{kind} run")
+            ranker = freeze_run(run.path, folder / f"{kind} bundle")
+            scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
+            found[kind] = rank_correlation(scores["click"].to_numpy(), worth)
+        gains.append(found["aware"] - found["plain"])
+    # measured: 0.16 to 0.25 in each of four seeds, from 0.6 to 0.8
+    assert min(gains) > 0.05, gains
