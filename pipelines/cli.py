@@ -272,53 +272,23 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """``ranker evaluate``."""
+    from pipelines.evaluation.measuring import evaluate_all
+    from pipelines.evaluation.opening import open_sources
     from pipelines.evaluation.telling import table
 
-    if is_bundle(arguments.source):
-        from pipelines.evaluation.measuring import evaluate
-        from pipelines.evaluation.sources import bundle_source
-        from ranking import bundle
-
-        source = bundle_source(bundle.load(arguments.source), str(arguments.source))
-        evaluation = evaluate(source, arguments.logs, arguments.slices)
-    else:
-        from pipelines.run_folder import RunFolder
-
-        run = RunFolder.open(arguments.source)
-        from pipelines.evaluation.runs import evaluate_run
-
-        evaluation = evaluate_run(run, arguments.logs, arguments.slices)
+    evaluation = evaluate_all(open_sources(arguments.source), arguments.logs, arguments.slices)
     print(as_json(evaluation) if arguments.json else table(evaluation))
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
     """``ranker compare``."""
     from pipelines.evaluation.comparing import compare
+    from pipelines.evaluation.opening import open_sources
     from pipelines.evaluation.telling import comparison
 
-    a, b = sources(arguments.a), sources(arguments.b)
-    found = {"a": str(arguments.a), "b": str(arguments.b), **compare(a, b, arguments.logs)}
+    found = compare(open_sources(arguments.a), open_sources(arguments.b), arguments.logs)
+    found = {"a": str(arguments.a), "b": str(arguments.b), **found}
     print(as_json(found) if arguments.json else comparison(found))
-
-
-def sources(path: Path) -> list[Any]:
-    """The models of a run or bundle, as ``pipelines.evaluation`` measures them."""
-    if is_bundle(path):
-        from pipelines.evaluation.sources import bundle_source
-        from ranking import bundle
-
-        return [bundle_source(bundle.load(path), str(path))]
-    from pipelines.run_folder import RunFolder
-
-    run = RunFolder.open(path)
-    from pipelines.evaluation.runs import run_sources
-
-    return run_sources(run)
-
-
-def is_bundle(path: Path) -> bool:
-    """Whether a folder is a bundle rather than a run."""
-    return (path / "manifest.json").exists()
 
 
 def run_report(arguments: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from ranking.schema import Task
 
 LABEL = {"kind", "label", "transform", "mask"}
 """What two tasks of one name must agree on to be the same."""
+DECIMALS = 6
+"""Of differences: what is smaller is rounding, as between a run in float32 and its bundle."""
 LOWER_IS_BETTER = {
     **dict.fromkeys(("auc", "gauc", "ndcg"), False),
     **dict.fromkeys(("logloss", "normalised_entropy", "calibration_error", "rmse", "mae"), True),
@@ -27,7 +29,7 @@ LOWER_IS_BETTER = {
 """Measures that say which of two is better; ``calibration`` does not."""
 
 
-def compare(a: Sequence[Source], b: Sequence[Source], logs: Place | None = None) -> dict[str, Any]:
+def compare(a: Iterable[Source], b: Iterable[Source], logs: Place | None = None) -> dict[str, Any]:
     """Measures A and B on the rows that both can use, by A's settings.
 
     Args:
@@ -43,6 +45,7 @@ def compare(a: Sequence[Source], b: Sequence[Source], logs: Place | None = None)
         UsageError: they share no task, or call different labels by one name.
         LogError: a log cannot be used, or no row is left.
     """
+    a, b = list(a), list(b)
     names = _shared_tasks(a, b)
     settings = a[0].settings
     span = (a[0] if a[0].logs is not None else b[0]).span(logs)
@@ -120,11 +123,12 @@ def difference(measure: str, a: Array, b: Array) -> dict[str, Any]:
         a: in the data and in each draw [1 + B].
         b: the same, under the same draws.
     """
-    between = interval(b - a, reflected=measure in RAISED_BY_NOISE)
+    differences = np.round(b - a, DECIMALS)
+    between = interval(differences, reflected=measure in RAISED_BY_NOISE)
     better = None
     if between is not None and not between[0] <= 0 <= between[1] and measure in LOWER_IS_BETTER:
         better = "b" if (between[1] < 0) == LOWER_IS_BETTER[measure] else "a"
-    values = {"a": a[0], "b": b[0], "difference": b[0] - a[0]}
+    values = {"a": a[0], "b": b[0], "difference": differences[0]}
     return {
         **{name: None if np.isnan(value) else float(value) for name, value in values.items()},
         "interval": None if between is None else list(between),

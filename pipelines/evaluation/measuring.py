@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pipelines import gates
+from pipelines import gates, single_task
 from pipelines.config import EvaluationConfig
 from pipelines.evaluation.predicting import Predictions, predict
-from pipelines.evaluation.sources import Source, bundle_source
+from pipelines.evaluation.sources import Source
 from pipelines.logs.places import Place
 from ranking.errors import LogError, UsageError
-from ranking.frozen import FrozenRanker
 from ranking.metrics import Array, Rows, UserDraws, binary_measures, calibration_curve, interval, regression_measures
 from ranking.schema import Task
 from ranking.specialisation import Specialisation
@@ -20,22 +19,12 @@ RAISED_BY_NOISE = ("calibration_error",)
 """Measures whose draws lie above the value as the value lies above the truth."""
 
 
-def evaluate_bundle(
-    ranker: FrozenRanker, logs: Place, slices: Sequence[str] | None = None, name: str = "the bundle"
+def evaluate_all(
+    sources: Iterable[Source], logs: Place | None = None, slices: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Measures a bundle on a whole log.
-
-    Args:
-        ranker: what was loaded.
-        logs: Parquet with labels.
-        slices: in place of those that it was trained with.
-        name: what a message calls it.
-
-    Raises:
-        LogError: the log cannot be used, or holds no row to evaluate.
-        UsageError: an unknown slice.
-    """
-    return evaluate(bundle_source(ranker, name), logs, slices)
+    """``evaluate`` of one model, or of the models of single tasks as if they were one."""
+    parts = [evaluate(source, logs, slices) for source in sources]
+    return parts[0] if len(parts) == 1 else single_task.evaluation(parts)
 
 
 def evaluate(source: Source, logs: Place | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from pipelines import single_task
 from pipelines.config import Config
-from pipelines.evaluation.measuring import evaluate
 from pipelines.evaluation.sources import Source
-from pipelines.logs.places import Place
 from pipelines.logs.reader import load_tables
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
@@ -20,32 +17,18 @@ from ranking.gates.config import SingleTaskConfig
 from ranking.model import Mixture
 
 
-def evaluate_run(run: RunFolder, logs: Place | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measures a run's best weights on its test split, or on the whole of another log.
-
-    Args:
-        run: the run.
-        logs: the other log.
-        slices: in place of those of its configuration.
-
-    Raises:
-        LogError: the run or the log cannot be used, or holds no row to evaluate.
-        UsageError: an unknown slice.
-    """
-    parts = [evaluate(source, logs, slices) for source in run_sources(run)]
-    return parts[0] if len(parts) == 1 else single_task.evaluation(parts)
-
-
-def run_sources(run: RunFolder) -> list[Source]:
-    """The run's model, or of the single-task baseline the model of each task.
+def run_sources(run: RunFolder) -> Iterator[Source]:
+    """The run's model, or of the single-task baseline the model of each task, loaded one after the other.
 
     Raises:
         LogError: a file of the run is damaged.
     """
     config = run.load_config()
     if isinstance(config.model.gate, SingleTaskConfig):
-        return [source for task in config.task_names for source in run_sources(RunFolder.open(run.of_task(task)))]
-    return [run_source(run, config, *load_model(run, config), run.load_selection())]
+        for task in config.task_names:
+            yield from run_sources(RunFolder.open(run.of_task(task)))
+    else:
+        yield run_source(run, config, *load_model(run, config), run.load_selection())
 
 
 def run_source(run: RunFolder, config: Config, model: Mixture, encoder: Encoder, trained: Mapping[str, Any]) -> Source:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ranking.encoding import Encoder, Inputs
 from ranking.id_spaces import MISSING, UNSEEN, IdArray
-from ranking.schema import NumericFeature
+from ranking.schema import NumberFeature
 
 SHOWN = 20
 """Values of a slice that are measured by themselves."""
@@ -41,7 +41,7 @@ def make_slice(name: str, encoder: Encoder) -> Slice:
     schema = encoder.schema
     for feature in schema.features:
         if feature.name == name:
-            return _ByNumber(feature) if isinstance(feature, NumericFeature) else _ByValue(feature)
+            return _ByNumber(feature) if isinstance(feature, NumberFeature) else _ByValue(feature)
     known = schema.id_feature("user" if name == "new_user" else "item")
     assert known is not None
     return _ByNovelty(name, schema.categoricals.index(known))
@@ -79,7 +79,7 @@ class _ByValue:
 class _ByNumber:
     """By the values of a number if it has few of them, else by the quantiles of the rows at hand."""
 
-    def __init__(self, feature: NumericFeature) -> None:
+    def __init__(self, feature: NumberFeature) -> None:
         self.name: str = feature.name
         self._column = feature.column
         self._parts: list[npt.NDArray[np.float32]] = []

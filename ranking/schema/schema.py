@@ -197,9 +197,10 @@ class Schema(Record):
 
     @property
     def sliceable(self) -> list[str]:
-        """By what rows can be measured apart: features of one value a row, and whether user or item is new."""
+        """By what rows can be measured apart: features of one id or number a row, and whether user or item is new."""
         new = [f"new_{owner}" for owner in ("user", "item") if self.id_feature(owner) is not None]
-        return [*(f.name for f in self.features if f.kind in ("categorical", "numeric")), *new]
+        single = (f for f in self.given if not isinstance(f, PooledFeature) and not f.training_only)
+        return [*(f.name for f in single), *new]
 
     def id_feature(self, owner: Owner) -> CategoricalFeature | None:
         """The feature that knows the ids seen in training; None if ids are no feature, or hashed."""

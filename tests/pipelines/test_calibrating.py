@@ -17,7 +17,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import ranking
 from pipelines.calibrating import fit, isotonic, platt
-from pipelines.evaluation.measuring import evaluate_bundle
+from pipelines.evaluation.measuring import evaluate
+from pipelines.evaluation.sources import bundle_source
 from pipelines.freezing import freeze_run, largest_difference
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
@@ -117,8 +118,8 @@ class TestIsotonic:
         labels[:10], labels[10:20] = 0.0, 1.0
         found = isotonic(logits, labels)  # its own checks refuse anything else
         assert np.isfinite(found.outputs).all()
-        assert found.inputs[0] >= logits.min()
-        assert found.inputs[-1] <= logits.max()
+        assert found.inputs[0] >= logits.min() - 1e-9
+        assert found.inputs[-1] <= logits.max() + 1e-9
 
 
 class TestFit:
@@ -198,7 +199,7 @@ class TestRuns:
         freeze_run(run.path, bundle)
         ranker = ranking.load(bundle)
         assert ranker.graph.calibration.tasks == run.load_calibration().tasks
-        frozen, dense = evaluate_bundle(ranker, calibrated_shop.log), run.load_evaluation()
+        frozen, dense = evaluate(bundle_source(ranker, "bundle"), calibrated_shop.log), run.load_evaluation()
         assert frozen["uncalibrated"].keys() == dense["uncalibrated"].keys()
         model, _ = load_model(run, run.load_config())
         rows = ranker.complete(calibrated_shop.table(200).drop_columns(["n"]))

@@ -14,8 +14,9 @@ import torch
 
 import ranking
 from pipelines import gates
-from pipelines.evaluation.measuring import evaluate_bundle
-from pipelines.evaluation.runs import evaluate_run
+from pipelines.evaluation.measuring import evaluate, evaluate_all
+from pipelines.evaluation.runs import run_sources
+from pipelines.evaluation.sources import bundle_source
 from pipelines.evaluation.telling import table
 from pipelines.freezing import TOLERANCE, freeze_run
 from pipelines.logs.reader import LogReader, load_tables
@@ -303,9 +304,9 @@ class TestMeasures:
     def test_of_evaluation_run_and_bundle_agree_on_the_same_rows(
         self, run_of: RunOf, bundle_of: BundleOf, day: Path, gate: str
     ) -> None:
-        dense = evaluate_run(run_of(gate), day)
+        dense = evaluate_all(run_sources(run_of(gate)), day)
         assert json.loads(json.dumps(dense, allow_nan=False)) == json_of(run_of(gate).evaluation)
-        frozen = evaluate_bundle(ranking.load(bundle_of(gate)), day)
+        frozen = evaluate(bundle_source(ranking.load(bundle_of(gate)), "bundle"), day)
         assert dense["rows"] == frozen["rows"] > 0
         assert_alike(frozen["gates"], dense["gates"])
         for task, measures in dense["tasks"].items():
@@ -377,7 +378,7 @@ class TestSingleTask:
         assert found["gates"] is None
         for task, measures in found["tasks"].items():
             assert json_of(RunFolder.open(single.of_task(task)).evaluation)["tasks"] == {task: measures}
-        assert json.loads(json.dumps(evaluate_run(single))) == found
+        assert json.loads(json.dumps(evaluate_all(run_sources(single)))) == found
         assert [line.split()[0] for line in table(found).splitlines()[1:] if line] == ["task", "click", "task", "watch"]
 
     def test_cannot_be_frozen_whole_and_says_what_can(self, single: RunFolder, tmp_path: Path) -> None:

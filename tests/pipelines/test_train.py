@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from pipelines import config as configs
 from pipelines.config import Config
-from pipelines.evaluation.runs import evaluate_run
+from pipelines.evaluation.measuring import evaluate_all
+from pipelines.evaluation.runs import run_sources
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from pipelines.training.building import load_model
@@ -153,7 +154,7 @@ class TestEvaluationFile:
     def test_measures_the_test_split(self, run: RunFolder) -> None:
         data = json_of(run.evaluation)
         assert set(data) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
-        assert data == json.loads(json.dumps(evaluate_run(run)))
+        assert data == json.loads(json.dumps(evaluate_all(run_sources(run))))
 
     def test_is_left_out_without_a_test_split(self, shop: Shop) -> None:
         shop.write(shop.table(300).slice(0, 265))
@@ -161,7 +162,7 @@ class TestEvaluationFile:
         assert not run.evaluation.exists()
         RunFolder.open(run.path)
         with pytest.raises(LogError, match=r"no row to evaluate: move logs\.test_from"):
-            evaluate_run(run)
+            evaluate_all(run_sources(run))
 
 
 class TestRepeats:

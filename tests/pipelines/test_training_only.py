@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 import ranking
 from pipelines.cli import main
 from pipelines.config import Config
-from pipelines.evaluation.measuring import evaluate_bundle
-from pipelines.evaluation.runs import evaluate_run
+from pipelines.evaluation.measuring import evaluate, evaluate_all
+from pipelines.evaluation.runs import run_sources
+from pipelines.evaluation.sources import bundle_source
 from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.scoring import score_log
@@ -132,7 +133,8 @@ def test_a_log_without_them_is_scored_and_evaluated(
     pq.write_table(table, tmp_path / "log.parquet")
     ranker = ranking.load(bundle)
     assert score_log(ranker, tmp_path / "log.parquet", tmp_path / "scores.parquet")["scored"] == 300
-    assert evaluate_bundle(ranker, tmp_path / "log.parquet")["tasks"]["click"]["rows"] == sum(np.arange(300) % 7 > 0)
+    found = evaluate(bundle_source(ranker, "bundle"), tmp_path / "log.parquet")
+    assert found["tasks"]["click"]["rows"] == sum(np.arange(300) % 7 > 0)
 
 
 def test_the_dense_model_is_evaluated_without_them(trained: tuple[Shop, RunFolder]) -> None:
@@ -230,7 +232,7 @@ def test_predictions_are_at_the_base_rate_whatever_share_of_the_negatives_was_ke
     shop.schema = shop.schema.model_copy(update={"tasks": (click.model_copy(update={"keep_negatives": share}),)})
     training = {"batch_size": 128, "learning_rate": {"trunk": 0.01}}
     run = train(shop.config(model={"gate": {"kind": "shared_bottom"}}, training=training), shop.folder / "run")
-    found = evaluate_run(run, shop.log)["tasks"]["click"]
+    found = evaluate_all(run_sources(run), shop.log)["tasks"]["click"]
     assert found["calibration"] == pytest.approx(1.0, abs=0.15)  # without the correction it is about 6
     assert found["auc"] > 0.55
 

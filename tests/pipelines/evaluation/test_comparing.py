@@ -89,6 +89,10 @@ class TestDifference:
     def test_says_nothing_where_it_does_not(self) -> None:
         assert difference("auc", self.draws(0.5, 0.5, 0.5), self.draws(0.7, 0.4, 0.9))["better"] is None
 
+    def test_of_rounding_is_none(self) -> None:
+        found = difference("auc", self.draws(0.5, 0.5, 0.5), self.draws(0.5, 0.5, 0.5) + 1e-8)
+        assert (found["difference"], found["interval"], found["better"]) == (0.0, [0.0, 0.0], None)
+
     def test_of_what_is_undefined_is_none(self) -> None:
         found = difference("auc", self.draws(np.nan, 0.5), self.draws(0.7, 0.7))
         assert found == {"a": None, "b": 0.7, "difference": None, "interval": None, "better": None}
@@ -155,7 +159,8 @@ class TestBundles:
         for measures in without_names(compare(run_sources(good), [frozen])).values():
             for name, found in measures.items():
                 if found["a"] is not None:
-                    assert abs(found["difference"]) < 1e-4, name
+                    assert found["better"] is None, name
+                    assert abs(found["difference"]) < 1e-5, name
 
     def test_as_a_are_measured_on_the_test_split_of_b(self, good: RunFolder, frozen: Source) -> None:
         assert compare([frozen], run_sources(good))["rows"] == 198

@@ -16,9 +16,10 @@ import pytest
 
 import ranking
 from pipelines.config import EvaluationConfig
-from pipelines.evaluation.measuring import evaluate_bundle, measure
+from pipelines.evaluation.measuring import evaluate, evaluate_all, measure
 from pipelines.evaluation.predicting import Predictions
-from pipelines.evaluation.runs import evaluate_run
+from pipelines.evaluation.runs import run_sources
+from pipelines.evaluation.sources import bundle_source
 from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
@@ -155,7 +156,10 @@ def day(logs: Path) -> Path:
 
 class TestRunAndBundle:
     def test_agree_on_the_same_rows(self, run: RunFolder, bundle: Path, day: Path) -> None:
-        dense, frozen = evaluate_run(run, day), evaluate_bundle(ranking.load(bundle), day)
+        dense, frozen = (
+            evaluate_all(run_sources(run), day),
+            evaluate(bundle_source(ranking.load(bundle), "bundle"), day),
+        )
         assert dense["rows"] == frozen["rows"] > 0
         assert dense["tasks"].keys() == frozen["tasks"].keys()
         for task, measures in dense["tasks"].items():
@@ -164,10 +168,10 @@ class TestRunAndBundle:
                 assert frozen["tasks"][task][measure_] == pytest.approx(value, abs=1e-4), (task, measure_)
 
     def test_a_run_is_measured_on_its_test_split_unless_a_log_is_named(self, run: RunFolder, day: Path) -> None:
-        assert evaluate_run(run) == evaluate_run(run, day) == run.load_evaluation()
+        assert evaluate_all(run_sources(run)) == evaluate_all(run_sources(run), day) == run.load_evaluation()
 
     def test_have_the_documented_form(self, run: RunFolder) -> None:
-        found = evaluate_run(run)
+        found = evaluate_all(run_sources(run))
         assert set(found) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
         schema = run.load_config().schema_only
         assert list(found["tasks"]) == schema.task_names
@@ -178,19 +182,19 @@ class TestRunAndBundle:
         (file,) = day.iterdir()
         pq.write_table(pq.read_table(file, partitioning=None).drop_columns(["click"]), tmp_path / "log.parquet")
         with pytest.raises(LogError, match=r"log\.parquet: column 'click' \(label of task 'click'\) is missing"):
-            evaluate_bundle(ranking.load(bundle), tmp_path / "log.parquet")
+            evaluate(bundle_source(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
 
     def test_refuse_a_log_without_rows(self, bundle: Path, day: Path, tmp_path: Path) -> None:
         (file,) = day.iterdir()
         pq.write_table(pq.read_table(file, partitioning=None).slice(0, 0), tmp_path / "log.parquet")
         with pytest.raises(LogError, match=r"no row to evaluate: move logs\.test_from, or name another log"):
-            evaluate_bundle(ranking.load(bundle), tmp_path / "log.parquet")
+            evaluate(bundle_source(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
 
     def test_a_bundle_that_does_not_say_how_it_was_trained_is_measured_too(self, bundle: Path, day: Path) -> None:
         """Such as those that were frozen before bundles said so, and those of ``ranking.frozen.freeze`` alone."""
         ranker = ranking.load(bundle)
-        silent = evaluate_bundle(dataclasses.replace(ranker, details={}), day)
-        assert silent["tasks"] == evaluate_bundle(ranker, day)["tasks"]
+        silent = evaluate(bundle_source(dataclasses.replace(ranker, details={}), "bundle"), day)
+        assert silent["tasks"] == evaluate(bundle_source(ranker, "bundle"), day)["tasks"]
         assert silent["gates"] is None
 
     def test_name_the_file_whose_ids_are_of_another_type(self, shop: Shop) -> None:
@@ -200,15 +204,15 @@ class TestRunAndBundle:
         freeze_run(train(shop.config(), shop.folder / "run").path, shop.folder / "bundle")
         shop.write(table)  # users by name, where the ranker knows them by number
         with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
-            evaluate_bundle(ranking.load(shop.folder / "bundle"), shop.log)
+            evaluate(bundle_source(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)
         assert str(caught.value).startswith(f"{file}: column ")
 
     def test_refuse_an_unknown_slice(self, run: RunFolder, bundle: Path, day: Path) -> None:
         says = r"no slice 'colour' of .*: choose from user_id, item_id, .*, new_user"
         with pytest.raises(UsageError, match=says):
-            evaluate_run(run, slices=["colour"])
+            evaluate_all(run_sources(run), slices=["colour"])
         with pytest.raises(UsageError, match=says):
-            evaluate_bundle(ranking.load(bundle), day, ["colour"])
+            evaluate(bundle_source(ranking.load(bundle), "bundle"), day, ["colour"])
 
 
 class TestWhatARowHasSeen:
@@ -216,8 +220,8 @@ class TestWhatARowHasSeen:
         self, run: RunFolder, bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for evaluated in (
-            lambda: evaluate_run(run, logs / "log"),
-            lambda: evaluate_bundle(ranking.load(bundle), logs / "log"),
+            lambda: evaluate_all(run_sources(run), logs / "log"),
+            lambda: evaluate(bundle_source(ranking.load(bundle), "bundle"), logs / "log"),
         ):
             evaluated()
             err = capsys.readouterr().err
@@ -227,8 +231,8 @@ class TestWhatARowHasSeen:
     def test_is_not_said_of_later_rows(
         self, run: RunFolder, bundle: Path, day: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        evaluate_run(run)
-        evaluate_bundle(ranking.load(bundle), day)
+        evaluate_all(run_sources(run))
+        evaluate(bundle_source(ranking.load(bundle), "bundle"), day)
         assert "flatter" not in capsys.readouterr().err
 
 
@@ -249,7 +253,7 @@ class TestRequests:
         assert 0 < found["tasks"]["click"]["ndcg"] <= 1
         assert found["ndcg_at"] == 3
         freeze_run(run.path, asked.folder / "bundle")
-        frozen = evaluate_bundle(ranking.load(asked.folder / "bundle"), asked.log)
+        frozen = evaluate(bundle_source(ranking.load(asked.folder / "bundle"), "bundle"), asked.log)
         assert frozen["ndcg_at"] == 3, "a bundle is measured as its run was"
         assert "tab" in frozen["slices"]
         assert frozen["tasks"]["click"]["ndcg"] is not None
@@ -271,9 +275,9 @@ class TestRunsOfAnotherVersion:
         del selection["per_example"]
         copy.selection.write_text(json.dumps(selection))
         with pytest.raises(LogError, match="lacks 'per_example': the run is of another version; train again"):
-            evaluate_run(RunFolder.open(copy.path))
+            evaluate_all(run_sources(RunFolder.open(copy.path)))
 
     def test_whose_configuration_has_other_keys_say_so(self, copy: RunFolder) -> None:
         copy.config.write_text(copy.config.read_text() + "\n[training.convergence.old]\nkey = 1\n")
         with pytest.raises(LogError, match="old: unknown key; the run is damaged, or of another version: train again"):
-            evaluate_run(RunFolder.open(copy.path))
+            evaluate_all(run_sources(RunFolder.open(copy.path)))

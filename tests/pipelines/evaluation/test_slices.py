@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
-from pipelines.evaluation.measuring import evaluate_bundle
-from pipelines.evaluation.runs import evaluate_run
+from pipelines.evaluation.measuring import evaluate, evaluate_all
+from pipelines.evaluation.runs import run_sources
 from pipelines.evaluation.slices import SHOWN, make_slice
+from pipelines.evaluation.sources import bundle_source
 from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
@@ -93,6 +94,26 @@ class TestNumbers:
         assert sum(map(len, found.values())) == 300
 
 
+class TestKinds:
+    def test_are_those_of_one_id_or_number_that_scoring_knows(self) -> None:
+        more = [
+            {"name": "age_band", "kind": "buckets", "owner": "user", "column": "age", "count": 4},
+            {"name": "both", "kind": "cross", "of": ["user_id", "tab"], "hash_buckets": 9},
+            {"name": "seen", "kind": "sequence", "owner": "user"},
+            {"name": "position", "kind": "numeric", "owner": "context", "training_only": True},
+        ]
+        schema = Schema.model_validate({**RAW_SCHEMA, "features": [*RAW_SCHEMA["features"], *more]})
+        assert schema.sliceable == [*SCHEMA.sliceable[:-2], "age_band", "new_user", "new_item"]
+
+    def test_buckets_are_sliced_as_the_numbers_they_are_made_of(self) -> None:
+        bands = {"name": "age", "kind": "buckets", "owner": "user", "boundaries": [30.0]}
+        features = [bands if feature["name"] == "age" else feature for feature in RAW_SCHEMA["features"]]
+        schema = Schema.model_validate({**RAW_SCHEMA, "features": features})
+        fitter = EncoderFitter(schema)
+        fitter.add(complete(pa.table({"user_id": ["a"], "item_id": [1]}), schema, {}))
+        assert sliced(fitter.encoder(), "age", {"age": [20.0, 40.0, None]}) == {"20": [0], "40": [1], "missing": [2]}
+
+
 class TestNovelty:
     def test_is_whether_training_saw_the_id(self, encoder: Encoder) -> None:
         rows = {"user_id": ["a", "x", None, "c"], "item_id": [9, 1, 2, 8]}
@@ -132,7 +153,7 @@ class TestEvaluations:
         shop, run = measured
         last_day = shop.table(1000).slice(900)
         pq.write_table(last_day.filter(pc.equal(last_day["tab"], 3)), tmp_path / "tab-3.parquet")
-        alone = evaluate_run(run, tmp_path / "tab-3.parquet", [])
+        alone = evaluate_all(run_sources(run), tmp_path / "tab-3.parquet", [])
         part = run.load_evaluation()["slices"]["tab"]["3"]
         assert part["rows"] == alone["rows"]
         for task, measures in alone["tasks"].items():
@@ -141,15 +162,15 @@ class TestEvaluations:
                     assert part["tasks"][task][name] == pytest.approx(value), (task, name)
 
     def test_take_the_slices_of_the_command_in_place_of_the_configured(self, measured: tuple[Shop, RunFolder]) -> None:
-        found = evaluate_run(measured[1], slices=["age", "new_item", "age"])
+        found = evaluate_all(run_sources(measured[1]), slices=["age", "new_item", "age"])
         assert list(found["slices"]) == ["age", "new_item"]
-        assert evaluate_run(measured[1], slices=[])["slices"] == {}
+        assert evaluate_all(run_sources(measured[1]), slices=[])["slices"] == {}
 
     def test_of_a_bundle_are_those_of_its_run(self, measured: tuple[Shop, RunFolder]) -> None:
         shop, run = measured
         freeze_run(run.path, shop.folder / "bundle")
-        frozen = evaluate_bundle(ranking.load(shop.folder / "bundle"), shop.log)["slices"]
-        dense = evaluate_run(run, shop.log)["slices"]
+        frozen = evaluate(bundle_source(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)["slices"]
+        dense = evaluate_all(run_sources(run), shop.log)["slices"]
         assert frozen.keys() == dense.keys()
         for name, values in dense.items():
             for value, part in values.items():
