@@ -1,8 +1,8 @@
 """Checkpoints of a training: written by all ranks, whole or not at all, and loaded by any number of them.
 
-checkpoints/step-N/   shard-*.safetensors   tensors, written by torch.distributed.checkpoint, each rank its own
-                      best.safetensors      the best weights up to then, if there were any
-                      state.json            what is not a tensor, and the SHA-256 of every other file
+checkpoints/step-N/   tensors/           written by torch.distributed.checkpoint, each rank a file of its own
+                      best.safetensors   the best weights up to then, if there were any
+                      state.json         what is not a tensor, and the SHA-256 of every other file
 
 Only numbers and text: nothing in a checkpoint can execute when it is loaded.
 """
@@ -26,6 +26,8 @@ from pipelines.training.world import World
 from ranking.errors import LogError, OutputError
 from ranking.files import files_in, flush, reason, sha256
 
+TENSORS = "tensors"
+"""A folder of its own: what loads it takes every file of that folder to be a part of it."""
 STATE = "state.json"
 BEST = "best.safetensors"
 
@@ -53,7 +55,7 @@ class Checkpoint:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(self.folder)))
+                dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(self.folder / TENSORS)))
         except (RuntimeError, ValueError, KeyError, AssertionError, dcp.CheckpointException) as error:
             raise LogError(f"{self.folder} is of another model or version ({_cause(error)}); train again") from error
 
@@ -81,11 +83,12 @@ class Checkpoints:
         try:
             if world.first:
                 shutil.rmtree(draft, ignore_errors=True)
-                draft.mkdir()
+                (draft / TENSORS).mkdir(parents=True)
             world.wait()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that one process saves alone is no mistake
-                dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(draft), save_distributed=True))
+                writer = HuggingFaceStorageWriter(str(draft / TENSORS), save_distributed=True)
+                dcp.save(tensors, storage_writer=writer)
             if world.first:
                 self._seal(draft, step, state)
             world.wait()
@@ -102,9 +105,9 @@ class Checkpoints:
         """Makes a draft that all ranks have written a checkpoint, and removes the oldest."""
         if self._best.exists():
             os.link(self._best, draft / BEST)  # best weights are replaced, never changed: a link is a copy
-        sums = {file.name: sha256(file) for file in files_in(draft)}
+        sums = {file.relative_to(draft).as_posix(): sha256(file) for file in files_in(draft)}
         (draft / STATE).write_text(json.dumps({**state, "step": step, "files": sums}))
-        for path in [*files_in(draft), draft]:
+        for path in [*files_in(draft), draft / TENSORS, draft]:
             flush(path)
         shutil.rmtree(self._path(step), ignore_errors=True)
         draft.rename(self._path(step))

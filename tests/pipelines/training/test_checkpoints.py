@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pipelines.training.checkpoints import BEST, Checkpoints
 from pipelines.training.world import World
 from ranking.errors import LogError, OutputError
 
-SHARD = "shard-00001-model-00001-of-00001.safetensors"
+SHARD = "tensors/shard-00001-model-00001-of-00001.safetensors"
 DAMAGES = ("missing", "cut", "altered")
 STATE = {"epoch": 1, "names": ["a"]}
 
@@ -63,8 +64,17 @@ class TestSaved:
 
     def test_hold_nothing_that_can_execute(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
         checkpoints.save(5, tensors(1.0), STATE)
-        names = {path.suffix for path in (tmp_path / "step-5").iterdir()}
+        names = {path.suffix for path in (tmp_path / "step-5").rglob("*") if path.is_file()}
         assert names == {".safetensors", ".json"}
+
+    def test_are_not_mixed_up_with_the_best_weights(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
+        save_file({"weight": torch.full((3, 2), 9.0)}, tmp_path / BEST)
+        checkpoints.save(5, tensors(1.0), STATE)
+        latest = checkpoints.latest()
+        assert latest is not None
+        found = tensors(0.0)
+        latest.load(found)
+        assert float(found["weight"].sum()) == 6.0
 
     def test_keep_the_best_weights_of_their_moment(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
         (tmp_path / BEST).write_text("then")

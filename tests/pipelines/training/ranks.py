@@ -1,0 +1,35 @@
+"""What a rank does in a test: trains, then says whether all ranks hold the same weights. Started by torchrun."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pipelines import config as configs
+from pipelines import train as training
+from pipelines.training.loop import Trainer
+from pipelines.training.snapshot import trunk
+
+
+def main() -> None:
+    """Arguments: the ranker.toml, the run folder, settings."""
+    fit = Trainer.fit
+
+    def watched(trainer: Trainer) -> None:
+        fit(trainer)
+        for name, parameter in trunk(trainer._objective):
+            first = parameter.detach().clone()
+            dist.broadcast(first, 0)
+            assert torch.equal(first, parameter), f"{name} differs on rank {dist.get_rank()}"
+        if dist.get_rank() == 0:
+            print("all ranks hold the same weights")
+
+    Trainer.fit = watched  # type: ignore[method-assign]
+    toml, run, *settings = sys.argv[1:]
+    training.train(configs.load(Path(toml), settings), Path(run), resume=True)
+
+
+main()
