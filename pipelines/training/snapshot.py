@@ -27,7 +27,12 @@ def trunk(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def trunk_state(model: Mixture) -> dict[str, Tensor]:
     """Parameters and buffers but the embedding tables, by name; the model's own, to be read or filled."""
-    return {name: value for name, value in model.state_dict().items() if not name.startswith(TABLES)}
+    passing = model._non_persistent_buffers_set
+    state = {name: buffer for name, buffer in model.named_buffers(recurse=False) if name not in passing}
+    for part, module in model.named_children():  # one by one: sharded tables would rename what lies beside them
+        if f"{part}." not in TABLES:
+            state |= {f"{part}.{name}": value for name, value in module.state_dict().items()}
+    return state
 
 
 def optimised(module: nn.Module, optimiser: torch.optim.Optimizer) -> list[str]:

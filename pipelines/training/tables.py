@@ -6,6 +6,7 @@ A step touches only the rows of its batch, so its cost does not grow with the vo
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,10 +86,12 @@ class Tables:
         if self._world.size == 1:
             return {name: weight.detach() for name, weight in self._weights().items()}
         gathered = {}
-        for name, weight in self._weights().items():
-            out = torch.empty(weight.size(), device=self._world.device) if self._world.first else None
-            weight.gather(dst=0, out=out)
-            gathered[name] = out
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchRec's tensors are of a kind that PyTorch means to replace
+            for name, weight in self._weights().items():
+                out = torch.empty(weight.size(), device=self._world.device) if self._world.first else None
+                weight.gather(dst=0, out=out)
+                gathered[name] = out
         return gathered if self._world.first else None
 
     @torch.no_grad()
