@@ -22,7 +22,7 @@ def into(file: Path, results: dict[str, Any]) -> None:
 def text(results: dict[str, Any]) -> str:
     """All tables."""
     parts = {"rivals": rivals, "rows": rows, "ids": ids, "score": score}
-    return "\n".join(parts[part](**found) for part, found in results.items())
+    return "\n".join(table(**results[part]) for part, table in parts.items() if part in results)
 
 
 def rivals(measured: dict[str, Any], threads: int) -> str:
