@@ -57,7 +57,7 @@ def evaluation(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "tasks": _joined(each, "tasks"),
         "calibration_curves": _joined(each, "calibration_curves"),
         "slices": slices,
-        **({"uncalibrated": before} if (before := _joined(each, "uncalibrated")) else {}),
+        **{key: found for key in ("uncalibrated", "uncalibrated_curves") if (found := _joined(each, key))},
         "gates": None,
     }
 

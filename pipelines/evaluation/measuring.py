@@ -58,12 +58,14 @@ def evaluate(source: Source, logs: Place | None = None, slices: Sequence[str] | 
 def measure(predictions: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
     """What ``evaluation.json`` holds, but for the gates; see docs/evaluation.md.
 
-    A measure that is undefined (one class only, no label) is None. ``uncalibrated`` is there if a task is calibrated.
+    A measure that is undefined (one class only, no label) is None. ``uncalibrated`` and
+    ``uncalibrated_curves`` are there if a task is calibrated.
     """
     draws = UserDraws(predictions.users, settings.bootstrap)
     groups = {one.name: one.groups() for one in predictions.slices}
     tasks: dict[str, Any] = {}
     curves: dict[str, Any] = {}
+    uncalibrated_curves: dict[str, Any] = {}
     uncalibrated: dict[str, Any] = {}
     slices: dict[str, Any] = {
         name: {value: {"rows": len(rows), "tasks": {}} for value, rows in values.items()}
@@ -78,6 +80,7 @@ def measure(predictions: Predictions, settings: EvaluationConfig) -> dict[str, A
         if task.name in predictions.calibration.tasks:
             before = predictions.rows(i, draws.users, known, calibrated=False)
             uncalibrated[task.name] = measured(task, before, draws, settings)
+            uncalibrated_curves[task.name] = calibration_curve(before, draws)
         for name, values in groups.items():
             for value, rows in values.items():
                 part = predictions.rows(i, draws.users, rows[known[rows]])
@@ -88,7 +91,7 @@ def measure(predictions: Predictions, settings: EvaluationConfig) -> dict[str, A
         "tasks": tasks,
         "calibration_curves": curves,
         "slices": slices,
-        **({"uncalibrated": uncalibrated} if uncalibrated else {}),
+        **({"uncalibrated": uncalibrated, "uncalibrated_curves": uncalibrated_curves} if uncalibrated else {}),
     }
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,9 @@ TENSORS = "tensors"
 """A folder of its own: what loads it takes every file of that folder to be a part of it."""
 STATE = "state.json"
 BEST = "best.safetensors"
+
+SHARE = 0.1
+"""Of the time of a training that its checkpoints may take."""
 
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.ERROR)  # it tells of every tensor
 
@@ -72,6 +77,12 @@ class Checkpoints:
 
     def __init__(self, folder: Path, best: Path, world: World, keep: int) -> None:
         self._folder, self._best, self._world, self._keep = folder, best, world, keep
+        self._saved, self._seconds = -math.inf, 0.0
+
+    def due(self, *, over: bool) -> bool:
+        """Whether it is time for another, so that they take a small share of the training; always once it is over."""
+        now = over or time.monotonic() - self._saved >= self._seconds / SHARE
+        return self._world.any(now and self._world.first)
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
         """Writes a checkpoint; it appears once all ranks have written their part. To be called by all of them.
@@ -79,7 +90,7 @@ class Checkpoints:
         Raises:
             OutputError: it cannot be written; earlier ones are still there.
         """
-        draft, world = self._folder / f".step-{step}-draft", self._world
+        draft, world, begun = self._folder / f".step-{step}-draft", self._world, time.monotonic()
         try:
             if world.first:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -92,6 +103,7 @@ class Checkpoints:
             if world.first:
                 self._seal(draft, step, state)
             world.wait()
+            self._saved, self._seconds = time.monotonic(), time.monotonic() - begun
         except (OSError, dcp.CheckpointException) as error:
             shutil.rmtree(draft, ignore_errors=True)
             left = self.steps()

@@ -123,7 +123,10 @@ class Trainer:
                 progress.advance(1, f"loss {float(terms.losses @ self._task_weights):.4f}")
                 if self._step % every == 0 or self._step == self.steps:
                     stop = self._check(terms)
-                    self._save(self._feed.left(self._epoch, begun, self._step - at_start), stop)
+                    over = stop or self._step == self.steps
+                    if self._checkpoints.due(over=over):
+                        self._save(self._feed.left(self._epoch, begun, self._step - at_start), over=over)
+                    self._clock = time.monotonic()
                     if stop:
                         break
             self._epoch, self._pieces = self._epoch + 1, None
@@ -225,7 +228,7 @@ class Trainer:
             self._run.log(line)
             if self._on_check is not None:
                 self._on_check(line)
-        self._running, self._since_check, self._clock = self._zeros(), 0, time.monotonic()
+        self._running, self._since_check = self._zeros(), 0
         return selected and self._checks_since_best >= self._settings.patience
 
     @torch.no_grad()
@@ -255,7 +258,7 @@ class Trainer:
             "evaluated": self._evaluated,
         }
 
-    def _save(self, pieces: list[Piece], over: bool) -> None:
+    def _save(self, pieces: list[Piece], *, over: bool) -> None:
         convergence = self.convergence
         optimised = snapshot.optimised(self._objective, self._optimiser)
         state = {

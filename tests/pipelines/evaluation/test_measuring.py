@@ -146,6 +146,7 @@ class TestAllTasks:
         assert found["tasks"]["click"]["calibration"] < plain["tasks"]["click"]["calibration"]
         assert found["calibration_curves"] != plain["calibration_curves"]
         assert "uncalibrated" not in plain
+        assert found["uncalibrated_curves"]["click"] == plain["calibration_curves"]["click"]
 
 
 @pytest.fixture(scope="module")
