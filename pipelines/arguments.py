@@ -1,0 +1,153 @@
+"""What the commands of ``ranker`` are called, what they take, and how each argument is read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+CONFIG = "the ranker.toml"
+BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
+NEW_FOLDER = "new folder"
+JSON = "print the result as JSON"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their arguments; ``command`` is the name of the one that was given."""
+    top = argparse.ArgumentParser(prog="ranker", description="Train, freeze, publish and serve a DSelect-k ranker.")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, within: Any = commands) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = within.add_parser(name, help=text, description=text)
+        added.set_defaults(command=name)
+        return added
+
+    demo = command("demo", "the whole loop on generated logs, up to one ranked answer")
+    demo.add_argument("--dir", type=Path, default=Path("demo"), help="new folder for all files (default: demo)")
+
+    logs = commands.add_parser("logs", help="write a log, its side tables and a ranker.toml")
+    sources = logs.add_subparsers(title="sources", required=True, metavar="SOURCE")
+    synthetic = command("synthetic", "a generated log whose true probabilities are known", sources)
+    synthetic.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
+    synthetic.add_argument("--rows", type=positive, default=200_000, help="impressions (default: 200000)")
+    synthetic.add_argument("--seed", type=int, default=0, help="the same seed writes the same log (default: 0)")
+    synthetic.add_argument(
+        "--conflict", type=share, help="how far tasks disagree, from 0 to 1 (default: each mixes its own experts)"
+    )
+    kuairand = command("kuairand", "KuaiRand's original files (CSV or Parquet)", sources)
+    kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
+    kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
+
+    check = command("check", "validate a configuration and its log")
+    check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    check.add_argument("--quarantine", type=Path, help="write bad rows there, a JSON object a line")
+    check.add_argument("--json", action="store_true", help=JSON)
+
+    train = command("train", "train, converge and evaluate")
+    train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
+    train.add_argument("--resume", action="store_true", help="go on with an interrupted run, if there is one")
+    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="go on from the weights of this run")
+    train.add_argument("--reopen", action="store_true", help="with --from: let the gates choose their experts anew")
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="override a setting, such as training.epochs=3; may be repeated",
+    )
+    train.add_argument("--json", action="store_true", help=JSON)
+
+    tune = command("tune", "search for better settings, each trial a training")
+    tune.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    tune.add_argument(
+        "--study", type=Path, required=True, metavar="DIR", help="folder of the study; one that is there goes on"
+    )
+    tune.add_argument("--trials", type=positive, default=50, metavar="N", help="in total (default: 50)")
+    tune.add_argument("--workers", type=positive, default=1, metavar="W", help="trials at a time (default: 1)")
+    tune.add_argument("--timeout", type=positive, metavar="SECONDS", help="begin no trial after so long")
+    tune.add_argument("--json", action="store_true", help=JSON)
+
+    evaluate = command("evaluate", "measure a run on its test split, or a run or bundle on a log")
+    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
+    evaluate.add_argument(
+        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: the run's own test split"
+    )
+    evaluate.add_argument(
+        "--slice",
+        action="append",
+        dest="slices",
+        metavar="NAME",
+        help="measure by the values of this feature too, or by new_user or new_item; may be repeated; replaces the "
+        "configured slices",
+    )
+    evaluate.add_argument("--json", action="store_true", help=JSON)
+
+    compare = command("compare", "measure two runs or bundles on the same rows, with paired intervals")
+    compare.add_argument("a", type=Path, metavar="A", help="run or bundle")
+    compare.add_argument("b", type=Path, metavar="B", help="run or bundle")
+    compare.add_argument(
+        "--logs", type=log_place, help="Parquet with labels; default: A's test split (B's if A is a bundle)"
+    )
+    compare.add_argument("--json", action="store_true", help=JSON)
+
+    report = command("report", "write a run's report, one self-contained HTML page")
+    report.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
+    report.add_argument("--out", type=Path, help="HTML file, replaced if it is there (default: RUN/report.html)")
+
+    freeze = command("freeze", "write the bundle of a converged run")
+    freeze.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
+    freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help=NEW_FOLDER)
+
+    publish = command("publish", "make a bundle the current version in a repository")
+    publish.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
+    publish.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
+    publish.add_argument("--name", help="model name (default: the bundle's)")
+
+    score = command("score", "score a log with a bundle")
+    score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
+    score.add_argument(
+        "--logs", type=log_place, required=True, help="Parquet file or folder, a path or URI; needs no labels"
+    )
+    score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
+    score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
+
+    serve = command("serve", "serve a repository over HTTP")
+    serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
+    serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
+    return top
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return number
+
+
+def log_place(text: str) -> Path | str:
+    """A path or a URI."""
+    from pipelines.logs.places import place
+
+    return place(text)
+
+
+def port(text: str) -> int:
+    """A TCP port."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port from 0 to 65535")
+    return int(text)
