@@ -113,7 +113,6 @@ class Trainer:
             OutputError: a checkpoint cannot be written.
         """
         progress = Progress("training", unit="steps", total=self.steps, done=self._step)
-        every = max(1, self._feed.steps() // self._settings.checks_per_epoch)
         self._clock, stop = time.monotonic(), False
         while self._epoch < self._settings.epochs and not stop:
             begun, at_start = self._pieces, self._step
@@ -121,7 +120,7 @@ class Trainer:
                 self._step += 1
                 terms = self._learn(examples)
                 progress.advance(1, f"loss {float(terms.losses @ self._task_weights):.4f}")
-                if self._step % every == 0 or self._step == self.steps:
+                if self._check_is_due():
                     stop = self._check(terms)
                     over = stop or self._step == self.steps
                     if self._checkpoints.due(over=over):
@@ -130,7 +129,14 @@ class Trainer:
                     if stop:
                         break
             self._epoch, self._pieces = self._epoch + 1, None
+        if self._since_check:  # other ranks than those that began may have shared the rows out in a step less
+            self._check(terms)
         progress.close()
+
+    def _check_is_due(self) -> bool:
+        """Whether an even share of the epoch's steps is over."""
+        checks, steps = self._settings.checks_per_epoch, self._feed.steps()
+        return self._step * checks // steps > (self._step - 1) * checks // steps
 
     def resume(self) -> None:
         """Goes on from the newest whole checkpoint, or from the start; what was told after that moment is forgotten."""

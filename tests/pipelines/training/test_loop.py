@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pipelines.freezing import freeze_run
 from pipelines.logs.survey import survey
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
@@ -120,6 +122,10 @@ class TestLearningRates:
         for embeddings, body, gates in rates[12:]:
             assert (embeddings, gates) == pytest.approx((1.5 * body, 5 * body))
 
+    def test_rise_over_the_warm_up(self, shop: Shop, rates: list[list[float]]) -> None:
+        trained(shop, learning_rate={"trunk": 0.002, "gates": 0.01}, warmup=0.25, checks_per_epoch=1)
+        assert [step[1] / 0.002 for step in rates[:6]] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
 
 class TestMetrics:
     def test_tell_at_each_check_where_training_stands(self, finished: RunFolder) -> None:
@@ -145,7 +151,7 @@ class TestMetrics:
             assert [8 * weight for weight in weights] == pytest.approx([round(8 * weight) for weight in weights])
 
     def test_are_taken_as_often_as_asked_for_and_at_the_end(self, shop: Shop) -> None:
-        assert [record["step"] for record in metrics(trained(shop, checks_per_epoch=3))] == [6, 12, 18, 20]
+        assert [record["step"] for record in metrics(trained(shop, checks_per_epoch=3))] == [7, 14, 20]
 
     def test_show_selecting_then_selected(self, finished: RunFolder) -> None:
         phases = [record["phase"] for record in metrics(finished)]
@@ -395,16 +401,62 @@ class TestEarlyStop:
 
 
 class TestLossesThatAreNotFinite:
-    def test_stop_the_training_and_name_step_tasks_and_mend(self, shop: Shop) -> None:
-        with pytest.raises(RankerError, match=r"^step \d+: the loss of .*(click|watch).* is not finite") as caught:
+    @pytest.fixture
+    def caught(self, shop: Shop) -> str:
+        """What a training says whose losses explode."""
+        with pytest.raises(RankerError) as caught:
             trained(shop, learning_rate={"trunk": 1e30})
-        assert "lower training.learning_rate" in str(caught.value)
+        return str(caught.value)
 
-    def test_leave_no_run_that_looks_finished(self, shop: Shop) -> None:
-        with pytest.raises(RankerError, match="not finite"):
-            trained(shop, learning_rate={"trunk": 1e30})
+    def test_stop_the_training_and_name_step_tasks_and_mend(self, caught: str) -> None:
+        assert re.match(r"step \d+: the loss of .*(click|watch).* is not finite", caught)
+        assert "lower training.learning_rate or set training.clip_norm" in caught
+
+    def test_leave_the_batch_that_can_be_looked_at(self, shop: Shop, caught: str) -> None:
+        (file,) = (shop.folder / "run").glob("bad-batch-*")
+        assert caught.endswith(f"The batch lies in {file}")
+        batch = load_file(file)
+        assert {"ids", "dense", "labels", "outputs"} <= batch.keys()
+        assert len(batch["labels"]) == 8
+        assert not bool(batch["outputs"].isfinite().all())
+
+    def test_leave_no_run_that_looks_finished(self, shop: Shop, caught: str) -> None:
+        assert caught
         with pytest.raises(RankerError, match="training has not finished"):
             RunFolder.open(shop.folder / "run")
+
+
+class TestPrecision:
+    def test_bfloat16_learns_as_well(self, shop: Shop, finished: RunFolder) -> None:
+        run = trained(shop, precision="bfloat16")
+        half, full = metrics(run), metrics(finished)
+        assert half[-1]["validation_total"] == pytest.approx(full[-1]["validation_total"], rel=0.01)
+        assert half[-1]["validation_total"] != full[-1]["validation_total"]
+
+    def test_bfloat16_leaves_weights_in_float32_and_a_choice_that_is_exact(self, shop: Shop) -> None:
+        run = trained(shop, precision="bfloat16")
+        kinds = {value.dtype for name, value in load_file(run.best).items() if value.is_floating_point()}
+        assert kinds == {torch.float32}
+        assert selection(run)["converged"]
+        freeze_run(run.path, shop.folder / "bundle")  # checks that frozen = dense
+
+
+class TestClipping:
+    def test_bounds_the_gradient_of_each_step(self, shop: Shop) -> None:
+        norms: list[float] = []
+
+        def look(optimiser: torch.optim.Optimizer, *_: object) -> None:
+            if isinstance(optimiser, torch.optim.AdamW):
+                grads = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+                norms.append(float(torch.stack([grad.norm() for grad in grads]).norm()))
+
+        hook = register_optimizer_step_pre_hook(look)
+        trained(shop)
+        free, norms[:] = list(norms), []
+        trained(shop, "clipped", clip_norm=0.05)
+        hook.remove()
+        assert max(free) > 0.05
+        assert max(norms) == pytest.approx(0.05, rel=1e-3)
 
 
 class TestSeeds:
