@@ -106,7 +106,7 @@ class LearningRates(Record):
         gates: AdamW's for static gates.
     """
 
-    embeddings: PositiveFloat = 2e-2
+    embeddings: PositiveFloat = 5e-2
     trunk: PositiveFloat = 1e-3
     gates: PositiveFloat = 1e-2
 

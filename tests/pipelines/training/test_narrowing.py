@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from pipelines.config import TrainingConfig
-from pipelines.training.building import build_model
-from pipelines.training.examples import Examples, encode
+from pipelines.training.examples import Examples
 from pipelines.training.narrowing import distil, keep_experts
 from pipelines.training.optimiser import make_optimiser
 from pipelines.training.snapshot import trunk
-from ranking.fitting import EncoderFitter
 from ranking.gates import Softmax
 from ranking.losses import task_losses
 from ranking.model import Mixture
@@ -25,37 +23,10 @@ Trained = tuple[Mixture, Examples, torch.optim.Optimizer, dict[str, dict[str, Te
 """Model, examples, optimiser, and a copy of its state by parameter name."""
 
 
-@pytest.fixture
-def made(shop: Shop) -> tuple[Mixture, Examples]:
-    """An untrained model of five experts of two layers, and examples for it."""
-    shop.write(shop.table(64))
-    (batch,) = shop.reader().clean()
-    fitter = EncoderFitter(shop.schema)
-    fitter.add(batch.rows)
-    encoder = fitter.encoder()
-    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
-    return model, encode(batch.rows, encoder)
-
-
 def step(model: Mixture, optimiser: torch.optim.Optimizer, examples: Examples, shop: Shop) -> None:
     optimiser.zero_grad(set_to_none=True)
     task_losses(model(examples.inputs), examples.labels, shop.schema.tasks).sum().backward()
     optimiser.step()
-
-
-@pytest.fixture
-def make(made: tuple[Mixture, Examples], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
-    """(settings of the gate) → an untrained model of five experts."""
-    (batch,) = shop.reader().clean()
-    fitter = EncoderFitter(shop.schema)
-    fitter.add(batch.rows)
-    encoder = fitter.encoder()
-
-    def build(gate: dict[str, Any]) -> Mixture:
-        torch.manual_seed(0)
-        return build_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
-
-    return build
 
 
 class TestGates:

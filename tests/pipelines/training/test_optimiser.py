@@ -8,29 +8,15 @@ import pytest
 import torch
 
 from pipelines.config import TrainingConfig
-from pipelines.training.building import build_model
-from pipelines.training.examples import Examples, encode
+from pipelines.training.examples import Examples
 from pipelines.training.optimiser import make_optimiser
 from pipelines.training.snapshot import trunk
-from ranking.fitting import EncoderFitter
 from ranking.losses import UncertaintyWeighting
 from ranking.model import Mixture
 from ranking.side_tower import SideTower, SideTowerConfig
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
-
-
-@pytest.fixture
-def made(shop: Shop) -> tuple[Mixture, Examples]:
-    """An untrained model of five experts of two layers, and examples for it."""
-    shop.write(shop.table(64))
-    (batch,) = shop.reader().clean()
-    fitter = EncoderFitter(shop.schema)
-    fitter.add(batch.rows)
-    encoder = fitter.encoder()
-    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
-    return model, encode(batch.rows, encoder)
 
 
 class TestGroups:
@@ -99,21 +85,6 @@ GATES: list[dict[str, Any]] = [
     {"kind": "gumbel_softmax"},
     {"kind": "attentive"},
 ]
-
-
-@pytest.fixture
-def make(made: tuple[Mixture, Examples], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
-    """(settings of the gate) → an untrained model of five experts."""
-    (batch,) = shop.reader().clean()
-    fitter = EncoderFitter(shop.schema)
-    fitter.add(batch.rows)
-    encoder = fitter.encoder()
-
-    def build(gate: dict[str, Any]) -> Mixture:
-        torch.manual_seed(0)
-        return build_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
-
-    return build
 
 
 class TestGates:
