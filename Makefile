@@ -5,6 +5,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-dep
 
 .PHONY: demo serve test test-fast lint bench-train clean
 
+# A process a core; tests of one class share a process, and what it prepared.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadscope
+
 KUAIRAND ?= ../shared/data/kuairand-pure
 
 demo: .venv/train
@@ -15,10 +18,10 @@ serve: .venv/train
 	$(BIN)/ranker serve demo/repository
 
 test: .venv/dev
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 test-fast: .venv/dev
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -163,17 +163,40 @@ class RunFolder:
         return _read(self.evaluation)
 
     def log(self, record: dict[str, Any]) -> None:
-        """Appends a line to metrics.jsonl."""
-        with self.metrics.open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
+        """Appends a line to metrics.jsonl.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        try:
+            with self.metrics.open("a") as stream:
+                stream.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise self.unwritable(self.metrics, error) from None
+
+    def unwritable(self, file: Path, error: Exception) -> OutputError:
+        """Why a training ends that cannot write a file, and how it goes on."""
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        return OutputError(
+            f"{file}: cannot be written ({why}); free space, then give the same command with --resume: it goes on from "
+            "the last checkpoint"
+        )
 
     def forget_after(self, step: int) -> None:
-        """Takes out of metrics.jsonl what comes after a step; a torn last line too."""
+        """Takes out of metrics.jsonl what comes after a step; a torn last line too.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
         lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
         kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
         draft = self.metrics.with_suffix(".draft")
-        draft.write_text("".join(f"{line}\n" for line in kept))
-        draft.replace(self.metrics)
+        try:
+            draft.write_text("".join(f"{line}\n" for line in kept))
+            draft.replace(self.metrics)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise self.unwritable(self.metrics, error) from None
 
 
 def _differences(one: Any, other: Any, path: str = "") -> list[str]:

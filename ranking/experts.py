@@ -29,7 +29,7 @@ class StackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[n, batch, inputs], or [batch, inputs] for all alike → [n, batch, outputs]."""
         if x.dim() == 3 and self.weight.shape[2] == 1:  # products with one column are several times slower than this
-            return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias.unsqueeze(1)
+            return (x * self.weight.squeeze(-1).unsqueeze(1)).sum(-1, keepdim=True) + self.bias.unsqueeze(1)
         if x.dim() == 3:
             return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight)
         count, inputs, outputs = self.weight.shape  # one wide product: its backward makes no gradient of x a network

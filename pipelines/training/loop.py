@@ -106,11 +106,11 @@ class Trainer:
     def fit(self) -> None:
         """Trains to the end or until the validation loss stops improving; the best weights lie in the run folder.
 
-        Only weights with a final selection are kept. There is a checkpoint after every check.
+        Only weights with a final selection are kept. A check may be followed by a checkpoint, see ``Checkpoints.due``.
 
         Raises:
             RankerError: the loss became NaN or infinite; the batch is saved.
-            OutputError: a checkpoint cannot be written.
+            OutputError: the run folder cannot be written.
         """
         progress = Progress("training", unit="steps", total=self.steps, done=self._step)
         self._clock, stop = time.monotonic(), False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -53,10 +54,18 @@ def optimiser_state(module: nn.Module, optimiser: torch.optim.Optimizer, names: 
 
 
 def save_best(run: RunFolder, model: Mixture, tables: Tables) -> None:
-    """Replaces the best weights, at no moment leaving half of them; all ranks take part, the first writes."""
+    """Replaces the best weights, at no moment leaving half of them; all ranks take part, the first writes.
+
+    Raises:
+        OutputError: they cannot be written; those before are still there.
+    """
     whole: dict[str, Any] | None = tables.whole()
     if whole is not None:
         weights = {TABLE.format(name): weight for name, weight in whole.items()} | trunk_state(model)
         draft = run.best.with_suffix(".draft")
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft)
-        draft.replace(run.best)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft)
+            draft.replace(run.best)
+        except (OSError, SafetensorError) as error:
+            draft.unlink(missing_ok=True)
+            raise run.unwritable(run.best, error) from None

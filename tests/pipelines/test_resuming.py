@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -119,6 +120,23 @@ class TestInterrupted:
         assert first.best.stat().st_mtime_ns == before
         assert second.finished
         assert run.finished
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("limit", [4_000, 20_000])
+    def test_ends_with_a_line_and_goes_on_once_there_is_space(
+        self, small: Callable[[str], Config], tmp_path: Path, limit: int
+    ) -> None:
+        whole = train(small("dselect_k"), tmp_path / "whole")
+        interrupted(small("dselect_k"), tmp_path / "run", 9)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # longer files fail as on a disk without space
+        try:
+            with pytest.raises(OutputError, match=r"cannot be written .* free space, then give the same .* --resume"):
+                train(small("dselect_k"), tmp_path / "run", resume=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert_same(whole, train(small("dselect_k"), tmp_path / "run", resume=True))
 
 
 class TestResume:
