@@ -13,6 +13,9 @@ import tomli_w
 
 from ranking.files import appearing
 
+GROUP_ROWS = 131_072
+"""Rows of a row group: fewer than a training shuffles together, so that each group is decoded once a pass."""
+
 
 def feature(name: str, kind: str, owner: str, **more: Any) -> dict[str, Any]:
     """One ``[[features]]`` entry."""
@@ -46,6 +49,7 @@ def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table
         for date in sorted(pc.unique(day).to_pylist()):
             folder = draft / "log" / f"date={date}"
             folder.mkdir(parents=True)
-            pq.write_table(log.filter(pc.equal(day, date)), folder / "part-0.parquet")
+            rows = log.filter(pc.equal(day, date))
+            pq.write_table(rows, folder / "part-0.parquet", row_group_size=GROUP_ROWS)
         pq.write_table(users, draft / "users.parquet")
         pq.write_table(items, draft / "items.parquet")
