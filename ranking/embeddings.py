@@ -36,7 +36,10 @@ class Embeddings(nn.Module):
         self.widths = [feature.dim for feature in schema.sparse]
         self.width = sum(self.widths)
         self._num_categorical = len(schema.categoricals)
-        pooling = {bag.table: PoolingType[bag.pooling.upper()] for bag in schema.bags}
+        pooling = dict.fromkeys(schema.tables, PoolingType.SUM)  # of one id a row, which any pooling leaves as it is
+        pooling |= {bag.table: PoolingType[bag.pooling.upper()] for bag in schema.bags}
+        # those of one pooling together: TorchRec's fused tables take the outputs to come in that order
+        tables = sorted(schema.tables.items(), key=lambda table: pooling[table[0]].value)
         self.collection = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
@@ -44,10 +47,10 @@ class Embeddings(nn.Module):
                     embedding_dim=first.dim,
                     num_embeddings=sizes[name],
                     feature_names=[feature.name for feature in schema.sparse if feature.table == name],
-                    pooling=pooling.get(name, PoolingType.SUM),
+                    pooling=pooling[name],
                     init_fn=lambda weight: nn.init.normal_(weight, std=INITIAL_STD),
                 )
-                for name, first in schema.tables.items()
+                for name, first in tables
             ]
         )
 

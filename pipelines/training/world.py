@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,7 +94,9 @@ def joined() -> Iterator[World]:
     before = signal.signal(signal.SIGTERM, stopped)  # how torchrun ends the ranks that are left
     dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
     try:
-        yield World(rank, launched(), device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Grad strides")  # copied, not wrong
+            yield World(rank, launched(), device)
         dist.barrier()
     except RuntimeError as error:  # gloo and NCCL have no exception of their own for a peer that is gone
         if any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "socket")):
