@@ -31,11 +31,20 @@ def curves(facts: Facts) -> Section:
         _losses(task, history, moments(facts, history), size) for history in facts.histories for task in history.tasks
     ]
     history = facts.history
+    lead = (
+        "Loss of each task over the optimiser's steps; every panel has its own scale. The reported model is the "
+        "best check on the validation rows after the experts were chosen."
+    )
+    sampled = [task.name for task in facts.config.tasks if task.keep_negatives < 1]
+    if sampled:
+        lead += (
+            f" Training kept only a share of the negatives of {', '.join(sampled)}: its loss there is that of "
+            "the kept rows, and lies higher than the validation loss of all."
+        )
     return Section(
         "curves",
         "Learning curves",
-        "Loss of each task over the optimiser's steps; every panel has its own scale. The reported model is the "
-        "best check on the validation rows after the experts were chosen.",
+        lead,
         {
             "panels": panels,
             "moments": moments(facts, history) if history else [],

@@ -45,6 +45,15 @@ class TestMoments:
         assert learning.moments(found, found.histories[0]) == []
 
 
+class TestCurves:
+    def test_say_that_losses_of_kept_negatives_lie_higher(self, facts: Callable[..., Facts]) -> None:
+        found = facts()
+        first, *others = found.config.tasks
+        assert "negatives" not in learning.curves(found).about
+        sampled = found.config.model_copy(update={"tasks": (first.model_copy(update={"keep_negatives": 0.1}), *others)})
+        assert f"the negatives of {first.name}:" in learning.curves(replace(found, config=sampled)).about
+
+
 class TestTrajectories:
     def test_give_each_used_expert_one_colour_in_all_panels(self, facts: Callable[..., Facts]) -> None:
         content = learning.trajectories(facts(tasks=3, experts=8, experts_budget=8)).content
