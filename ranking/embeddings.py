@@ -39,7 +39,7 @@ class Embeddings(nn.Module):
         pooling = dict.fromkeys(schema.tables, PoolingType.SUM)  # of one id a row, which any pooling leaves as it is
         pooling |= {bag.table: PoolingType[bag.pooling.upper()] for bag in schema.bags}
         # those of one pooling together: TorchRec's fused tables take the outputs to come in that order
-        tables = sorted(schema.tables.items(), key=lambda table: pooling[table[0]].value)
+        tables = sorted(schema.tables.items(), key=lambda table: pooling[table[0]] is PoolingType.MEAN)
         self.collection = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
