@@ -138,14 +138,14 @@ class TestSelection:
         shop.write(shop.table(200))
         training = {"batch_size": 8, "epochs": 3, "checks_per_epoch": 100, "patience": 1000}
         rates = {"trunk": 0.01, "gates": 0.1}
-        config = shop.config(training={**training, "learning_rate": rates}, model={"experts": 8})
+        model = {"experts": 8, "gate": {"overlap_weight": 10.0}}  # so that selectors differ, and weights matter
+        config = shop.config(training={**training, "learning_rate": rates}, model=model)
         run = train(config, shop.folder / "run")
         records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
         assert not records[-1]["best"]
         written = Selection.from_json(json_of(run.selection))
         assert max(map(len, written.tasks.values())) > 1
-        model, _ = load_model(run, run.load_config())
-        best = model.gate.selection(config.task_names)
+        best = load_model(run, run.load_config())[0].gate.selection(config.task_names)
         for task, chosen in written.tasks.items():
             assert best.tasks[task] == pytest.approx(chosen, abs=1e-6)
 

@@ -113,10 +113,10 @@ def test_leaves_nothing_if_it_fails_half_way(
 ) -> None:
     write = pq.write_table
 
-    def disk_full(table: pa.Table, where: Path) -> None:
+    def disk_full(table: pa.Table, where: Path, **how: Any) -> None:
         if where.name == "users.parquet":
             raise OSError(28, "No space left on device")
-        write(table, where)
+        write(table, where, **how)
 
     monkeypatch.setattr(pq, "write_table", disk_full)
     with pytest.raises(OutputError, match="No space left on device"):
