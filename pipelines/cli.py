@@ -90,6 +90,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.telling import table
 
     loaded = config.load(arguments.config, arguments.overrides)
+    from pipelines.progress import speaks
     from pipelines.run_folder import RunFolder
     from pipelines.train import train
     from pipelines.training.warm_start import WarmStart
@@ -98,8 +99,8 @@ def run_train(arguments: argparse.Namespace) -> None:
         raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
     run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm, command=arguments.given)
-    if os.environ.get("RANK", "0") != "0":
-        return  # of the ranks that torchrun starts, the first one tells
+    if not speaks():
+        return
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
         print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))

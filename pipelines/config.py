@@ -256,8 +256,10 @@ class Config(Schema):
         return self.serving.objective or {self.task_names[0]: 1.0}
 
     def write(self, file: Path) -> None:
-        """Writes every setting, defaults included, with absolute paths."""
-        file.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
+        """Writes every setting, defaults included, with absolute paths; a reader sees all of the file or none of it."""
+        draft = file.with_name(f".{file.name}.draft")
+        draft.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
+        draft.replace(file)
 
 
 def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:

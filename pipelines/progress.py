@@ -12,9 +12,14 @@ from tqdm import tqdm
 LINE_SECONDS = 5.0
 
 
+def speaks() -> bool:
+    """Whether this process tells how things go: of the ranks that torchrun starts, only the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(message: str) -> None:
-    """One line on stderr, above any bar; of the ranks that torchrun starts, only the first speaks."""
-    if os.environ.get("RANK", "0") == "0":
+    """One line on stderr, above any bar, if this process speaks."""
+    if speaks():
         tqdm.write(message, file=sys.stderr)
 
 
@@ -31,7 +36,7 @@ class Progress:
     def __init__(self, what: str, unit: str, total: int | None = None, done: int = 0) -> None:
         self._what, self._unit, self._total = what, unit, total
         self._count, self._start, self._said = done, time.monotonic(), time.monotonic()
-        terminal = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+        terminal = sys.stderr.isatty() and speaks()
         self._bar: Any = (
             tqdm(desc=what, unit=f" {unit}", total=total, initial=done, leave=False, unit_scale=True)
             if terminal

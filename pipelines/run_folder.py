@@ -12,6 +12,7 @@ from typing import Any
 
 from pipelines import config as configs
 from pipelines.config import Config
+from pipelines.differing import differences
 from ranking.calibration import Calibration
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.files import reason, require_free
@@ -64,9 +65,7 @@ class RunFolder:
         run = cls(path)
         try:
             run.checkpoints.mkdir(parents=True)
-            draft = path / ".config.toml.draft"
-            config.write(draft)
-            draft.replace(run.config)
+            config.write(run.config)
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
         return run
@@ -84,8 +83,7 @@ class RunFolder:
                 run.checkpoints.rmdir()
                 (path / ".config.toml.draft").unlink(missing_ok=True)
             return cls.create(path, config)
-        other = _differences(run.load_config().model_dump(mode="json"), config.model_dump(mode="json"))
-        other = [key for key in other if key not in CHANGEABLE]
+        other = [key for key, *_ in differences(run.load_config(), config) if key not in CHANGEABLE]
         if other:
             raise OutputError(
                 f"{path} was begun with another {', '.join(other)}: --resume goes on with what is in {run.config}; "
@@ -197,17 +195,6 @@ class RunFolder:
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise self.unwritable(self.metrics, error) from None
-
-
-def _differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Dotted names of the settings that differ."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return [] if one == other else [path]
-    return [
-        found
-        for key in sorted({*one, *other})
-        for found in _differences(one.get(key), other.get(key), f"{path}.{key}".lstrip("."))
-    ]
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,11 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.id_spaces import stable_hash
+from ranking.id_spaces import GOLDEN_RATIO, stable_hash
 
 Hashes = npt.NDArray[np.uint64]
-
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ / golden ratio: Fibonacci hashing
 
 NULL = np.uint64(0xD1B54A32D192ED03)  # stands for a null among integers; no id or time in use
 
@@ -49,7 +47,7 @@ def row_hashes(table: pa.Table) -> Hashes:
     """Hash of each row over all columns [rows]."""
     hashes = np.zeros(table.num_rows, np.uint64)
     for column in table.columns:
-        hashes = _mixed(hashes * MULTIPLIER + _values(column.combine_chunks()))
+        hashes = _mixed(hashes * GOLDEN_RATIO + _values(column.combine_chunks()))
     return hashes
 
 
@@ -91,7 +89,7 @@ def _sequences(items: Hashes, lengths: npt.NDArray[np.integer]) -> Hashes:
     """64 bits for each sequence of items: the sum of its items' hashes, each mixed with its position."""
     ends = np.cumsum(lengths)
     position = np.arange(len(items)) - np.repeat(ends - lengths, lengths) + 1
-    sums = np.append(np.uint64(0), np.cumsum(_mixed(items + position.astype(np.uint64) * MULTIPLIER)))
+    sums = np.append(np.uint64(0), np.cumsum(_mixed(items + position.astype(np.uint64) * GOLDEN_RATIO)))
     return _mixed(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
 
 

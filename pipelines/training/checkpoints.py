@@ -23,6 +23,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from pipelines.logs.places import one_line
 from pipelines.progress import say
 from pipelines.training.world import World
 from ranking.errors import LogError, OutputError
@@ -168,4 +169,4 @@ def _cause(error: BaseException) -> str:
     """The first reason behind what torch.distributed.checkpoint wraps."""
     if isinstance(error, dcp.CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    return reason(error) if isinstance(error, OSError) else " ".join(str(error).split())
+    return reason(error) if isinstance(error, OSError) else one_line(error)

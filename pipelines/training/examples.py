@@ -102,11 +102,6 @@ def read(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> I
     return _encoded(reader.clean(*split_bounds(logs, split)), encoder)
 
 
-def read_whole(reader: LogReader, encoder: Encoder) -> Iterator[Examples]:
-    """Streams every good row of a log as examples."""
-    return _encoded(reader.clean(), encoder)
-
-
 def _encoded(stream: Iterable[Cleaned], encoder: Encoder, side: Encoder | None = None) -> Iterator[Examples]:
     for cleaned in stream:
         if cleaned.rows.num_rows:

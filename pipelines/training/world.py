@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,14 +54,6 @@ class World:
         """Until every rank is here."""
         if self.size > 1:
             dist.barrier()
-
-    def gather(self, part: Any) -> list[Any] | None:
-        """Everybody's part by rank, for the first rank; None for the others."""
-        if self.size == 1:
-            return [part]
-        parts: list[Any] | None = [None] * self.size if self.first else None
-        dist.gather_object(part, parts)
-        return parts
 
 
 def launched() -> int:

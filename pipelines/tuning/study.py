@@ -30,6 +30,7 @@ from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
 from pipelines import config as configs
 from pipelines.config import Config
+from pipelines.differing import differences
 from pipelines.run_folder import RunFolder
 from pipelines.tuning.ranges import Range, space, with_settings
 from ranking.errors import ConfigError, OutputError
@@ -109,13 +110,13 @@ class StudyFolder:
                 if not file.exists():
                     if (path / "journal").exists() or any((path / "trials").iterdir()):
                         raise OutputError(f"{path} holds trials but no config.toml: name another folder")
-                    _write(config, file)
+                    config.write(file)
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
-        before, now = (c.model_dump(mode="json") for c in (configs.load(file), config))
-        if before != now:
+        for setting, before, now in differences(configs.load(file), config):
             raise ConfigError(
-                f"{path} is a study of another configuration: {_difference(before, now)}; name another folder"
+                f"{path} is a study of another configuration: {setting} was {before!r}, now it is {now!r}; "
+                "name another folder"
             )
         return cls(path)
 
@@ -171,7 +172,7 @@ class StudyFolder:
                         shutil.rmtree(weights, ignore_errors=True)
                     run.index.unlink(missing_ok=True)
             if ranked:
-                _write(self.settings(ranked[0]), self.best_file)
+                self.settings(ranked[0]).write(self.best_file)
 
     def settings(self, trial: FrozenTrial) -> Config:
         """The configuration that a trial was trained with."""
@@ -231,21 +232,3 @@ def _held(file: Path) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _write(config: Config, file: Path) -> None:
-    draft = file.with_name(f".{file.name}.draft")
-    config.write(draft)
-    draft.replace(file)
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any], path: str = "") -> str:
-    """The first setting that differs."""
-    for key in {**before, **now}:
-        a, b = before.get(key), now.get(key)
-        if a != b:
-            here = f"{path}.{key}" if path else key
-            if isinstance(a, dict) and isinstance(b, dict):
-                return _difference(a, b, here)
-            return f"{here} was {a!r}, now it is {b!r}"
-    return "nothing"

@@ -62,12 +62,18 @@ def schemas(draw: st.DrawFn) -> Schema:
     return schema_of(kinds, dims)
 
 
-@given(schemas(), st.integers(0, 100))
-@settings(deadline=None, max_examples=60)
-def test_look_up_what_plain_ones_do_whatever_the_kinds_and_their_order(schema: Schema, seed: int) -> None:
+def plain_and_fused(schema: Schema) -> tuple[Embeddings, Embeddings]:
+    """The same tables, as they are and as they learn."""
     plain = Embeddings(schema, dict.fromkeys(schema.tables, ROWS))
     fused = copy.deepcopy(plain)
     Tables(fused, RATE, 5, World())
+    return plain, fused
+
+
+@given(schemas(), st.integers(0, 100))
+@settings(deadline=None, max_examples=60)
+def test_look_up_what_plain_ones_do_whatever_the_kinds_and_their_order(schema: Schema, seed: int) -> None:
+    plain, fused = plain_and_fused(schema)
     inputs = drawn(schema, 5, seed)
     torch.testing.assert_close(fused(inputs), plain(inputs))
 
@@ -76,9 +82,7 @@ def test_look_up_what_plain_ones_do_whatever_the_kinds_and_their_order(schema: S
 @settings(deadline=None, max_examples=40)
 def test_learn_by_row_wise_adagrad(schema: Schema, seed: int) -> None:
     """A step is −rate · g / √(mean of g² over the row), for each row of the batch; the others stay."""
-    plain = Embeddings(schema, dict.fromkeys(schema.tables, ROWS))
-    fused = copy.deepcopy(plain)
-    Tables(fused, RATE, 5, World())
+    plain, fused = plain_and_fused(schema)
     inputs = drawn(schema, 5, seed)
     weights = torch.randn(plain.width, generator=torch.Generator().manual_seed(seed))
     for embeddings in (plain, fused):
