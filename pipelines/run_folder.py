@@ -79,9 +79,10 @@ class RunFolder:
         """
         run = cls(path)
         if not run.config.is_file():
-            if set(path.glob("*")) == {run.checkpoints}:  # ended between these two
+            draft = path / ".config.toml.draft"
+            if run.checkpoints.is_dir() and set(path.glob("*")) <= {run.checkpoints, draft}:  # ended while it was made
+                draft.unlink(missing_ok=True)
                 run.checkpoints.rmdir()
-                (path / ".config.toml.draft").unlink(missing_ok=True)
             return cls.create(path, config)
         other = [key for key, *_ in differences(run.load_config(), config) if key not in CHANGEABLE]
         if other:

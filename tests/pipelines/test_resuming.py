@@ -163,6 +163,15 @@ class TestResume:
         other = configs.load(logs / "ranker.toml", [*SETTINGS, "training.keep_checkpoints=1"])
         assert train(other, tmp_path / "run", resume=True).finished
 
+    @pytest.mark.parametrize("draft", [False, True])
+    def test_of_a_folder_that_was_only_begun_begins(
+        self, small: Callable[[str], Config], tmp_path: Path, draft: bool
+    ) -> None:
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        if draft:
+            (tmp_path / "run" / ".config.toml.draft").write_text("name = ")
+        assert train(small("dselect_k"), tmp_path / "run", resume=True).finished
+
     def test_of_a_folder_that_is_no_run_is_refused(self, small: Callable[[str], Config], tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("dear")
         with pytest.raises(OutputError, match="never overwritten"):
