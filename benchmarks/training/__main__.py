@@ -35,8 +35,12 @@ RIVALS = {
 }
 """Name → what must be installed, our script, its further arguments."""
 
-PRECISIONS = {"ranker": "float32", "ranker, bfloat16": "bfloat16"}
-"""Name → training.precision."""
+OURS = {
+    "ranker": (),
+    "ranker, bfloat16": ("training.precision=bfloat16",),
+    "ranker, a budget of 4": ("model.gate.experts_budget=4",),
+}
+"""Name → settings."""
 
 PARTS = ("rivals", "rows", "ids", "score")
 
@@ -80,10 +84,9 @@ class Bench:
             for name, (package, script, options) in RIVALS.items():
                 if importlib.util.find_spec(package):
                     found[name] = self._child(script, rows, self._sizes.epochs, *options)
-            for name, precision in PRECISIONS.items():
-                settings = [*shape.SETTINGS, f"training.precision={precision}"]
+            for name, settings in OURS.items():
                 with self._folder("run") as folder:
-                    found[name] = self._child("ours", config, folder, self._sizes.epochs, *settings)
+                    found[name] = self._child("ours", config, folder, self._sizes.epochs, *shape.SETTINGS, *settings)
             turns.append(found)
             say(f"turn {turn + 1}: {json.dumps(found)}")
         return {"log": "KuaiRand" if raw else "generated", "turns": turns}

@@ -3,7 +3,7 @@
     python -m benchmarks.training.ours CONFIG FOLDER EPOCHS [SETTING …]
 
 Prints rows/s by phase, as the loop's own clock has them: validation is outside, everything else inside. The first check
-warms up; one in whose course experts were dropped belongs to no phase.
+warms up. "All experts" and "after convergence" leave out the checks in whose course experts were dropped.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def main(config: Path, folder: Path, epochs: int, *settings: str) -> dict[str, A
     experts = loaded.model.num_experts
     steady = [now for before, now in itertools.pairwise(checks) if now["experts"] == before["experts"]]
     dense = [check["rows_per_second"] for check in steady if check["experts"] == experts]
+    choosing = [check["rows_per_second"] for check in checks[1:] if check["phase"] == "selecting"]
     chosen = [check["rows_per_second"] for check in steady if check["phase"] == "selected"]
     return {
-        "before_convergence": statistics.harmonic_mean(dense) if dense else None,
+        "all_experts": statistics.harmonic_mean(dense) if dense else None,
+        "before_convergence": statistics.harmonic_mean(choosing) if choosing else None,
         "after_convergence": statistics.harmonic_mean(chosen) if chosen else None,
         "all_steps": statistics.harmonic_mean([check["rows_per_second"] for check in checks[1:]]),
         "experts": experts,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from itertools import islice
+from threading import Condition
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,3 +56,34 @@ def in_order(
         finally:
             for _, future in waiting:
                 future.cancel()
+
+
+class Turns(Generic[T]):
+    """An iterator whose items threads take in turns.
+
+    Args:
+        items: run by one thread at a time.
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self._given, self._taken = 0, 0
+        self._over = Condition()
+
+    def turn(self, count: int) -> Callable[[], list[T]]:
+        """The next turn: to be called once, by any thread; gives the next so many items.
+
+        Waits for the turns before it, which threads must have begun earlier. If one of them fails, fewer items come.
+        """
+        mine, self._given = self._given, self._given + 1
+
+        def take() -> list[T]:
+            with self._over:
+                self._over.wait_for(lambda: self._taken == mine)
+                try:
+                    return list(islice(self._items, count))
+                finally:
+                    self._taken += 1
+                    self._over.notify_all()
+
+        return take

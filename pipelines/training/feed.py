@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate, chain, groupby, islice
 from operator import itemgetter
@@ -17,7 +17,7 @@ from pipelines.config import LogsConfig, TrainingConfig
 from pipelines.logs.files import CHUNK_ROWS
 from pipelines.logs.index import Entry, Index
 from pipelines.logs.reader import LogReader, blaming
-from pipelines.training.ahead import ahead, in_order
+from pipelines.training.ahead import Turns, ahead, in_order
 from pipelines.training.examples import Examples
 from ranking.errors import ConfigError
 
@@ -38,6 +38,13 @@ class Piece(NamedTuple):
     def rows(self) -> int:
         """How many."""
         return self.stop - self.start
+
+
+class Read(NamedTuple):
+    """Neighbouring chunks of one file, which belong to one block, and what reads a table of each."""
+
+    run: list[Entry]
+    tables: Callable[[], list[pa.Table]]
 
 
 class Feed:
@@ -152,7 +159,8 @@ class Feed:
         most = max(self._settings.shuffle_rows, threads * CHUNK_ROWS)
         held: list[Examples] = []
         missing = self._batch
-        with closing(in_order(self._read, chain.from_iterable(runs), threads, self._rows_of, most)) as read:
+        reads = self._reads(chain.from_iterable(runs))
+        with closing(in_order(self._examples, reads, threads, lambda read: self._rows_of(read.run), most)) as read:
             for piece, own in zip(share, runs, strict=True):
                 block = Examples.concat(list(islice(read, len(own))))
                 order = self._order(epoch, piece, len(block))
@@ -174,11 +182,30 @@ class Feed:
         random = np.random.default_rng((self._settings.seed, epoch, ROWS + piece.block))
         return random.permutation(rows)[piece.start : piece.stop]
 
-    def _read(self, run: list[Entry]) -> Examples:
-        """Examples of neighbouring chunks of one file."""
-        with blaming(run[0].chunk.file):
-            tables = self._reader.usable(run, self._split, self._logs)
-            return Examples.concat([self._encode(table) for table in tables])
+    def _reads(self, runs: Iterable[list[Entry]]) -> Iterator[Read]:
+        """What threads read: a row group that many blocks share is decoded once, one part after the other."""
+        for those in _continued(runs):
+            tables = Turns(self._reader.usable(list(chain.from_iterable(those)), self._split, self._logs))
+            yield from (Read(run, tables.turn(len(run))) for run in those)
+
+    def _examples(self, read: Read) -> Examples:
+        with blaming(read.run[0].chunk.file):
+            return Examples.concat([self._encode(table) for table in read.tables()])
+
+
+def _continued(runs: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
+    """Consecutive runs together where each goes on in the row group in which the one before it ended."""
+    those: list[list[Entry]] = []
+    for run in runs:
+        last, first = those[-1][-1].chunk if those else None, run[0].chunk
+        if last and (last.file, last.group) == (first.file, first.group) and last.start < first.start:
+            those.append(run)
+            continue
+        if those:
+            yield those
+        those = [run]
+    if those:
+        yield those
 
 
 def _total(pieces: Sequence[Piece]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from pipelines.training.ahead import ahead, in_order
+from pipelines.training.ahead import Turns, ahead, in_order
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +95,26 @@ class TestInOrder:
         assert [next(results) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(OSError, match="task 3"):
             next(results)
+
+
+class TestTurns:
+    def test_are_taken_in_their_order_whichever_thread_comes_first(self) -> None:
+        turns = Turns(iter(range(10)))
+        first, second, third = turns.turn(3), turns.turn(0), turns.turn(4)
+        taken: dict[str, list[int]] = {}
+        late = threading.Thread(target=lambda: taken.update(third=third()))
+        late.start()
+        taken |= {"first": first(), "second": second()}
+        late.join(5)
+        assert taken == {"first": [0, 1, 2], "second": [], "third": [3, 4, 5, 6]}
+
+    def test_one_that_fails_holds_nobody_up(self) -> None:
+        def items() -> Iterator[int]:
+            yield 1
+            raise OSError("gone")
+
+        turns = Turns(items())
+        first, second = turns.turn(2), turns.turn(2)
+        with pytest.raises(OSError, match="gone"):
+            first()
+        assert second() == []

@@ -306,8 +306,11 @@ class TestOfALog:
             list(fed.feed().epoch(0))
         assert str(caught.value).startswith(f"{file}: ")
 
-    def test_a_row_group_larger_than_a_chunk_is_read_in_parts(self, tmp_path: Path) -> None:
-        rows = 2 * CHUNK_ROWS + 500
+    @pytest.mark.parametrize("shuffled", [True, False])
+    def test_a_row_group_larger_than_a_block_is_read_in_parts_and_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffled: bool
+    ) -> None:
+        rows = 4 * CHUNK_ROWS + 500
         schema = Schema.model_validate(
             {
                 "name": "s",
@@ -328,10 +331,20 @@ class TestOfALog:
         )
         reader, fitter = LogReader(logs.path, schema, {}), EncoderFitter(schema)
         index = survey(reader, logs, schema, on_train=fitter.add).index
-        assert [entry.chunk.start for entry in index.entries] == [0, CHUNK_ROWS, 2 * CHUNK_ROWS]
+        assert [entry.chunk.start for entry in index.entries] == [i * CHUNK_ROWS for i in range(5)]
         encoder = fitter.encoder()
-        training = TrainingConfig(batch_size=1000, shuffle_rows=CHUNK_ROWS)
-        feed = Feed(reader, index, lambda table: encode(table, encoder), logs, training)
-        assert len(feed._blocks(0)) == 3
+        training = TrainingConfig(batch_size=1000, shuffle_rows=CHUNK_ROWS, readers=3)
+        feed = Feed(reader, index, lambda table: encode(table, encoder), logs, training, shuffled=shuffled)
+        assert len(feed._blocks(0)) == 5
+        decoded: list[int] = []
+
+        def batches(parquet: pq.ParquetFile, *how: Any, **more: Any) -> Iterator[pa.RecordBatch]:
+            for batch in whole(parquet, *how, **more):
+                decoded.append(batch.num_rows)
+                yield batch
+
+        whole = pq.ParquetFile.iter_batches
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", batches)
         read = torch.cat([batch.labels[:, 0] for batch in feed.epoch(0)])
         assert torch.equal(read.sort().values, torch.arange(rows, dtype=torch.float32))
+        assert sum(decoded) == rows
