@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from service.engine.runtimes.base import Runtime
 from service.engine.runtimes.choosing import BACKENDS, Backend, choose
+from service.engine.runtimes.cuda_runtime import Precision
 
-__all__ = ["BACKENDS", "Backend", "Runtime", "choose"]
+__all__ = ["BACKENDS", "Backend", "Precision", "Runtime", "choose"]

@@ -5,20 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ranking.encoding import Inputs
 from ranking.halves import Columns
 from ranking.schema import SingleFeature
 
-Floats = npt.NDArray[np.float32]
 
-
-class Embedding:
+class Embedding(nn.Module):
     """Looks up one half of the features.
 
     Neighbouring features of one width share a flat table: one look-up for all of them, since each costs more for being
@@ -30,32 +26,48 @@ class Embedding:
     """
 
     def __init__(self, columns: Columns, weights: Mapping[str, Tensor]) -> None:
-        self._runs = [_Run(list(run), weights) for _, run in itertools.groupby(columns.singles, lambda f: f.dim)]
-        self._bags = [(weights[f"embedding.{bag.table}"], bag.pooling) for bag in columns.bags]
+        super().__init__()
+        runs = [list(run) for _, run in itertools.groupby(columns.singles, lambda feature: feature.dim)]
+        self._counts = [len(run) for run in runs]
+        self.runs = nn.ModuleList(_Run(run, weights) for run in runs)
+        self.bags = nn.ModuleList(_Bag(weights[f"embedding.{bag.table}"], bag.pooling) for bag in columns.bags)
         self.width = len(columns.joined)
 
-    def __call__(self, inputs: Inputs) -> Floats:
-        """[rows, width] float32."""
+    def forward(self, inputs: Inputs) -> Tensor:
+        """[rows, width] float32. Values of a bag that lie behind the last row's are not looked at."""
         parts, start = [], 0
-        for run in self._runs:
-            parts.append(run(inputs.ids[:, start : start + run.count]))
-            start += run.count
-        for (table, pooling), bag in zip(self._bags, inputs.bags, strict=True):
-            starts = torch.cumsum(bag.lengths, 0) - bag.lengths
-            parts.append(F.embedding_bag(bag.values, table, starts, mode=pooling))
-        joined: Floats = torch.cat([*parts, inputs.dense], 1).numpy()
-        return joined
+        for run, count in zip(self.runs, self._counts, strict=True):
+            parts.append(run(inputs.ids[:, start : start + count]))
+            start += count
+        parts += [look_up(bag.values, bag.lengths) for look_up, bag in zip(self.bags, inputs.bags, strict=True)]
+        return torch.cat([*parts, inputs.dense], 1)
 
 
-class _Run:
-    """Neighbouring features of one width."""
+class _Run(nn.Module):
+    """Neighbouring features of one width; ``starts`` are the first rows of their tables in the flat one."""
+
+    table: Tensor
+    starts: Tensor
 
     def __init__(self, features: Sequence[SingleFeature], weights: Mapping[str, Tensor]) -> None:
-        self.count, self._width = len(features), sum(feature.dim for feature in features)
+        super().__init__()
         tables = {feature.table: weights[f"embedding.{feature.table}"] for feature in features}
-        starts = dict(zip(tables, itertools.accumulate(map(len, tables.values()), initial=0), strict=False))
-        self._table = torch.cat(list(tables.values()))
-        self._starts = torch.tensor([starts[feature.table] for feature in features])
+        firsts = dict(zip(tables, itertools.accumulate(map(len, tables.values()), initial=0), strict=False))
+        self.register_buffer("table", torch.cat(list(tables.values())))
+        self.register_buffer("starts", torch.tensor([firsts[feature.table] for feature in features]))
 
-    def __call__(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids + self._starts, self._table).view(len(ids), self._width)
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids + self.starts, self.table).flatten(1)
+
+
+class _Bag(nn.Module):
+    table: Tensor
+
+    def __init__(self, table: Tensor, pooling: str) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+        self._pooling = pooling
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        starts = F.pad(torch.cumsum(lengths, 0), (1, 0))  # and of one more, to which the values behind the last belong
+        return F.embedding_bag(values, self.table, starts, mode=self._pooling)[:-1]

@@ -64,7 +64,8 @@ class OnnxRuntime:
         request = halves.request.numpy()
         if len(halves.shared) == 1 and self._items.width:
             request = request[:1]  # broadcast instead of copied to every row
-        feeds = {"shared": self._shared(halves.shared), "items": self._items(halves.items), "request": request}
+        feeds = {"shared": self._shared(halves.shared).numpy(), "items": self._items(halves.items).numpy()}
+        feeds["request"] = request
         names = [f"output.{task}" for task in tasks]
         outputs = torch.from_numpy(np.concatenate(self._session(tasks).run(names, feeds), 1))
         found: Scores = scores(self._calibration(outputs, tasks), [self._tasks[task] for task in tasks]).float().numpy()

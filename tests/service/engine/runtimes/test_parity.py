@@ -22,7 +22,8 @@ from ranking.frozen import FrozenRanker
 from ranking.graph import FrozenGraph
 from ranking.halves import Halves, Sides
 from ranking.onnx_body import onnx_body
-from service.engine.runtimes import choose, onnx_runtime
+from service.engine.runtimes import Runtime, choose, onnx_runtime
+from service.engine.runtimes.cuda_runtime import CudaRuntime
 from tests.ranking.test_halves import requests
 
 DrawRows = Callable[[int, int], pa.Table]
@@ -40,6 +41,20 @@ def halves_of(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int]) -> tu
     return halves, choose(ranker, "torch").scores(halves, ranker.schema.task_names)
 
 
+def on_cpu(ranker: FrozenRanker) -> Runtime:
+    """The GPU's runtime, which computes the same without one, only does not record it."""
+    return CudaRuntime(ranker, torch.device("cpu"))
+
+
+FAST: dict[str, Callable[[FrozenRanker], Runtime]] = {"onnxruntime": lambda r: choose(with_body(r)), "cuda": on_cpu}
+
+
+@pytest.fixture(params=FAST)
+def fast(request: pytest.FixtureRequest) -> Callable[[FrozenRanker], Runtime]:
+    """Makes a runtime that is not the reference."""
+    return FAST[request.param]
+
+
 class TestParity:
     @settings(deadline=None, max_examples=40)
     @given(
@@ -47,14 +62,15 @@ class TestParity:
         tasks=st.permutations(TASKS),
         count=st.integers(1, 4),
     )
-    def test_of_onnxruntime(
+    def test_for_every_subset_of_tasks_and_mix_of_requests(
         self, hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], tasks: list[str], count: int
     ) -> None:
         halves, expected = halves_of(hand_ranker, draw_rows, sizes)
         asked = tasks[:count]
-        found = choose(with_body(hand_ranker), "onnxruntime").scores(halves, asked)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected[:, [TASKS.index(task) for task in asked]], rtol=1e-5, atol=1e-5)
+        for make in FAST.values():
+            found = make(hand_ranker).scores(halves, asked)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, expected[:, [TASKS.index(task) for task in asked]], rtol=1e-5, atol=1e-5)
 
     def test_the_reference_scores_as_the_ranker_does(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
         rows = draw_rows(50, 3)
@@ -64,20 +80,27 @@ class TestParity:
         found = choose(hand_ranker, "torch").scores(halves, TASKS)
         assert np.array_equal(found, np.stack([scored[task].to_numpy() for task in TASKS], 1))
 
-    def test_of_calibrated_scores(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    def test_of_calibrated_scores(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, fast: Callable[[FrozenRanker], Runtime]
+    ) -> None:
         graph = hand_ranker.graph
         knots = Isotonic(inputs=(-1.0, 0.5), outputs=(-2.0, -1.0))
         calibration = Calibration({"click": Platt(slope=0.5, shift=-1.0), "like": knots})
         graph = FrozenGraph(graph.schema, graph.selection, graph.weights, calibration=calibration)
         calibrated = replace(hand_ranker, graph=graph)
         halves, expected = halves_of(calibrated, draw_rows, [30])
-        found = choose(with_body(calibrated)).scores(halves, TASKS)
+        found = fast(calibrated).scores(halves, TASKS)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("name", ["user_id", "item_id"])
     @pytest.mark.parametrize("sizes", [[5], [2, 3]])
     def test_of_a_ranker_with_one_empty_half(
-        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, name: str, sizes: list[int]
+        self,
+        hand_ranker: FrozenRanker,
+        draw_rows: DrawRows,
+        fast: Callable[[FrozenRanker], Runtime],
+        name: str,
+        sizes: list[int],
     ) -> None:
         whole = hand_ranker.encoder
         features = tuple(f for f in whole.schema.features if f.name == name)
@@ -95,11 +118,13 @@ class TestParity:
         halves = Sides(encoder).split(ids, request)
         expected = choose(narrow, "torch").scores(halves, TASKS)
         assert len(np.unique(expected[:, 0])) > 1 or (name, len(sizes)) == ("user_id", 1)
-        np.testing.assert_allclose(choose(with_body(narrow)).scores(halves, TASKS), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(fast(narrow).scores(halves, TASKS), expected, rtol=1e-5, atol=1e-5)
 
-    def test_no_candidates(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    def test_no_candidates(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, fast: Callable[[FrozenRanker], Runtime]
+    ) -> None:
         halves, _ = halves_of(hand_ranker, draw_rows, [3])
-        assert choose(with_body(hand_ranker)).scores(halves.slice(0, 0), TASKS).shape == (0, 4)
+        assert fast(hand_ranker).scores(halves.slice(0, 0), TASKS).shape == (0, 4)
 
 
 class TestWhatRuns:
