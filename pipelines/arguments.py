@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     synthetic = command("synthetic", "a generated log whose true probabilities are known", sources)
     synthetic.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
     synthetic.add_argument("--rows", type=positive, default=200_000, help="impressions (default: 200000)")
-    synthetic.add_argument("--seed", type=int, default=0, help="the same seed writes the same log (default: 0)")
+    synthetic.add_argument("--seed", type=whole, default=0, help="the same seed writes the same log (default: 0)")
     synthetic.add_argument(
         "--conflict", type=share, help="how far tasks disagree, from 0 to 1 (default: each mixes its own experts)"
     )
@@ -125,6 +125,13 @@ def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 

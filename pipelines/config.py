@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,12 +17,13 @@ from pydantic import (
     model_validator,
 )
 
+from pipelines.logs.moments import Moment
 from pipelines.logs.places import Place
 from pipelines.tuning.ranges import Range
 from ranking.errors import ConfigError, UsageError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
-from ranking.schema import CrossFeature, Record, Schema
+from ranking.schema import CrossFeature, ListOf, Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["float32", "bfloat16"]
@@ -46,9 +46,9 @@ class LogsConfig(Record):
     path: Place
     users: Place | None = None
     items: Place | None = None
-    train_from: datetime | None = None
-    validation_from: datetime
-    test_from: datetime
+    train_from: Moment | None = None
+    validation_from: Moment
+    test_from: Moment
     allow_missing_days: bool = False
 
     @model_validator(mode="after")
@@ -146,8 +146,8 @@ class TrainingConfig(Record):
     keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
     loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
-    seed: int = 0
-    trackers: tuple[Tracker, ...] = ()
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    trackers: ListOf[Tracker] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
 
 
@@ -160,7 +160,7 @@ class EvaluationConfig(Record):
         bootstrap: draws of whole users for the intervals; 0 gives none.
     """
 
-    slices: tuple[str, ...] = ()
+    slices: ListOf[str] = ()
     ndcg_at: PositiveInt = 10
     bootstrap: NonNegativeInt = 200
 
