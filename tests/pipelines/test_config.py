@@ -157,24 +157,6 @@ class TestUnknownKeys:
         assert "training.taste" in text
 
 
-class TestFilesThatCannotBeRead:
-    def test_missing(self, tmp_path: Path) -> None:
-        assert message(tmp_path / "ranker.toml").startswith(f"{tmp_path}/ranker.toml: cannot be read (No such file")
-
-    def test_a_folder(self, tmp_path: Path) -> None:
-        assert message(tmp_path).startswith(f"{tmp_path}: cannot be read (Is a directory)")
-
-    def test_no_toml_says_the_line(self, toml: Path) -> None:
-        toml.write_text('name = "shop"\npath == 3\n')
-        text = message(toml)
-        assert text.startswith(f"{toml}: not valid TOML: ")
-        assert "line 2" in text
-
-    def test_no_text(self, toml: Path) -> None:
-        toml.write_bytes(b"\xff\xfe\x00name")
-        assert message(toml).startswith(f"{toml}: not valid TOML: ")
-
-
 class TestValuesThatMakeNoRanker:
     """Each message names the file, the key and what to do."""
 
