@@ -339,6 +339,7 @@ class TestWrongUse:
             "logs movies --out x",
             "logs synthetic",
             "logs synthetic --out x --rows 0",
+            "logs synthetic --out x --rows 500",
             "logs synthetic --out x --rows many",
             "logs synthetic --out x --rows -5",
             "logs synthetic --out x --seed s",
