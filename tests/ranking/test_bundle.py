@@ -224,13 +224,13 @@ def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: Froze
 @pytest.mark.parametrize(
     ("calibration", "says"),
     [
-        ({"click": {"kind": "platt", "slope": -1.0, "shift": 0.0}}, "click.slope: Input should be greater than 0"),
-        ({"click": {"kind": "platt", "slope": 1e999, "shift": 0.0}}, "click.slope: Input should be a finite number"),
+        ({"click": {"kind": "platt", "slope": -1.0, "shift": 0.0}}, "click.slope: must be greater than 0"),
+        ({"click": {"kind": "platt", "slope": 1e999, "shift": 0.0}}, "click.slope: must be a finite number"),
         ({"click": {"kind": "isotonic", "inputs": [0.0, 1.0], "outputs": [1.0, 0.0]}}, "click: outputs must rise"),
         ({"click": {"kind": "spline"}}, "click: kind is 'spline'; choose platt or isotonic"),
         ({"watch": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'watch' is no binary task: click, like"),
         ({"buy": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'buy' is no binary task: click, like"),
-        ([1], "valid dictionary"),
+        ([1], "must be a table of keys and values"),
     ],
 )
 def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
