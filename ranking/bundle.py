@@ -2,6 +2,7 @@
 
 manifest.json         schema, selection, calibration, objective, costs, how it was trained
 weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
+body.onnx             the graph behind the embeddings, for ONNX Runtime; a per-example gate has none
 encoder/              vocabularies and scales (Parquet)
 users.parquet, items.parquet   features by id, where the ranker has any to look up
 golden.parquet        inputs and the scores that they must give
@@ -35,6 +36,7 @@ from ranking.selection import Selection
 
 FORMAT = 1
 SUMS = "SHA256SUMS"
+BODY = "body.onnx"
 TOLERANCE = 1e-5
 """Largest difference, absolute and relative, between golden scores and those of another machine."""
 
@@ -73,6 +75,8 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
     with appearing(folder) as draft:
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         save_file(dict(ranker.graph.weights), draft / "weights.safetensors")
+        if ranker.body is not None:
+            (draft / BODY).write_bytes(ranker.body)
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
@@ -138,6 +142,7 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         tables,
         manifest["objective"],
         manifest["details"],
+        (folder / BODY).read_bytes() if (folder / BODY).exists() else None,
     )
     return ranker, pq.read_table(folder / "golden.parquet")
 

@@ -36,6 +36,7 @@ class FrozenRanker:
         tables: features of users and items by id, for what a table of candidates leaves out.
         objective: task → weight in the score that sorts, unless a request says otherwise.
         details: what else the bundle says of itself (costs, training).
+        body: the graph behind the embeddings as ONNX, see ``onnx_body``; None if there is none.
     """
 
     schema: Schema
@@ -44,6 +45,7 @@ class FrozenRanker:
     tables: Mapping[Owner, FeatureTable]
     objective: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes | None = field(default=None, repr=False)
 
     @property
     def selection(self) -> Selection:
