@@ -139,7 +139,7 @@ def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
         for file in folder.rglob("*"):
             assert not file.is_symlink()
             if file.is_file():
-                assert file.name == "SHA256SUMS" or file.suffix in {".json", ".safetensors", ".parquet"}
+                assert file.name == "SHA256SUMS" or file.suffix in {".json", ".safetensors", ".parquet", ".onnx"}
                 assert not file.stat().st_mode & 0o111, f"{file} is executable"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,7 +22,7 @@ from ranking.frozen import FrozenRanker
 from ranking.graph import FrozenGraph
 from ranking.halves import Halves, Sides
 from ranking.onnx_body import onnx_body
-from service.engine.runtimes import choose
+from service.engine.runtimes import choose, onnx_runtime
 from tests.ranking.test_halves import requests
 
 DrawRows = Callable[[int, int], pa.Table]
@@ -101,21 +103,22 @@ class TestParity:
 
 
 class TestWhatRuns:
-    def test_experts_of_other_tasks_do_not(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
-        """An expert whose weights are NaN makes every score NaN that it is evaluated for."""
-        selection, graph = hand_ranker.selection, hand_ranker.graph
+    @pytest.mark.parametrize("tasks", [["click"], ["rating", "like"], TASKS])
+    def test_only_experts_and_towers_of_the_asked_for_tasks(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path, tasks: list[str]
+    ) -> None:
+        runtime = choose(with_body(hand_ranker))
+        assert isinstance(runtime, onnx_runtime.OnnxRuntime)
+        runtime._options.enable_profiling, runtime._options.profile_file_prefix = True, str(tmp_path / "profile")
+        runtime._sessions.clear()
         halves, expected = halves_of(hand_ranker, draw_rows, [7])
-        for expert in selection.experts_used:
-            poisoned = {
-                k: v * float("nan") if k.startswith(f"expert.{expert}.") else v for k, v in graph.weights.items()
-            }
-            body = onnx_body(FrozenGraph(graph.schema, selection, poisoned), hand_ranker.encoder)
-            runtime = choose(replace(hand_ranker, body=body), "onnxruntime")
-            for t, task in enumerate(TASKS):
-                found = runtime.scores(halves, [task])
-                assert np.isnan(found).all() == (expert in selection.tasks[task])
-                if expert not in selection.tasks[task]:
-                    np.testing.assert_allclose(found[:, 0], expected[:, t], rtol=1e-5, atol=1e-5)
+        found = runtime.scores(halves, tasks)
+        np.testing.assert_allclose(found, expected[:, [TASKS.index(task) for task in tasks]], rtol=1e-5, atol=1e-5)
+        (session,) = runtime._sessions.values()
+        events = json.loads(Path(session.end_profiling()).read_text())
+        run = [event["args"]["op_name"] for event in events if event["name"].endswith("_kernel_time")]
+        experts, layers, towers = len(hand_ranker.selection.experts_for(tasks)), 2, 2
+        assert sum(kind.endswith("Gemm") for kind in run) == experts * (layers + 1) + len(tasks) * towers
 
     def test_the_body_holds_the_chosen_experts_alone(self, hand_ranker: FrozenRanker) -> None:
         body = onnx.load_from_string(onnx_body(hand_ranker.graph, hand_ranker.encoder) or b"")
@@ -123,6 +126,18 @@ class TestWhatRuns:
         gemms = [node for node in body.graph.node if node.op_type == "Gemm"]
         experts, layers, towers = len(hand_ranker.selection.experts_used), 2, 2
         assert len(gemms) == experts * (layers + 1) + len(TASKS) * towers  # the first layer has two halves
+
+    def test_parts_of_the_body_are_not_kept_for_ever(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(onnx_runtime, "SESSIONS", 2)
+        halves, expected = halves_of(hand_ranker, draw_rows, [3])
+        runtime = choose(with_body(hand_ranker))
+        for tasks in ([task] for task in TASKS * 2):
+            found = runtime.scores(halves, tasks)
+            np.testing.assert_allclose(found[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)
+        assert isinstance(runtime, onnx_runtime.OnnxRuntime)
+        assert len(runtime._sessions) == 2
 
 
 class TestChoose:
@@ -134,3 +149,9 @@ class TestChoose:
     def test_says_what_a_bundle_lacks(self, hand_ranker: FrozenRanker) -> None:
         with pytest.raises(BundleError, match=r"'hand' carries no body\.onnx .* serve it with the torch backend"):
             choose(hand_ranker, "onnxruntime")
+
+    def test_refuses_a_body_of_anything_else(self, hand_ranker: FrozenRanker) -> None:
+        model = onnx.load_from_string(with_body(hand_ranker).body or b"")
+        model.graph.node.append(onnx.helper.make_node("Loop", ["items"], ["looped"]))
+        with pytest.raises(BundleError, match=r"body\.onnx holds Loop, which no bundle does"):
+            choose(replace(hand_ranker, body=model.SerializeToString()))
