@@ -9,6 +9,7 @@ from typing import Any
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
 NEW_FOLDER = "new folder"
+LEAST_ROWS = 2000
 JSON = "print the result as JSON"
 
 
@@ -29,8 +30,10 @@ def parser() -> argparse.ArgumentParser:
     sources = logs.add_subparsers(title="sources", required=True, metavar="SOURCE")
     synthetic = command("synthetic", "a generated log whose true probabilities are known", sources)
     synthetic.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
-    synthetic.add_argument("--rows", type=positive, default=200_000, help="impressions (default: 200000)")
-    synthetic.add_argument("--seed", type=int, default=0, help="the same seed writes the same log (default: 0)")
+    synthetic.add_argument(
+        "--rows", type=log_rows, default=200_000, help="impressions, at least 2000 (default: 200000)"
+    )
+    synthetic.add_argument("--seed", type=whole, default=0, help="the same seed writes the same log (default: 0)")
     synthetic.add_argument(
         "--conflict", type=share, help="how far tasks disagree, from 0 to 1 (default: each mixes its own experts)"
     )
@@ -125,6 +128,22 @@ def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def log_rows(text: str) -> int:
+    """Rows of a generated log: enough for its rarest label, one in 200, to be there in training."""
+    if not text.isdecimal() or int(text) < LEAST_ROWS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from {LEAST_ROWS}; of fewer rows a rare label is constant in training"
+        )
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 

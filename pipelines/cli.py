@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,16 +22,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly.
+        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly, 141 if who reads its
+        output had enough of it, as of any tool that SIGPIPE ends.
     """
     arguments = parser().parse_args(argv)
     arguments.given = ["ranker", *(sys.argv[1:] if argv is None else argv)]
     try:
         COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads the result has enough, such as head; nothing more can be written there
+    except BrokenPipeError:  # such as head; nothing more can be written there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 128 + signal.SIGPIPE
     except RankerError as error:
         print(f"ranker: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

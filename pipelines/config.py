@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -18,12 +16,14 @@ from pydantic import (
     model_validator,
 )
 
+from pipelines import document
+from pipelines.logs.moments import Moment
 from pipelines.logs.places import Place
 from pipelines.tuning.ranges import Range
-from ranking.errors import ConfigError, UsageError
+from ranking.errors import ConfigError
 from ranking.explaining import explain
 from ranking.model import ModelConfig
-from ranking.schema import CrossFeature, Record, Schema
+from ranking.schema import CrossFeature, ListOf, Record, Schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["float32", "bfloat16"]
@@ -46,9 +46,9 @@ class LogsConfig(Record):
     path: Place
     users: Place | None = None
     items: Place | None = None
-    train_from: datetime | None = None
-    validation_from: datetime
-    test_from: datetime
+    train_from: Moment | None = None
+    validation_from: Moment
+    test_from: Moment
     allow_missing_days: bool = False
 
     @model_validator(mode="after")
@@ -146,8 +146,8 @@ class TrainingConfig(Record):
     keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
     loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
-    seed: int = 0
-    trackers: tuple[Tracker, ...] = ()
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    trackers: ListOf[Tracker] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
 
 
@@ -160,7 +160,7 @@ class EvaluationConfig(Record):
         bootstrap: draws of whole users for the intervals; 0 gives none.
     """
 
-    slices: tuple[str, ...] = ()
+    slices: ListOf[str] = ()
     ndcg_at: PositiveInt = 10
     bootstrap: NonNegativeInt = 200
 
@@ -273,14 +273,7 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
         ConfigError: the file cannot be read or does not describe a ranker; says where and why.
         UsageError: an override that is not written as section.key=value.
     """
-    try:
-        data = tomllib.loads(file.read_text())
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a ranker.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    for override in overrides:
-        _set(data, override)
+    data = document.read(file, overrides)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
@@ -291,19 +284,3 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
     places = {key: getattr(logs, key) for key in ("path", "users", "items")}
     here = {key: base / place for key, place in places.items() if isinstance(place, Path)}
     return config.model_copy(update={"logs": logs.model_copy(update=here)})
-
-
-def _set(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    *path, last = key.strip().split(".")
-    if not equals or not all([*path, last]):
-        raise UsageError(f"--set {override}: write it as section.key=value, such as training.epochs=3")
-    try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    for part in path:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise UsageError(f"--set {override}: '{part}' is no section with keys")
-    data[last] = value

@@ -22,6 +22,7 @@ from pipelines.progress import say
 from pipelines.publishing import publish
 from pipelines.train import train
 from ranking.errors import LogError, RankerError
+from ranking.files import require_free
 
 ROWS = 100_000
 START_SECONDS = 60.0
@@ -43,6 +44,7 @@ def demo(folder: Path) -> None:
     """
     if folder.exists():
         raise LogError(f"{folder} exists: remove it (rm -r {folder}) or name another folder with --dir")
+    require_free(folder)
     logs, run, bundle, repository = (folder / name for name in ("logs", "run", "bundle", "repository"))
     say(f"1/5 generating {ROWS:,} impressions")
     generate(logs, ROWS)

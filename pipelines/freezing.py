@@ -26,6 +26,7 @@ from ranking.frozen import freeze as frozen
 from ranking.gates.config import SingleTaskConfig
 from ranking.losses import scores
 from ranking.model import Mixture
+from ranking.onnx_body import onnx_body
 from ranking.selection import Selection
 
 GOLDEN_ROWS = 32
@@ -72,6 +73,7 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
             f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written"
         )
     say(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
+    ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
     bundle.write(ranker, held_out.slice(0, GOLDEN_ROWS), out)
     return ranker
 

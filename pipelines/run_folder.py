@@ -15,7 +15,7 @@ from pipelines.config import Config
 from pipelines.differing import differences
 from ranking.calibration import Calibration
 from ranking.errors import ConfigError, LogError, OutputError
-from ranking.files import reason, require_free
+from ranking.files import reason, require_empty
 
 CHANGEABLE = ("training.keep_checkpoints", "training.readers", "training.trackers")
 """Settings that may change when a run is resumed, because no weight depends on them."""
@@ -61,7 +61,7 @@ class RunFolder:
         Raises:
             OutputError: something is there already, or it cannot be written.
         """
-        require_free(path)
+        require_empty(path)
         run = cls(path)
         try:
             run.checkpoints.mkdir(parents=True)

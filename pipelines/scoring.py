@@ -13,7 +13,7 @@ from pipelines.logs.reader import LogReader, blaming
 from pipelines.logs.survey import quarantine_file, write_bad
 from pipelines.progress import Progress, say
 from ranking.errors import LogError, OutputError
-from ranking.files import reason
+from ranking.files import reason, require_writable
 from ranking.frozen import FrozenRanker, score_table
 
 
@@ -35,8 +35,7 @@ def score_log(ranker: FrozenRanker, logs: Place, out: Path, tasks: Sequence[str]
         InvalidInputError: an unknown task.
     """
     chosen = ranker.tasks(tasks)
-    if not out.parent.is_dir():
-        raise OutputError(f"{out}: cannot be written (there is no folder {out.parent})")
+    require_writable(out)
     columns = ranker.schema.columns
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
     draft, quarantine = out.with_name(f".{out.name}.draft"), out.with_name(f"{out.name}.quarantine.jsonl")

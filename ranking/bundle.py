@@ -2,6 +2,7 @@
 
 manifest.json         schema, selection, calibration, objective, costs, how it was trained
 weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
+body.onnx             the graph behind the embeddings, for ONNX Runtime; a per-example gate has none
 encoder/              vocabularies and scales (Parquet)
 users.parquet, items.parquet   features by id, where the ranker has any to look up
 users/, items/        the same already encoded, to be mapped (``encoded_table``); new in format 2
@@ -40,6 +41,7 @@ from ranking.selection import Selection
 
 FORMAT = 2
 SUMS = "SHA256SUMS"
+BODY = "body.onnx"
 TOLERANCE = 1e-5
 """Largest difference, absolute and relative, between golden scores and those of another machine."""
 
@@ -78,6 +80,8 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
     with appearing(folder) as draft:
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         save_file(dict(ranker.graph.weights), draft / "weights.safetensors")
+        if ranker.body is not None:
+            (draft / BODY).write_bytes(ranker.body)
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
@@ -148,6 +152,7 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         tables,
         manifest["objective"],
         manifest["details"],
+        (folder / BODY).read_bytes() if (folder / BODY).exists() else None,
         encoded,
     )
     return ranker, pq.read_table(folder / "golden.parquet")

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, PositiveFloat, TypeAdapter, model_validator
 from torch import Tensor
 
-from ranking.schema import Record
+from ranking.schema import ListOf, Record
 
 
 class Platt(Record):
@@ -37,8 +37,8 @@ class Isotonic(Record):
     """
 
     kind: Literal["isotonic"] = "isotonic"
-    inputs: Annotated[tuple[float, ...], Field(min_length=1)]
-    outputs: tuple[float, ...]
+    inputs: Annotated[ListOf[float], Field(min_length=1)]
+    outputs: ListOf[float]
 
     @model_validator(mode="after")
     def _rises(self) -> Self:

@@ -46,14 +46,57 @@ def appearing(folder: Path) -> Iterator[Path]:
         raise
 
 
-def require_free(folder: Path) -> None:
-    """Refuses a folder that holds something.
+def require_folder(path: Path) -> Path:
+    """The lowest folder at or above a path that is there.
+
+    Raises:
+        OutputError: a file is in its place.
+    """
+    try:
+        found = next(place for place in (path, *path.parents) if place.exists())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
+    if not found.is_dir():
+        raise OutputError(f"{found} is a file, not a folder: name another place")
+    return found
+
+
+def require_empty(folder: Path) -> None:
+    """Refuses a folder that holds something, or that lies below a file.
 
     Raises:
         OutputError: it does.
     """
+    require_folder(folder.parent)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} exists and is never overwritten: name another folder")
+
+
+def require_free(folder: Path) -> None:
+    """Refuses a folder that ``appearing`` could not make, so that nobody works for nothing.
+
+    Raises:
+        OutputError: it holds something, lies below a file, or may not be written.
+    """
+    require_empty(folder)
+    above = require_folder(folder.parent)
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: cannot be written (no permission to write in {above}); name another folder")
+
+
+def require_writable(file: Path) -> None:
+    """Refuses a file that cannot be written or replaced, so that nobody works for nothing.
+
+    Raises:
+        OutputError: it is a folder, there is none to hold it, or that may not be written.
+    """
+    above = require_folder(file.parent)
+    if above != file.parent:
+        raise OutputError(f"{file}: cannot be written (there is no folder {file.parent})")
+    if file.is_dir():
+        raise OutputError(f"{file}: cannot be written (it is a folder); name a file in it")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"{file}: cannot be written (no permission to write in {above}); name another place")
 
 
 def write_json(data: dict[str, Any], file: Path) -> None:

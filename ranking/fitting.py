@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ranking.encoding import Encoder, Scale, transformed
-from ranking.features import as_type, read_column
+from ranking.errors import InvalidInputError
+from ranking.features import canonical, read_column
 from ranking.id_spaces import Buckets, FloatArray, HashBuckets, IdSpace, Vocabulary
-from ranking.schema import BucketsFeature, IdFeature, NumericFeature, Schema, SparseFeature
+from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
 
 SAMPLED_NUMBERS = 100_000
 """Numbers that quantiles are taken from: of ten buckets, 19 in 20 hold 10 ± 0.2 % of the rows."""
@@ -92,7 +93,7 @@ class EncoderFitter:
             for feature in schema.sparse
             if isinstance(feature, IdFeature) and feature.hash_buckets is None
         }
-        self._types: dict[str, pa.DataType] = {}
+        self._types: dict[str, tuple[pa.DataType, str]] = {}  # of each table's ids, and what column had it
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
         self._samples = {
             feature.name: _Sample()
@@ -104,10 +105,13 @@ class EncoderFitter:
         """Takes a completed table (see ``features.complete``) into account.
 
         Raises:
-            InvalidInputError: a column is text in one batch and integers in another.
+            InvalidInputError: ids of one table are text here and integers there, or a default is of the other type.
         """
         for feature in self._schema.given:
-            column = read_column(table[feature.column].combine_chunks(), feature)
+            given = table[feature.column].combine_chunks()
+            if isinstance(feature, IdFeature):
+                _require_default_alike(given, feature)
+            column = read_column(given, feature)
             if isinstance(feature, NumericFeature):
                 self._moments[feature.name].add(column, feature.transform)
             elif feature.name in self._samples:
@@ -118,7 +122,11 @@ class EncoderFitter:
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
         if pa.types.is_null(ids.type):
             return
-        ids = as_type(ids, self._types.setdefault(name, ids.type), field)
+        kind, first = self._types.setdefault(name, (ids.type, field))
+        if ids.type != kind:
+            other = "rows read before" if first == field else f"column '{first}', which shares table '{name}'"
+            reason = f"holds {_called(ids.type)}, but {_called(kind)} in {other}: write ids of one type"
+            raise InvalidInputError(field, reason)
         counts = pc.value_counts(ids.drop_null())
         self._counts[name].update(dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True)))
 
@@ -137,7 +145,33 @@ class EncoderFitter:
             return HashBuckets(feature.hash_buckets)
         counts = self._counts[name]
         kept = sorted((v for v, n in counts.items() if n >= feature.min_count), key=lambda v: (-counts[v], v))
-        return Vocabulary(pa.array(kept, self._types.get(name, pa.string())))
+        kind, _ = self._types.get(name, (pa.string(), ""))
+        return Vocabulary(pa.array(kept, kind))
+
+
+def _require_default_alike(column: pa.Array, feature: IdFeature) -> None:
+    """Refuses a default that is text where the column holds integers, or the other way round.
+
+    Raises:
+        InvalidInputError: it is.
+    """
+    if feature.default is None:
+        return
+    default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
+    kinds = [_id_type(values) for values in (column, canonical(pa.array([default]), feature))]
+    if kinds[0] != kinds[1] and not any(map(pa.types.is_null, kinds)):
+        mend = "write it in quotes" if pa.types.is_string(kinds[0]) else "write an integer"
+        raise InvalidInputError(
+            feature.column, f"holds {_called(kinds[0])}, but the default of '{feature.name}' is {default!r}: {mend}"
+        )
+
+
+def _id_type(column: pa.Array) -> pa.DataType:
+    return column.type.value_type if _is_list(column) else column.type
+
+
+def _called(kind: pa.DataType) -> str:
+    return "text" if pa.types.is_string(kind) else "integers"
 
 
 def _is_list(column: pa.Array) -> bool:

@@ -38,6 +38,7 @@ class FrozenRanker:
         tables: features of users and items by id, for what a table of candidates leaves out.
         objective: task → weight in the score that sorts, unless a request says otherwise.
         details: what else the bundle says of itself (costs, training).
+        body: the graph behind the embeddings as ONNX, see ``onnx_body``; None if there is none.
         stored: ``encoded`` as a bundle holds it; None if the ranker is not from a bundle.
     """
 
@@ -47,7 +48,8 @@ class FrozenRanker:
     tables: Mapping[Owner, FeatureTable]
     objective: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
-    stored: Mapping[Owner, EncodedTable] | None = None
+    body: bytes | None = field(default=None, repr=False)
+    stored: Mapping[Owner, EncodedTable] | None = field(default=None, repr=False)
 
     @cached_property
     def encoded(self) -> Mapping[Owner, EncodedTable]:

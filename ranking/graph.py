@@ -38,6 +38,10 @@ class FrozenGraph:
         weights: name → tensor, as above.
         gate: settings of a per-example gate; None if the gate is static.
         calibration: of the outputs; none by default.
+
+    Attributes:
+        experts: number of each chosen expert → its layers, float64.
+        towers: task → its layers, float64; the last gives the output.
     """
 
     def __init__(
@@ -53,8 +57,8 @@ class FrozenGraph:
         self.weights = weights
         self.gate = gate
         self.calibration = calibration or Calibration()
-        self._experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
-        self._towers = {task: _layers(weights, f"tower.{task}") for task in schema.task_names}
+        self.experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
+        self.towers = {task: _layers(weights, f"tower.{task}") for task in schema.task_names}
         self._gate = None if gate is None else self._rebuilt(gate)
 
     def __call__(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
@@ -104,7 +108,7 @@ class FrozenGraph:
         return torch.cat([*columns, inputs.dense], 1).double()
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
-        for weight, bias in self._experts[expert]:
+        for weight, bias in self.experts[expert]:
             x = torch.addmm(bias, x, weight).relu_()
         return x
 
@@ -121,9 +125,9 @@ class FrozenGraph:
         """Each task's mixture of the experts that its rows chose, [batch, width] a task."""
         rank = {name: t for t, name in enumerate(self.schema.task_names)}
         weights = self._choose(x)[:, [rank[task] for task in tasks]]
-        width = next(iter(self._experts.values()))[-1][0].shape[1]
+        width = next(iter(self.experts.values()))[-1][0].shape[1]
         mixed = x.new_zeros(len(tasks), len(x), width)
-        for expert in self._experts:
+        for expert in self.experts:
             shares = weights[:, :, expert]
             rows = (shares > 0).any(1).nonzero().flatten()
             if len(rows):
@@ -133,13 +137,13 @@ class FrozenGraph:
         return list(mixed)
 
     def _tower(self, task: str, x: Tensor) -> Tensor:
-        *hidden, (weight, bias) = self._towers[task]
+        *hidden, (weight, bias) = self.towers[task]
         for hidden_weight, hidden_bias in hidden:
             x = torch.addmm(hidden_bias, x, hidden_weight).relu_()
         return torch.addmm(bias, x, weight)
 
     def _rebuilt(self, config: GateConfig) -> Gate:
-        inputs, width = len(self.weights["norm.scale"]), next(iter(self._experts.values()))[-1][0].shape[1]
+        inputs, width = len(self.weights["norm.scale"]), next(iter(self.experts.values()))[-1][0].shape[1]
         gate = build_gate(config, len(self.schema.tasks), self.selection.num_experts, inputs, width).ordinary()
         gate.load_state_dict({name[len(GATE) :]: w for name, w in self.weights.items() if name.startswith(GATE)})
         return gate.double().eval().requires_grad_(False)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ranking.encoding import Inputs
-from ranking.schema import Name, Record, Widths
+from ranking.schema import ListOf, Name, Record, Widths
 
 if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
     from ranking.embeddings import Embeddings
@@ -32,7 +32,7 @@ class SideTowerConfig(Record):
             tower does not explain everything by it.
     """
 
-    features: Annotated[tuple[Name, ...], Field(min_length=1)]
+    features: Annotated[ListOf[Name], Field(min_length=1)]
     layers: Widths = (16,)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 

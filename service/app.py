@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from ranking.errors import RankerError
 from service import problems
 from service.api.routes import operations_routes, ranking_routes
-from service.engine.runtime import Runtime
+from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.middleware import Envelope
 from service.repository import Repository
@@ -28,7 +28,8 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         BundleError: nothing can be served; says which bundle and why.
     """
-    repository, runtime, metrics = Repository(settings.repository, settings.default_model), Runtime(), Metrics()
+    repository, metrics = Repository(settings.repository, settings.default_model), Metrics()
+    engine = Engine(settings.max_batch_rows)
     for served in repository:
         metrics.loaded(served)
         log.info("serving %s version %s, loaded in %.2f s", served.name, served.version, served.load_seconds)
@@ -36,12 +37,12 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        runtime.close()
+        engine.close()
 
     app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
     app.add_middleware(Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes)
     problems.install(app)
-    app.include_router(ranking_routes(settings, repository, runtime, metrics))
+    app.include_router(ranking_routes(settings, repository, engine, metrics))
     app.include_router(operations_routes(repository, metrics))
     return app
 

@@ -10,8 +10,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 log = logging.getLogger("ranker.service")
+
+CLIENT_CLOSED_REQUEST = 499
+"""What proxies log when a client went away; nobody receives it, the metrics count it."""
 
 
 class FieldError(BaseModel):
@@ -76,6 +80,10 @@ def install(app: FastAPI) -> None:
         malformed = any(e["type"] == "json_invalid" for e in error.errors())
         detail = "; ".join(f"{e.field}: {e.reason}" for e in fields)
         return response(Problem(400 if malformed else 422, detail, fields))
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(Exception)
     async def _unknown(_: Request, error: Exception) -> Response:

@@ -10,16 +10,29 @@ from pathlib import Path
 from ranking import bundle, repository
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
+from ranking.halves import Sides
+from service.engine.runtimes import Runtime, choose
 from service.problems import Problem
 
 
 @dataclass(frozen=True)
 class Served:
-    """One loaded version of a model."""
+    """One loaded version of a model.
+
+    Attributes:
+        name: of the model.
+        version: of the model.
+        ranker: the bundle.
+        sides: of its encoder.
+        runtime: what executes it.
+        load_seconds: that loading and verifying took.
+    """
 
     name: str
     version: str
     ranker: FrozenRanker
+    sides: Sides
+    runtime: Runtime
     load_seconds: float
 
 
@@ -67,4 +80,4 @@ def _load(path: Path, name: str) -> Served:
     start = time.monotonic()
     version = repository.current(path, name)
     ranker = bundle.load(repository.folder(path, name, version))
-    return Served(name, str(version), ranker, time.monotonic() - start)
+    return Served(name, str(version), ranker, Sides(ranker.encoder), choose(ranker), time.monotonic() - start)

@@ -43,17 +43,20 @@ class ColumnCheck:
         self._first: dict[str, tuple[pa.DataType, str]] = {}
 
     def check(self, file: LogFile, stored: pa.Schema) -> None:
-        """Refuses a file without a column that no side table can give, or with one of another kind than before.
+        """Refuses a file without columns that no side table can give, or with one of another kind than before.
 
         Raises:
-            LogError: names the file, the column, the file it differs from, and the mend.
+            LogError: names the file, the columns, the file it differs from, and the mend.
         """
         names, columns = {*stored.names, *file.keys}, self._schema.columns
         not_looked_up = {columns.item, columns.user, columns.time, *label_columns(self._schema)}
-        for column, what in needed(self._schema, labels=self._labels).items():
-            found = names if column in not_looked_up else names | self._looked_up
-            if column not in found:
-                raise LogError(f"{file.shown}: column '{column}' ({what}) is missing{self._hint(column, found)}")
+        asked = needed(self._schema, labels=self._labels)
+        missing = {c: what for c, what in asked.items() if c not in names | (self._looked_up - not_looked_up)}
+        if missing:
+            which = ", ".join(f"column '{column}' ({what})" for column, what in missing.items())
+            verb = "is" if len(missing) == 1 else "are"
+            raise LogError(f"{file.shown}: {which} {verb} missing{self._hint(list(missing), names)}")
+        for column in asked:
             if column in stored.names:
                 self._compare(file.shown, column, stored.field(column).type)
         if self._labels:
@@ -72,16 +75,17 @@ class ColumnCheck:
                 "write one type in all files, or move the files of one type away"
             )
 
-    def _hint(self, name: str, found: set[str]) -> str:
-        """Where a missing column may be: in the log's first or last file, or under another name."""
+    def _hint(self, missing: list[str], found: set[str]) -> str:
+        """Where missing columns may be: in the log's first or last file, or, a single one, under another name."""
         for other in self._ends:
             try:
                 with other.open() as opened:
-                    if name in opened.schema.names:
-                        return f", but {other.shown} has it: write it in all files"
+                    if {*missing} <= {*opened.schema.names}:
+                        them = "it" if len(missing) == 1 else "them"
+                        return f", but {other.shown} has {them}: write {them} in all files"
             except (OSError, pa.ArrowException):
                 continue
-        close = difflib.get_close_matches(name, found, 1)
+        close = difflib.get_close_matches(missing[0], found, 1) if len(missing) == 1 else []
         return f"; did you mean '{close[0]}'?" if close else f" (found: {', '.join(sorted(found))})"
 
 

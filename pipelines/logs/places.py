@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from ranking.errors import LogError
 
@@ -22,10 +23,10 @@ def place(text: str | Path) -> Path | str:
     """A URI as it stands (a ``Path`` would fold its slashes), other text as a path.
 
     Raises:
-        ValueError: it is no text.
+        PydanticCustomError: it is no text.
     """
     if not isinstance(text, str | Path):
-        raise ValueError("write a path or a URI")
+        raise PydanticCustomError("place", "must be a path or a URI, in quotes")
     return Path(text) if isinstance(text, Path) or not URI.match(text) else text
 
 

@@ -24,7 +24,7 @@ from pipelines.logs.splits import SPLITS, split_bounds, within
 from pipelines.progress import Progress
 from ranking.encoding import encode_labels
 from ranking.errors import LogError, OutputError
-from ranking.files import reason
+from ranking.files import reason, require_folder
 from ranking.schema import Schema
 
 
@@ -210,6 +210,8 @@ def quarantine_file(path: Path | None) -> Iterator[IO[str]]:
     Raises:
         OutputError: it cannot be written.
     """
+    if path is not None:
+        require_folder(path.parent)
     try:
         with open(path or os.devnull, "w") as stream:  # noqa: PTH123 — os.devnull is a plain name
             yield stream

@@ -29,6 +29,8 @@ HIDDEN = 12
 """Units of a true expert."""
 DAYS = 10
 """Eight train, one validates, one tests."""
+EPOCH_STEPS = 150
+"""Steps that gates need to choose their experts."""
 FIRST_DAY = datetime(2026, 1, 1)
 
 
@@ -102,7 +104,7 @@ def generate(out: Path, rows: int = 200_000, seed: int = 0, conflict: float | No
     }
     x = np.hstack([user_factors[user], item_factors[item], user_factors[user] * item_factors[item], np.eye(3)[surface]])
     log |= _labels(x, conflict, random)
-    write_logs(out, _config(), pa.table(log), users=users, items=items)
+    write_logs(out, _config(rows), pa.table(log), users=users, items=items)
 
 
 def _power_law(count: int, exponent: float) -> Array:
@@ -221,7 +223,13 @@ def _bias_for(rate: float, logits: Array) -> float:
     return low
 
 
-def _config() -> dict[str, Any]:
+def _batch_size(rows: int) -> int:
+    """The largest power of two with which an epoch has enough steps; from 32, so that batch norm sees enough rows."""
+    fitting = rows * (DAYS - 2) // DAYS // EPOCH_STEPS
+    return min(512, max(32, 1 << max(0, fitting.bit_length() - 1)))
+
+
+def _config(rows: int) -> dict[str, Any]:
     log1p = {"transform": "log1p"}
     features = [
         feature("user_id", "categorical", "user"),
@@ -258,6 +266,7 @@ def _config() -> dict[str, Any]:
             "test_from": f"{first.replace(day=DAYS)}T00:00:00",
         },
         "model": {"gate": {"kind": "dselect_k"}},
+        "training": {"batch_size": _batch_size(rows)},
         "serving": {"objective": OBJECTIVE},
         "features": features,
         "tasks": tasks,

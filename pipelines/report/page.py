@@ -11,7 +11,7 @@ from pipelines.report.facts import Facts, read_facts
 from pipelines.report.summary import summary
 from pipelines.run_folder import RunFolder
 from ranking.errors import OutputError
-from ranking.files import reason
+from ranking.files import reason, require_writable
 
 SECTIONS = (
     data.data,
@@ -43,7 +43,9 @@ def write_report(path: Path, out: Path | None = None) -> Path:
         OutputError: the file cannot be written.
     """
     file = out or RunFolder(path).report
-    page = render(read_facts(path))
+    facts = read_facts(path)
+    require_writable(file)
+    page = render(facts)
     draft = file.with_name(f".{file.name}.draft")
     try:
         draft.write_text(page, encoding="utf-8")

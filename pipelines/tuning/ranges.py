@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from ranking.errors import ConfigError
 from ranking.explaining import explain
-from ranking.schema import Record
+from ranking.schema import ListOf, Record
 
 if TYPE_CHECKING:
     from optuna import Trial
 
     from pipelines.config import Config
 
-Choice = bool | int | float | str | list[int]
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and isfinite(value))
+
+
+def _number(value: Any) -> Any:
+    if value is not None and not _is_number(value):
+        raise PydanticCustomError("number", "must be a number")
+    return value
+
+
+def _choice(value: Any) -> Any:
+    layers = isinstance(value, list) and all(map(_is_whole, value))
+    if not layers and not _is_number(value) and not isinstance(value, bool | str):
+        raise PydanticCustomError("choice", "must be a number, text, true, false or a list of whole numbers")
+    return value
+
+
+Number = Annotated[int | float | None, BeforeValidator(_number)]
+Choice = Annotated[bool | int | float | str | list[int], BeforeValidator(_choice)]
 
 
 class Range(Record):
@@ -30,15 +55,21 @@ class Range(Record):
         choices: in place of low and high.
     """
 
-    low: int | float | None = None
-    high: int | float | None = None
+    low: Number = None
+    high: Number = None
     log: bool = False
-    choices: Annotated[tuple[Choice, ...], Field(min_length=1)] | None = None
+    choices: Annotated[ListOf[Choice], Field(min_length=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _a_list_is_choices(cls, data: Any) -> Any:
-        return {"choices": data} if isinstance(data, list | tuple) else data
+        if isinstance(data, list | tuple):
+            return {"choices": data}
+        if isinstance(data, dict) and any(isinstance(data[key], dict | list) for key in data.keys() - cls.model_fields):
+            raise ValueError('write the whole setting in quotes, such as "training.learning_rate.trunk" = …')
+        if not isinstance(data, dict | Range):
+            raise PydanticCustomError("range", "must be a table with low and high, or a list of choices")
+        return data
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

@@ -34,7 +34,7 @@ from pipelines.differing import differences
 from pipelines.run_folder import RunFolder
 from pipelines.tuning.ranges import Range, space, with_settings
 from ranking.errors import ConfigError, OutputError
-from ranking.files import reason
+from ranking.files import reason, require_folder
 
 OUTCOME, REASON, TAKES_UP = "outcome", "reason", "takes_up"
 """What a trial's journal says of its end, and which lost trial it takes up."""
@@ -103,6 +103,7 @@ class StudyFolder:
         if config.model.gate.kind == "single_task":
             raise ConfigError("single_task trains a model for each task: tune a configuration of one task instead")
         space(config)
+        require_folder(path)
         file = path / "config.toml"
         try:
             (path / "trials").mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from ranking.schema.features import (
     SingleFeature,
     SparseFeature,
 )
-from ranking.schema.record import MODEL_NAME, ColumnName, Name, Owner, Record, Widths
+from ranking.schema.record import MODEL_NAME, ColumnName, ListOf, Name, Owner, Record, Widths
 from ranking.schema.schema import Columns, Schema
 from ranking.schema.tasks import Task
 
@@ -33,6 +33,7 @@ __all__ = [
     "Feature",
     "GivenFeature",
     "IdFeature",
+    "ListOf",
     "Name",
     "NumberFeature",
     "NumericFeature",

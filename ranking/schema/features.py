@@ -5,11 +5,19 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
 
-from ranking.schema.record import ColumnName, Name, Owner, Record, with_name
+from ranking.schema.record import ColumnName, ListOf, Name, Owner, Record, with_name
 
-Id = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | StrictStr | StrictBool
+
+def _id(value: Any) -> Any:
+    if not isinstance(value, int | str) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+        raise PydanticCustomError("id", "must be an id: a whole number of 64 bits, text, true or false")
+    return value
+
+
+Id = Annotated[int | str | bool, BeforeValidator(_id)]
 
 
 class _Given(Record):
@@ -77,7 +85,7 @@ class _Pooled(_Ids):
     """
 
     pooling: Literal["mean", "sum"] = "mean"
-    default: tuple[Id, ...] | None = None
+    default: ListOf[Id] | None = None
 
     @model_validator(mode="after")
     def _default_of_one_type(self) -> Self:
@@ -136,7 +144,7 @@ class BucketsFeature(_Given):
 
     kind: Literal["buckets"]
     dim: PositiveInt = 16
-    boundaries: Annotated[tuple[float, ...], Field(min_length=1)] | None = None
+    boundaries: Annotated[ListOf[float], Field(min_length=1)] | None = None
     count: Annotated[int, Field(ge=2)] | None = None
     default: float | None = None
 
@@ -168,7 +176,7 @@ class CrossFeature(Record):
 
     name: Name
     kind: Literal["cross"]
-    of: Annotated[tuple[Name, ...], Field(min_length=2)]
+    of: Annotated[ListOf[Name], Field(min_length=2)]
     hash_buckets: PositiveInt
     dim: PositiveInt = 16
 

@@ -20,7 +20,7 @@ from ranking.schema.features import (
     SingleFeature,
     SparseFeature,
 )
-from ranking.schema.record import MODEL_NAME, ColumnName, Owner, Record
+from ranking.schema.record import ColumnName, ListOf, ModelName, Owner, Record
 from ranking.schema.tasks import Task
 
 
@@ -42,10 +42,10 @@ class Columns(Record):
 class Schema(Record):
     """Features and tasks of one ranker; see the package's docstring."""
 
-    name: Annotated[str, Field(pattern=MODEL_NAME)]
+    name: ModelName
     columns: Columns = Columns()
-    features: Annotated[tuple[Feature, ...], Field(min_length=1)]
-    tasks: Annotated[tuple[Task, ...], Field(min_length=1)]
+    features: Annotated[ListOf[Feature], Field(min_length=1)]
+    tasks: Annotated[ListOf[Task], Field(min_length=1)]
 
     @field_validator("features", "tasks")
     @classmethod

@@ -89,7 +89,10 @@ class RankRequest(_Message):
 
 
 class RankedItem(_Message):
-    """``score`` sorts; ``scores`` by task; ``missing`` names the features that were known neither here nor by id."""
+    """``score`` sorts; ``scores`` by task; ``missing`` names the features that were known neither here nor by id.
+
+    Of a cross the unknown parts are named, which can be sent, and not the cross, which cannot.
+    """
 
     id: Id
     score: float

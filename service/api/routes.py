@@ -7,17 +7,18 @@ from typing import Any
 import pydantic_core
 from fastapi import APIRouter, Depends, Request, Response
 
+from service.api.leaving import while_connected
 from service.api.messages import ModelMetadata, RankRequest, RankResponse
 from service.engine.candidates import item_ids
+from service.engine.engine import Engine
 from service.engine.ranking import Ranked
-from service.engine.runtime import Runtime
 from service.metrics import Metrics
 from service.problems import DOCUMENTED, Problem
 from service.repository import Repository, Served
 from service.settings import Settings
 
 
-def ranking_routes(settings: Settings, repository: Repository, runtime: Runtime, metrics: Metrics) -> APIRouter:
+def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
     router = APIRouter(tags=["ranking"], dependencies=[Depends(require_json)])
     documented: Any = {"response_model": RankResponse, "responses": DOCUMENTED}
@@ -26,7 +27,8 @@ def ranking_routes(settings: Settings, repository: Repository, runtime: Runtime,
         count = len(item_ids(request))
         if count > settings.max_candidates:
             raise Problem(413, f"{count} candidates: this service ranks at most {settings.max_candidates} at a time")
-        ranked = await runtime.rank(served.ranker, request, http.state.arrived)
+        async with while_connected(http):
+            ranked = await engine.rank(served, request, http.state.arrived)
         metrics.rows.labels(served.name).inc(count)
         metrics.missing.labels(served.name).inc(sum(map(len, ranked.missing)))
         document = rank_document(ranked, served, request, http.state.request_id)

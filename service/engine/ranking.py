@@ -1,4 +1,4 @@
-"""The request path: table of candidates → scores → objective → order."""
+"""The request path around the runtime: a request → encoded candidates; their scores → objective → order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ranking.errors import InvalidInputError
 from ranking.frozen import FrozenRanker
+from ranking.halves import Halves, Sides
 from ranking.schema import Task
 from service.api.messages import RankRequest
 from service.engine.candidates import explained, invalid, item_ids, to_table
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that is ready to be scored.
+
+    Attributes:
+        ids: of the candidates, as the request gave them.
+        halves: the candidates, encoded.
+        missing: names of the features that each candidate lacks.
+        tasks: to score.
+        weights: of the tasks in the objective [tasks] float64.
+        top_n: so many of the best are asked for; None: all.
+        experts: task → {expert: weight} that the scores will be made of, if the request asks for explanations.
+    """
+
+    ids: list[int | str]
+    halves: Halves
+    missing: list[list[str]]
+    tasks: list[Task]
+    weights: npt.NDArray[np.float64]
+    top_n: int | None
+    experts: dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -41,8 +66,13 @@ class Ranked:
         return sorted({expert for chosen in self.experts.values() for expert in chosen}) if self.ids else []
 
 
-def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
-    """Scores and sorts a request's candidates; equal scores keep the order of the request.
+def prepare(ranker: FrozenRanker, sides: Sides, request: RankRequest) -> Prepared:
+    """Checks, completes and encodes a request.
+
+    Args:
+        ranker: that will score it.
+        sides: of the ranker's encoder.
+        request: what is to be ranked.
 
     Raises:
         Problem: 422, naming the field that is wrong.
@@ -50,21 +80,37 @@ def rank(ranker: FrozenRanker, request: RankRequest) -> Ranked:
     try:
         tasks = ranker.tasks(request.tasks)
         weights = objective_weights(ranker, tasks, request.objective)
-        table = ranker.complete(to_table(request, ranker.schema))
-        scores, missing = (tensor.numpy() for tensor in ranker.score_completed(table, tasks))
+        inputs = ranker.encoder.encode(ranker.complete(to_table(request, ranker.schema)))
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
-    total = scores.astype(np.float64) @ weights
-    order = np.argsort(-total, kind="stable")[: request.top_n]
-    ids = item_ids(request)
     names = np.array([feature.name for feature in ranker.schema.given])
+    return Prepared(
+        item_ids(request),
+        sides.split(inputs, torch.zeros(len(inputs), dtype=torch.int64)),
+        [names[row].tolist() for row in inputs.missing.numpy()],
+        tasks,
+        weights,
+        request.top_n,
+        ranker.graph.explain(inputs, [task.name for task in tasks]) if request.explain else {},
+    )
+
+
+def order(prepared: Prepared, scores: npt.NDArray[np.float32]) -> Ranked:
+    """Sorts a request's candidates by the objective; equal ones keep the order of the request.
+
+    Args:
+        prepared: the request.
+        scores: [candidates, tasks].
+    """
+    total = scores.astype(np.float64) @ prepared.weights
+    best = np.argsort(-total, kind="stable")[: prepared.top_n]
     return Ranked(
-        [ids[i] for i in order],
-        total[order],
-        scores[order],
-        [names[row].tolist() for row in missing[order]],
-        [task.name for task in tasks],
-        ranker.graph.explain(ranker.encoder.encode(table), [t.name for t in tasks]) if request.explain else {},
+        [prepared.ids[i] for i in best],
+        total[best],
+        scores[best],
+        [prepared.missing[i] for i in best],
+        [task.name for task in prepared.tasks],
+        prepared.experts,
     )
 
 

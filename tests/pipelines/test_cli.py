@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -255,11 +256,25 @@ class TestFailures:
             ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
             ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
             ("demo --dir {logs}", "{logs} exists"),
+            ("check {file}", "{file}: is a Parquet file, but a configuration is wanted; name the ranker.toml"),
+            ("train {file} --run {empty}/run", "{file}: is a Parquet file, but a configuration is wanted"),
+            ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another place"),
+            ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
+            ("demo --dir {file}/new", "{file} is a file, not a folder"),
+            ("check {logs}/ranker.toml --quarantine {file}/new", "{file} is a file, not a folder"),
+            ("train {logs}/ranker.toml --run {file}/new", "{file} is a file, not a folder"),
+            ("train {logs}/ranker.toml --run {file}/new --resume", "{file} is a file, not a folder"),
+            ("tune {logs}/ranker.toml --study {file}", "{file} is a file, not a folder"),
+            ("report {run} --out {file}/new.html", "{file} is a file, not a folder"),
+            ("freeze {run} --out {file}/new", "{file} is a file, not a folder"),
+            ("publish {bundle} {file}", "{file} is a file, not a folder"),
+            ("score {bundle} --logs {day} --out {file}/new", "{file} is a file, not a folder"),
+            ("score {bundle} --logs {day} --out {empty}", "{empty}: cannot be written (it is a folder)"),
         ],
     )
     def test_are_one_line(self, shown: Shown, tmp_path: Path, command: str, says: str) -> None:
         day = shown.folder / "logs" / "log" / "date=2026-01-10"
-        places = {"empty": tmp_path, "day": day}
+        places = {"empty": tmp_path, "day": day, "file": day / "part-0.parquet"}
         places |= {name: shown.folder / name for name in ("logs", "run", "bundle")}
         code, out, err = ranker(*(word.format(**places) for word in command.split()))
         assert code == 1
@@ -292,7 +307,7 @@ class TestFailures:
         def interrupted(*_: Any, **__: Any) -> str:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Path, "read_text", interrupted)
+        monkeypatch.setattr(Path, "read_bytes", interrupted)
         assert ranker("check", shown.folder / "logs" / "ranker.toml") == (1, "", "ranker: interrupted\n")
 
 
@@ -324,6 +339,7 @@ class TestWrongUse:
             "logs movies --out x",
             "logs synthetic",
             "logs synthetic --out x --rows 0",
+            "logs synthetic --out x --rows 500",
             "logs synthetic --out x --rows many",
             "logs synthetic --out x --rows -5",
             "logs synthetic --out x --seed s",
@@ -393,7 +409,7 @@ class TestPipes:
             assert process.stderr is not None
             process.stdout.close()  # before anything is written
             err = process.stderr.read().decode()
-        assert process.returncode == 1
+        assert process.returncode == 128 + signal.SIGPIPE, "as a shell tells of any tool that was writing into a pipe"
         assert "Traceback" not in err
         assert "BrokenPipe" not in err
 

@@ -157,24 +157,6 @@ class TestUnknownKeys:
         assert "training.taste" in text
 
 
-class TestFilesThatCannotBeRead:
-    def test_missing(self, tmp_path: Path) -> None:
-        assert message(tmp_path / "ranker.toml").startswith(f"{tmp_path}/ranker.toml: cannot be read (No such file")
-
-    def test_a_folder(self, tmp_path: Path) -> None:
-        assert message(tmp_path).startswith(f"{tmp_path}: cannot be read (Is a directory)")
-
-    def test_no_toml_says_the_line(self, toml: Path) -> None:
-        toml.write_text('name = "shop"\npath == 3\n')
-        text = message(toml)
-        assert text.startswith(f"{toml}: not valid TOML: ")
-        assert "line 2" in text
-
-    def test_no_text(self, toml: Path) -> None:
-        toml.write_bytes(b"\xff\xfe\x00name")
-        assert message(toml).startswith(f"{toml}: not valid TOML: ")
-
-
 class TestValuesThatMakeNoRanker:
     """Each message names the file, the key and what to do."""
 
@@ -218,6 +200,54 @@ class TestValuesThatMakeNoRanker:
         text = message(toml, override)
         assert text.startswith(f"{toml}: ")
         assert says in text
+
+    @pytest.mark.parametrize(
+        ("override", "says"),
+        [
+            ('training.batch_size="64"', "training.batch_size: must be a whole number (got '64')"),
+            ("training.batch_size=64.0", "training.batch_size: must be a whole number (got 64.0)"),
+            ("training.seed=-1", "training.seed: must be at least 0 (got -1)"),
+            ('training.weight_decay="0.1"', "training.weight_decay: must be a number (got '0.1')"),
+            (
+                'training.learning_rate="1e-3"',
+                "training.learning_rate: must be a table of keys and values (got '1e-3')",
+            ),
+            ("training.trackers=mlflow", "training.trackers: must be a list (got 'mlflow')"),
+            (
+                'training.trackers=["wandb"]',
+                "training.trackers (entry 1): choose 'tensorboard' or 'mlflow' (got 'wandb')",
+            ),
+            ("logs.path=true", "logs.path: must be a path or a URI, in quotes (got true)"),
+            ("logs.allow_missing_days=1", "logs.allow_missing_days: must be true or false (got 1)"),
+            (
+                "logs.train_from=5",
+                "logs.train_from: must be a date or a moment, such as 2026-01-09 or 2026-01-09T06:00",
+            ),
+            ("logs.train_from=06:00:00", "logs.train_from: must be a date or a moment, such as "),
+            ('evaluation.ndcg_at="10"', "evaluation.ndcg_at: must be a whole number (got '10')"),
+            ('serving.objective={click = "1"}', "serving.objective.click: must be a number (got '1')"),
+            ('tune="all"', "tune: must be a table of keys and values (got 'all')"),
+            ("tune.model={gate = {k = [2]}}", 'tune.model: write the whole setting in quotes, such as "training.'),
+            ("tune.x=None", "tune.x: must be a table with low and high, or a list of choices (got 'None')"),
+            ("tune.x={choices = 2}", "tune.x.choices: must be a list (got 2)"),
+            ("tune.x=[[1.5]]", "tune.x (entry 1): must be a number, text, true, false or a list of whole numbers"),
+            ('tune.x={low = "1", high = 2}', "tune.x.low: must be a number (got '1')"),
+            (
+                "tune.x=[nan]",
+                "tune.x (entry 1): must be a number, text, true, false or a list of whole numbers (got nan)",
+            ),
+            ("tune.x={low = nan, high = 2}", "tune.x.low: must be a number (got nan)"),
+            ("tune.x=[]", "tune.x: must hold at least 1 entry (got [])"),
+            ("tune.x={low = 1, high = 2, step = 1}", "tune.x.step: unknown key"),
+        ],
+    )
+    def test_of_another_type_are_not_taken_for_what_they_look_like(self, toml: Path, override: str, says: str) -> None:
+        assert message(toml, override).startswith(f"{toml}: {says}")
+
+    def test_whole_numbers_are_numbers_and_dates_are_moments(self, toml: Path) -> None:
+        config = configs.load(toml, ["training.weight_decay=1", "logs.validation_from=2026-01-08"])
+        assert config.training.weight_decay == 1.0
+        assert config.logs.validation_from == datetime(2026, 1, 8)
 
     def test_a_missing_section_is_named(self, toml: Path) -> None:
         toml.write_text(re.sub(r"\[logs\].*?\n\n", "", DOCUMENT, flags=re.DOTALL))

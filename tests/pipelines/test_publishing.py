@@ -118,9 +118,8 @@ class TestBundlesThatDoNotVerify:
 class TestRepositoriesThatCannotBeWritten:
     def test_are_named(self, bundle: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("no folder")
-        with pytest.raises(OutputError, match="cannot be written") as caught:
+        with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
             publish(bundle, tmp_path / "file")
-        assert str(caught.value).startswith(f"{tmp_path}/file/feed/1: ")
 
     def test_stay_as_they_are_if_the_disk_is_full(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -251,9 +251,8 @@ class TestExistingFolders:
     def test_cannot_lie_below_a_file(self, shop: Shop) -> None:
         shop.write(shop.table(100))
         (shop.folder / "file").write_text("mine")
-        with pytest.raises(OutputError, match="cannot be written") as caught:
+        with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
             train(shop.config(), shop.folder / "file" / "run")
-        assert str(caught.value).startswith(f"{shop.folder}/file/run: ")
 
 
 class TestOpeningARun:

@@ -96,9 +96,43 @@ def test_a_column_of_nulls_gives_an_empty_vocabulary_that_can_be_asked() -> None
 
 
 def test_integers_in_one_batch_and_text_in_another_name_the_column() -> None:
-    with pytest.raises(InvalidInputError, match="ids must be integers") as bad:
-        fit(schema_of(BRAND), {"brand": [1, 2]}, {"brand": ["a"]})
-    assert bad.value.field == "brand"
+    for one, other, says in ([1], ["a"], "holds text, but integers"), (["a"], [1], "holds integers, but text"):
+        with pytest.raises(InvalidInputError, match=f"{says} in rows read before: write ids of one type") as bad:
+            fit(schema_of(BRAND), {"brand": one}, {"brand": other})
+        assert bad.value.field == "brand"
+
+
+@pytest.mark.parametrize(("brand", "tags"), [("a", 1), (1, "a"), (1, "1")])
+def test_integers_and_text_in_one_table_name_both_columns(brand: Any, tags: Any) -> None:
+    with pytest.raises(InvalidInputError, match="in column 'brand', which shares table 'brand': write ids") as bad:
+        fit(schema_of(BRAND, {**TAGS, "table": "brand"}), {"brand": [brand], "tags": [[tags]]})
+    assert bad.value.field == "tags"
+
+
+@pytest.mark.parametrize("nulls", [0, 1])
+@pytest.mark.parametrize(
+    ("feature", "default", "value", "says"),
+    [
+        (BRAND, 3, "a", "holds text, but the default of 'brand' is 3: write it in quotes"),
+        (BRAND, True, "a", "holds text, but the default of 'brand' is True: write it in quotes"),
+        (BRAND, "3", 3, "holds integers, but the default of 'brand' is '3': write an integer"),
+        (TAGS, [3], ["a"], r"holds text, but the default of 'tags' is \[3\]: write it in quotes"),
+        ({**BRAND, "hash_buckets": 9}, 3, "a", "holds text, but the default of 'brand' is 3: write it in quotes"),
+    ],
+)
+def test_a_default_of_the_other_type_names_the_column(
+    feature: dict[str, Any], default: Any, value: Any, says: str, nulls: int
+) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        fit(schema_of({**feature, "default": default}), {feature["name"]: [value] + [None] * nulls})
+
+
+@pytest.mark.parametrize(
+    ("feature", "default", "values"),
+    [(BRAND, True, [False, None]), (BRAND, 3, [None, 4]), (TAGS, [], [["a"], None]), (TAGS, ["a"], [[], None])],
+)
+def test_a_default_of_its_columns_type_is_counted(feature: dict[str, Any], default: Any, values: list[Any]) -> None:
+    fit(schema_of({**feature, "default": default}), {feature["name"]: values})
 
 
 # Numbers.

@@ -130,6 +130,14 @@ def test_what_a_default_fills_is_still_named_as_missing(encoder: Encoder) -> Non
     ]
 
 
+def test_a_cross_is_never_named_as_missing_its_unknown_parts_are(encoder: Encoder) -> None:
+    unknown = complete(pa.table({"item_id": pa.array([None, None], pa.int64())}), SCHEMA, {})
+    found = encoder.encode(unknown)
+    assert (found.ids[:, [f.name for f in SCHEMA.categoricals].index("item_tab")] == 0).all()
+    assert [f.name for f, gone in zip(SCHEMA.given, found.missing[0], strict=True) if gone][:2] == ["item_id", "tab"]
+    assert found.missing.shape == (2, len(SCHEMA.given)), "item_tab is no feature that is given"
+
+
 def test_a_cross_is_missing_where_a_part_is_unknown_and_has_no_default(encoder: Encoder) -> None:
     crossed = encoder.encode(ROWS).ids[:, [f.name for f in SCHEMA.categoricals].index("item_tab")].tolist()
     assert [row > 0 for row in crossed] == [True, True, True, False]

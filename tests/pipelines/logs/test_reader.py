@@ -335,6 +335,24 @@ class TestMissingColumns:
         assert "'price'" in text
         assert "(found: age, is_click, item_id, n, seconds, tab, tags, time, user_id)" in text
 
+    def test_are_told_together_without_what_side_tables_give(self, shop: Shop) -> None:
+        users = FeatureTable(pa.table({"user_id": ["u1"], "age": [1.0]}), "user_id")
+        file = shop.write(shop.table(5).select(["n", "time", "user_id", "tags", "is_click", "seconds"]))
+        with pytest.raises(LogError) as caught:
+            list(shop.reader(tables={"user": users}).clean())
+        assert str(caught.value) == (
+            f"{file}: column 'item_id' (the item id), column 'price' (feature 'price'), column 'tab' (feature 'tab') "
+            "are missing (found: is_click, n, seconds, tags, time, user_id)"
+        )
+
+    def test_that_only_some_files_have_are_told_together(self, shop: Shop) -> None:
+        first = shop.write(shop.table(5), "part-0.parquet")
+        later = shop.write(shop.table(5).drop_columns(["age", "tab"]), "part-1.parquet")
+        assert refusal(shop) == (
+            f"{later}: column 'age' (feature 'age'), column 'tab' (feature 'tab') are missing, "
+            f"but {first} has them: write them in all files"
+        )
+
     def test_of_a_later_file_name_that_file(self, shop: Shop) -> None:
         shop.write(shop.table(5), "part-0.parquet")
         later = shop.write(shop.table(5).drop_columns(["age"]), "part-1.parquet")

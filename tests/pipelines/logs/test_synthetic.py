@@ -11,6 +11,7 @@ import pytest
 
 from pipelines import config as configs
 from pipelines.cli import main
+from pipelines.logs import synthetic
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import require_learnable, survey
 from pipelines.logs.synthetic import generate
@@ -121,6 +122,10 @@ class TestConfiguration:
         columns = {feature.column for feature in config.features}
         assert not columns & labels
         assert not [column for column in columns if column.startswith("true_")]
+
+    @pytest.mark.parametrize(("rows", "size"), [(2_000, 32), (20_000, 64), (100_000, 512), (1_000_000, 512)])
+    def test_has_batches_that_leave_an_epoch_of_a_small_log_its_steps(self, rows: int, size: int) -> None:
+        assert synthetic._config(rows)["training"] == {"batch_size": size}
 
     def test_finds_nothing_bad_in_the_log(self, large: Path) -> None:
         config = configs.load(large / "ranker.toml")

@@ -128,4 +128,4 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, log: pa.Table, 
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OutputError) as caught:
         write_logs(tmp_path / "file" / "out", config, log, USERS, ITEMS)
-    assert str(caught.value).startswith(f"{tmp_path}/file/out")
+    assert str(caught.value).startswith(f"{tmp_path}/file is a file, not a folder")

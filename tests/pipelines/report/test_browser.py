@@ -43,10 +43,17 @@ addEventListener("load", () => setTimeout(() => {{
   const frame = document.querySelector("iframe").contentWindow, page = frame.document;
   const boxes = [...page.querySelectorAll("section")].map(s => [s.id, s.getBoundingClientRect().height]);
   const small = [...page.querySelectorAll(".plot text")].map(t => t.getBoundingClientRect().height).filter(h => h > 0);
+  const cut = [...page.querySelectorAll(".scroll")].filter(e => e.scrollWidth > e.clientWidth);
   document.querySelector("#facts").textContent = JSON.stringify({{
     width: page.documentElement.clientWidth, needed: page.documentElement.scrollWidth,
     wide: [...page.querySelectorAll("body *")].filter(e => !e.closest(".scroll, svg, .unseen")
       && e.getBoundingClientRect().right > page.documentElement.clientWidth + 1).map(e => e.outerHTML.slice(0, 80)),
+    cut: cut.length,
+    unshaded: cut.filter(e => getComputedStyle(e).backgroundAttachment !== "local, scroll").map(e => e.ariaLabel),
+    covering: cut.flatMap(e => [...e.querySelectorAll("tr, th, td")]).filter(e => {{
+      const style = getComputedStyle(e);
+      return style.position !== "sticky" && /^rgb[(]|^color[(][^/]*$/.test(style.backgroundColor);
+    }}).map(e => e.outerHTML.slice(0, 80)),
     sections: Object.fromEntries(boxes), smallest: Math.min(...small),
     requests: frame.performance.getEntriesByType("resource").map(entry => entry.name),
   }});
@@ -107,6 +114,15 @@ def test_the_page_fits_and_needs_nothing_else(
     assert len(found["sections"]) == 10
     assert min(found["sections"].values()) > 100
     assert found["smallest"] > 8
+
+
+def test_a_table_that_is_cut_off_is_shaded_there(browser: str, tmp_path: Path) -> None:
+    """Nothing but the column that stays in sight lies over the shade."""
+    write_report(write_run(tmp_path / "run").path, tmp_path / "page.html")
+    found = looked_at(browser, tmp_path, 390)
+    assert found["cut"] > 2
+    assert found["unshaded"] == []
+    assert found["covering"] == []
 
 
 def test_a_page_that_is_too_wide_and_asks_for_more_is_noticed(browser: str, tmp_path: Path) -> None:

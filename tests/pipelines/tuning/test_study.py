@@ -231,7 +231,7 @@ class TestFolder:
 
     def test_below_a_file_is_refused(self, shop: Shop) -> None:
         (shop.folder / "file").write_text("mine")
-        with pytest.raises(OutputError, match="cannot be written"):
+        with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
             StudyFolder.create(shop.folder / "file" / "study", shop.config())
 
     def test_of_single_tasks_is_refused(self, shop: Shop) -> None:

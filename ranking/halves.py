@@ -1,0 +1,161 @@
+"""The two halves of what a request asks to have scored: what its candidates share, once, and what they do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ranking.encoding import Encoder, Inputs
+from ranking.schema import Feature, NumericFeature, PooledFeature, Schema, SingleFeature
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Encoded candidates of one request, or of many.
+
+    Attributes:
+        shared: features of users and contexts [requests, …], see ``Sides.shared``.
+        items: features of items, and crosses with them [candidates, …], see ``Sides.items``.
+        request: row of ``shared`` that each candidate belongs to [candidates] int64.
+    """
+
+    shared: Inputs
+    items: Inputs
+    request: Tensor
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def slice(self, start: int, stop: int) -> Halves:
+        """Candidates [start, stop) with all that is shared."""
+        return Halves(self.shared, self.items.take(torch.arange(start, stop)), self.request[start:stop])
+
+    @staticmethod
+    def concat(parts: list[Halves]) -> Halves:
+        """The candidates of all parts, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = [0]
+        for part in parts:
+            starts.append(starts[-1] + len(part.shared))
+        return Halves(
+            Inputs.concat([part.shared for part in parts]),
+            Inputs.concat([part.items for part in parts]),
+            torch.cat([part.request + start for part, start in zip(parts, starts, strict=False)]),
+        )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the features of one half stand among those of a whole ``Inputs``, and in the model's input.
+
+    Attributes:
+        singles: the half's features with one embedding a row, in order.
+        bags: those with a list of ids.
+        ids: columns of ``Inputs.ids``.
+        lists: positions in ``Inputs.bags``.
+        dense: columns of ``Inputs.dense``.
+        missing: columns of ``Inputs.missing``.
+        joined: columns of embeddings and dense values side by side, as the model reads them: singles, bags, dense.
+    """
+
+    singles: list[SingleFeature]
+    bags: list[PooledFeature]
+    ids: list[int]
+    lists: list[int]
+    dense: list[int]
+    missing: list[int]
+    joined: list[int]
+
+    def of(self, inputs: Inputs) -> Inputs:
+        """This half of the rows."""
+        return Inputs(
+            inputs.ids[:, self.ids],
+            tuple(inputs.bags[i] for i in self.lists),
+            inputs.dense[:, self.dense],
+            inputs.missing[:, self.missing],
+        )
+
+
+class Sides:
+    """Divides encoded rows into halves and puts them together again.
+
+    What users and contexts own is shared by the candidates of a request; what items own is not, nor is a cross with a
+    part that an item owns.
+
+    Args:
+        encoder: that encodes the rows.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.shared = _columns(encoder, items=False)
+        self.items = _columns(encoder, items=True)
+
+    def split(self, inputs: Inputs, request: Tensor) -> Halves:
+        """Halves of whole rows.
+
+        Args:
+            inputs: one row a candidate.
+            request: number of the request that each belongs to [candidates] int64, rising from 0 without a gap;
+                candidates of one request agree in all that is shared.
+        """
+        first = torch.searchsorted(request, torch.arange(int(request[-1]) + 1 if len(request) else 0))
+        return Halves(self.shared.of(inputs).take(first), self.items.of(inputs), request)
+
+    def join(self, halves: Halves) -> Inputs:
+        """Whole rows, one a candidate."""
+        shared, items = halves.shared.take(halves.request), halves.items
+        lists = dict(zip(self.shared.lists, shared.bags, strict=True))
+        lists |= dict(zip(self.items.lists, items.bags, strict=True))
+        return Inputs(
+            _side_by_side(shared.ids, self.shared.ids, items.ids, self.items.ids),
+            tuple(lists[i] for i in sorted(lists)),
+            _side_by_side(shared.dense, self.shared.dense, items.dense, self.items.dense),
+            _side_by_side(shared.missing, self.shared.missing, items.missing, self.items.missing),
+        )
+
+
+def _columns(encoder: Encoder, *, items: bool) -> Columns:
+    schema = encoder.schema
+    of_items = {feature.name for feature in schema.given if feature.owner == "item"}
+    of_items |= {cross.name for cross in schema.crosses if of_items.intersection(cross.of)}
+
+    def here(feature: Feature) -> bool:
+        return (feature.name in of_items) == items
+
+    singles, bags = schema.categoricals, schema.bags
+    flagged = [number for number in schema.numerics if encoder.scales[number.name].flagged]
+    numbers: list[NumericFeature] = [*schema.numerics, *flagged]
+    ids = [i for i, feature in enumerate(singles) if here(feature)]
+    lists = [i for i, bag in enumerate(bags) if here(bag)]
+    dense = [i for i, number in enumerate(numbers) if here(number)]
+    starts = _starts(schema)
+    joined = [c for i in ids for c in range(starts[i], starts[i + 1])]
+    joined += [c for i in lists for c in range(starts[len(singles) + i], starts[len(singles) + i + 1])]
+    joined += [starts[-1] + i for i in dense]
+    return Columns(
+        [singles[i] for i in ids],
+        [bags[i] for i in lists],
+        ids,
+        lists,
+        dense,
+        [i for i, feature in enumerate(schema.given) if here(feature)],
+        joined,
+    )
+
+
+def _starts(schema: Schema) -> list[int]:
+    """First column of each embedding in the model's input, and the first after them all."""
+    starts = [0]
+    for feature in schema.sparse:
+        starts.append(starts[-1] + feature.dim)
+    return starts
+
+
+def _side_by_side(one: Tensor, its: list[int], other: Tensor, others: list[int]) -> Tensor:
+    """Columns of two halves at their places in the whole."""
+    whole = one.new_empty(len(one), len(its) + len(others))
+    whole[:, its], whole[:, others] = one, other
+    return whole

@@ -1,0 +1,28 @@
+"""The interface of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ranking.halves import Halves
+
+Scores = npt.NDArray[np.float32]
+"""[candidates, tasks]."""
+
+
+class Runtime(Protocol):
+    """Scores candidates of one version of a model; called by one thread at a time.
+
+    Attributes:
+        backend: its name among the settings.
+    """
+
+    backend: str
+
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        """Scores [candidates, tasks] float32; experts and towers of other tasks do not run."""
+        ...

@@ -1,0 +1,187 @@
+"""The frozen graph on a GPU: all weights and embedding tables there, one recorded CUDA graph for each size of batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ranking.encoding import Bag, Inputs
+from ranking.errors import BundleError
+from ranking.frozen import FrozenRanker
+from ranking.halves import Halves, Sides
+from ranking.losses import scores
+from service.engine.runtimes.base import Scores
+from service.engine.runtimes.embedding import Embedding
+from service.engine.runtimes.stacked import Stacked
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+SMALLEST = 16
+"""Rows of the smallest bucket; the next are twice as large each."""
+RECORDED = 128
+"""Recorded graphs that are kept."""
+WARM_UPS = 3
+"""Runs before a graph is recorded, in which libraries choose their kernels and take their memory."""
+
+
+class Size(NamedTuple):
+    """The bucket of a batch: what is recorded once for all batches that fit into it.
+
+    Attributes:
+        tasks: asked for.
+        candidates: rows of items.
+        requests: rows of shared features; 1 stays 1.
+        values: ids of each bag, shared features' first.
+    """
+
+    tasks: tuple[str, ...]
+    candidates: int
+    requests: int
+    values: tuple[int, ...]
+
+
+class CudaRuntime:
+    """Scores on a GPU; to be used by one thread.
+
+    A batch is copied into pinned buffers of the next larger size, from there to the device, and a recorded graph is
+    replayed: one launch instead of a hundred. On another device than a GPU the same is computed without recording.
+
+    Args:
+        ranker: with a static gate.
+        device: where.
+        precision: of the products behind the embeddings.
+
+    Raises:
+        BundleError: a per-example gate, whose work depends on the rows and cannot be recorded.
+    """
+
+    backend = "cuda"
+
+    def __init__(self, ranker: FrozenRanker, device: torch.device, precision: Precision = "float32") -> None:
+        if ranker.graph.gate is not None:
+            raise BundleError(
+                f"'{ranker.schema.name}' has a per-example gate, which the cuda backend cannot run: "
+                "serve it with the torch backend"
+            )
+        self._graph, self._sides, self._device = ranker.graph, Sides(ranker.encoder), device
+        self._dtype: torch.dtype = getattr(torch, precision)
+        self._shared = Embedding(self._sides.shared, ranker.graph.weights).to(device)
+        self._items = Embedding(self._sides.items, ranker.graph.weights).to(device)
+        self._tasks = {task.name: task for task in ranker.schema.tasks}
+        self._recorded: OrderedDict[Size, _Recorded] = OrderedDict()
+
+    @torch.inference_mode()
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        """Scores [candidates, tasks] float32."""
+        if not len(halves):
+            return np.empty((0, len(tasks)), np.float32)
+        outputs = self._at(_size(halves, tasks)).run(halves)
+        found: Scores = scores(self._graph.calibration(outputs, tasks), [self._tasks[t] for t in tasks]).float().numpy()
+        return found
+
+    def _at(self, size: Size) -> _Recorded:
+        recorded = self._recorded.pop(size, None)
+        if recorded is None:
+            body = Stacked(self._graph, self._sides, size.tasks).to(self._device, self._dtype)
+
+            def compute(batch: Halves) -> Tensor:
+                shared, items = self._shared(batch.shared), self._items(batch.items)
+                outputs: Tensor = body(shared.to(self._dtype), items.to(self._dtype), batch.request)
+                return outputs.float()
+
+            recorded = _Recorded(compute, self._empty(size), self._device)
+        self._recorded[size] = recorded
+        if len(self._recorded) > RECORDED:
+            self._recorded.popitem(last=False)  # the one not used for longest
+        return recorded
+
+    def _empty(self, size: Size) -> Halves:
+        """Buffers of a bucket; every number in them is an id that exists."""
+        shared, items = self._sides.shared, self._sides.items
+        few = len(shared.bags)
+        return Halves(
+            _zeros(size.requests, len(shared.ids), size.values[:few], len(shared.dense)),
+            _zeros(size.candidates, len(items.ids), size.values[few:], len(items.dense)),
+            torch.zeros(size.candidates, dtype=torch.int64),
+        )
+
+
+class _Recorded:
+    """One bucket: buffers here and on the device, and what is replayed on them."""
+
+    def __init__(self, compute: Callable[[Halves], Tensor], empty: Halves, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._here = _map(empty, lambda buffer: buffer.pin_memory()) if on_gpu else empty
+        self._there = _map(empty, lambda buffer: buffer.to(device, copy=True))
+        self._compute = compute
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if on_gpu:
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+                for _ in range(WARM_UPS):
+                    compute(self._there)
+            torch.cuda.synchronize(device)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._outputs = compute(self._there)
+
+    def run(self, halves: Halves) -> Tensor:
+        """Outputs [candidates, tasks] here."""
+        _fill(self._here.shared, halves.shared)
+        _fill(self._here.items, halves.items)
+        self._here.request[: len(halves)] = halves.request
+        for here, there in zip(_buffers(self._here), _buffers(self._there), strict=True):
+            there.copy_(here, non_blocking=True)
+        if self._graph is None:
+            self._outputs = self._compute(self._there)
+        else:
+            self._graph.replay()
+        return self._outputs[: len(halves)].cpu()  # waits for the device
+
+
+def _size(halves: Halves, tasks: Sequence[str]) -> Size:
+    bags = [*halves.shared.bags, *halves.items.bags]
+    requests = len(halves.shared)
+    return Size(
+        tuple(tasks),
+        _bucket(len(halves)),
+        1 if requests == 1 else _bucket(requests),
+        tuple(_bucket(len(bag.values)) for bag in bags),
+    )
+
+
+def _bucket(count: int) -> int:
+    """The power of two from ``SMALLEST`` on that holds so many."""
+    return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
+
+
+def _zeros(rows: int, ids: int, values: Sequence[int], dense: int) -> Inputs:
+    bags = tuple(Bag(torch.zeros(v, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)) for v in values)
+    missing = torch.empty(rows, 0, dtype=torch.bool)  # nothing behind the encoder asks for it
+    return Inputs(torch.zeros(rows, ids, dtype=torch.int64), bags, torch.zeros(rows, dense), missing)
+
+
+def _fill(buffers: Inputs, inputs: Inputs) -> None:
+    """Copies rows into the first of a bucket; the others keep what was there, but have empty bags."""
+    rows = len(inputs)
+    buffers.ids[:rows], buffers.dense[:rows] = inputs.ids, inputs.dense
+    for buffer, bag in zip(buffers.bags, inputs.bags, strict=True):
+        buffer.values[: len(bag.values)], buffer.lengths[:rows] = bag.values, bag.lengths
+        buffer.lengths[rows:] = 0
+
+
+def _buffers(halves: Halves) -> list[Tensor]:
+    of_bags = [t for half in (halves.shared, halves.items) for bag in half.bags for t in (bag.values, bag.lengths)]
+    return [halves.shared.ids, halves.shared.dense, halves.items.ids, halves.items.dense, halves.request, *of_bags]
+
+
+def _map(halves: Halves, change: Callable[[Tensor], Tensor]) -> Halves:
+    def inputs(half: Inputs) -> Inputs:
+        bags = tuple(Bag(change(bag.values), change(bag.lengths)) for bag in half.bags)
+        return Inputs(change(half.ids), bags, change(half.dense), half.missing)
+
+    return Halves(inputs(halves.shared), inputs(halves.items), change(halves.request))

@@ -1,0 +1,93 @@
+"""The bundle's ONNX body on ONNX Runtime: the fast way on CPU; needs no compiler and releases the GIL."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx.utils import Extractor
+
+from ranking.errors import BundleError
+from ranking.frozen import FrozenRanker
+from ranking.halves import Halves, Sides
+from ranking.losses import scores
+from service.engine.runtimes.base import Scores
+from service.engine.runtimes.embedding import Embedding
+
+OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
+"""All that a body is made of; nothing else is executed."""
+
+SESSIONS = 32
+"""Sets of tasks whose part of the body is kept ready; making one costs as much as a few requests."""
+
+
+class OnnxRuntime:
+    """Runs ``body.onnx`` in float32; embeddings are looked up outside of it.
+
+    Each set of tasks that is asked for gets a session of its own, of the part of the body that leads to its outputs.
+
+    Args:
+        ranker: with a body.
+        threads: that one call may use.
+
+    Raises:
+        BundleError: the bundle carries no body, or one that this library did not write.
+    """
+
+    backend = "onnxruntime"
+
+    def __init__(self, ranker: FrozenRanker, threads: int = 1) -> None:
+        if ranker.body is None:
+            raise BundleError(
+                f"'{ranker.schema.name}' carries no body.onnx (a per-example gate, or it was frozen without): "
+                "serve it with the torch backend"
+            )
+        sides = Sides(ranker.encoder)
+        self._shared = Embedding(sides.shared, ranker.graph.weights)
+        self._items = Embedding(sides.items, ranker.graph.weights)
+        self._calibration = ranker.graph.calibration
+        self._tasks = {task.name: task for task in ranker.schema.tasks}
+        self._body = Extractor(_checked(ranker.body))
+        self._options = onnxruntime.SessionOptions()
+        self._options.intra_op_num_threads, self._options.inter_op_num_threads = threads, 1
+        self._options.log_severity_level = 3
+        self._sessions: OrderedDict[frozenset[str], onnxruntime.InferenceSession] = OrderedDict()
+        self._session(tuple(self._tasks))
+
+    @torch.inference_mode()
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        """Scores [candidates, tasks] float32."""
+        request = halves.request.numpy()
+        if len(halves.shared) == 1 and self._items.width:
+            request = request[:1]  # broadcast instead of copied to every row
+        feeds = {"shared": self._shared(halves.shared).numpy(), "items": self._items(halves.items).numpy()}
+        feeds["request"] = request
+        names = [f"output.{task}" for task in tasks]
+        outputs = torch.from_numpy(np.concatenate(self._session(tasks).run(names, feeds), 1))
+        found: Scores = scores(self._calibration(outputs, tasks), [self._tasks[task] for task in tasks]).float().numpy()
+        return found
+
+    def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:
+        key = frozenset(tasks)
+        session = self._sessions.pop(key, None)
+        if session is None:
+            part = self._body.extract_model(["shared", "items", "request"], [f"output.{task}" for task in sorted(key)])
+            session = onnxruntime.InferenceSession(part.SerializeToString(), self._options, ["CPUExecutionProvider"])
+        self._sessions[key] = session
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)  # the one not used for longest
+        return session
+
+
+def _checked(body: bytes) -> onnx.ModelProto:
+    model = onnx.load_from_string(body)
+    others = {node.op_type for node in model.graph.node if node.domain or node.op_type not in OPERATORS}
+    outside = any(weight.data_location for weight in model.graph.initializer)
+    if others or model.functions or outside:
+        what = ", ".join(sorted(others)) or "functions or weights of other files"
+        raise BundleError(f"body.onnx holds {what}, which no bundle does: freeze the run again")
+    return model

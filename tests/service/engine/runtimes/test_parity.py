@@ -1,0 +1,182 @@
+"""Every backend gives the scores of the reference, for every subset of tasks and every mix of requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranking.calibration import Calibration, Isotonic, Platt
+from ranking.encoding import Encoder, Inputs
+from ranking.errors import BundleError
+from ranking.frozen import FrozenRanker
+from ranking.graph import FrozenGraph
+from ranking.halves import Halves, Sides
+from ranking.onnx_body import onnx_body
+from service.engine.runtimes import Runtime, choose, onnx_runtime
+from service.engine.runtimes.cuda_runtime import CudaRuntime
+from tests.ranking.test_halves import requests
+
+DrawRows = Callable[[int, int], pa.Table]
+TASKS = ["click", "like", "watch", "rating"]
+
+
+def with_body(ranker: FrozenRanker) -> FrozenRanker:
+    return replace(ranker, body=onnx_body(ranker.graph, ranker.encoder))
+
+
+def halves_of(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int]) -> tuple[Halves, pa.Table]:
+    """Halves, and the reference's scores of all tasks for the same candidates."""
+    inputs, request = requests(ranker, draw_rows, sizes)
+    halves = Sides(ranker.encoder).split(inputs, request)
+    return halves, choose(ranker, "torch").scores(halves, ranker.schema.task_names)
+
+
+def on_cpu(ranker: FrozenRanker) -> Runtime:
+    """The GPU's runtime, which computes the same without one, only does not record it."""
+    return CudaRuntime(ranker, torch.device("cpu"))
+
+
+FAST: dict[str, Callable[[FrozenRanker], Runtime]] = {"onnxruntime": lambda r: choose(with_body(r)), "cuda": on_cpu}
+
+
+@pytest.fixture(params=FAST)
+def fast(request: pytest.FixtureRequest) -> Callable[[FrozenRanker], Runtime]:
+    """Makes a runtime that is not the reference."""
+    return FAST[request.param]
+
+
+class TestParity:
+    @settings(deadline=None, max_examples=40)
+    @given(
+        sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+        tasks=st.permutations(TASKS),
+        count=st.integers(1, 4),
+    )
+    def test_for_every_subset_of_tasks_and_mix_of_requests(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], tasks: list[str], count: int
+    ) -> None:
+        halves, expected = halves_of(hand_ranker, draw_rows, sizes)
+        asked = tasks[:count]
+        for make in FAST.values():
+            found = make(hand_ranker).scores(halves, asked)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, expected[:, [TASKS.index(task) for task in asked]], rtol=1e-5, atol=1e-5)
+
+    def test_the_reference_scores_as_the_ranker_does(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+        rows = draw_rows(50, 3)
+        inputs = hand_ranker.encoder.encode(hand_ranker.complete(rows))
+        halves = Sides(hand_ranker.encoder).split(inputs, torch.arange(50))
+        scored = hand_ranker.score(rows)
+        found = choose(hand_ranker, "torch").scores(halves, TASKS)
+        assert np.array_equal(found, np.stack([scored[task].to_numpy() for task in TASKS], 1))
+
+    def test_of_calibrated_scores(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, fast: Callable[[FrozenRanker], Runtime]
+    ) -> None:
+        graph = hand_ranker.graph
+        knots = Isotonic(inputs=(-1.0, 0.5), outputs=(-2.0, -1.0))
+        calibration = Calibration({"click": Platt(slope=0.5, shift=-1.0), "like": knots})
+        graph = FrozenGraph(graph.schema, graph.selection, graph.weights, calibration=calibration)
+        calibrated = replace(hand_ranker, graph=graph)
+        halves, expected = halves_of(calibrated, draw_rows, [30])
+        found = fast(calibrated).scores(halves, TASKS)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["user_id", "item_id"])
+    @pytest.mark.parametrize("sizes", [[5], [2, 3]])
+    def test_of_a_ranker_with_one_empty_half(
+        self,
+        hand_ranker: FrozenRanker,
+        draw_rows: DrawRows,
+        fast: Callable[[FrozenRanker], Runtime],
+        name: str,
+        sizes: list[int],
+    ) -> None:
+        whole = hand_ranker.encoder
+        features = tuple(f for f in whole.schema.features if f.name == name)
+        schema = whole.schema.model_copy(update={"features": features})
+        encoder = Encoder(schema, {name: whole.id_spaces[name]}, {})
+        weights = {
+            key: value[:4] if key.startswith("expert.") and key.endswith(".0.weight") else value
+            for key, value in hand_ranker.graph.weights.items()
+        }
+        graph = FrozenGraph(schema, hand_ranker.selection, weights)
+        narrow = FrozenRanker(schema, encoder, graph, {}, {})
+        inputs, request = requests(hand_ranker, draw_rows, sizes)
+        column = [f.name for f in whole.schema.categoricals].index(name)
+        ids = Inputs(inputs.ids[:, [column]], (), inputs.dense[:, :0], inputs.missing[:, [0]])
+        halves = Sides(encoder).split(ids, request)
+        expected = choose(narrow, "torch").scores(halves, TASKS)
+        assert len(np.unique(expected[:, 0])) > 1 or (name, len(sizes)) == ("user_id", 1)
+        np.testing.assert_allclose(fast(narrow).scores(halves, TASKS), expected, rtol=1e-5, atol=1e-5)
+
+    def test_no_candidates(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, fast: Callable[[FrozenRanker], Runtime]
+    ) -> None:
+        halves, _ = halves_of(hand_ranker, draw_rows, [3])
+        assert fast(hand_ranker).scores(halves.slice(0, 0), TASKS).shape == (0, 4)
+
+
+class TestWhatRuns:
+    @pytest.mark.parametrize("tasks", [["click"], ["rating", "like"], TASKS])
+    def test_only_experts_and_towers_of_the_asked_for_tasks(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path, tasks: list[str]
+    ) -> None:
+        runtime = choose(with_body(hand_ranker))
+        assert isinstance(runtime, onnx_runtime.OnnxRuntime)
+        runtime._options.enable_profiling, runtime._options.profile_file_prefix = True, str(tmp_path / "profile")
+        runtime._sessions.clear()
+        halves, expected = halves_of(hand_ranker, draw_rows, [7])
+        found = runtime.scores(halves, tasks)
+        np.testing.assert_allclose(found, expected[:, [TASKS.index(task) for task in tasks]], rtol=1e-5, atol=1e-5)
+        (session,) = runtime._sessions.values()
+        events = json.loads(Path(session.end_profiling()).read_text())
+        run = [event["args"]["op_name"] for event in events if event["name"].endswith("_kernel_time")]
+        experts, layers, towers = len(hand_ranker.selection.experts_for(tasks)), 2, 2
+        assert sum(kind.endswith("Gemm") for kind in run) == experts * (layers + 1) + len(tasks) * towers
+
+    def test_the_body_holds_the_chosen_experts_alone(self, hand_ranker: FrozenRanker) -> None:
+        body = onnx.load_from_string(onnx_body(hand_ranker.graph, hand_ranker.encoder) or b"")
+        assert {o.name for o in body.graph.output} == {f"output.{task}" for task in TASKS}
+        gemms = [node for node in body.graph.node if node.op_type == "Gemm"]
+        experts, layers, towers = len(hand_ranker.selection.experts_used), 2, 2
+        assert len(gemms) == experts * (layers + 1) + len(TASKS) * towers  # the first layer has two halves
+
+    def test_parts_of_the_body_are_not_kept_for_ever(
+        self, hand_ranker: FrozenRanker, draw_rows: DrawRows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(onnx_runtime, "SESSIONS", 2)
+        halves, expected = halves_of(hand_ranker, draw_rows, [3])
+        runtime = choose(with_body(hand_ranker))
+        for tasks in ([task] for task in TASKS * 2):
+            found = runtime.scores(halves, tasks)
+            np.testing.assert_allclose(found[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)
+        assert isinstance(runtime, onnx_runtime.OnnxRuntime)
+        assert len(runtime._sessions) == 2
+
+
+class TestChoose:
+    def test_takes_the_body_if_there_is_one(self, hand_ranker: FrozenRanker) -> None:
+        assert choose(hand_ranker).backend == "torch"
+        assert choose(with_body(hand_ranker)).backend == "onnxruntime"
+        assert choose(with_body(hand_ranker), "torch").backend == "torch"
+
+    def test_says_what_a_bundle_lacks(self, hand_ranker: FrozenRanker) -> None:
+        with pytest.raises(BundleError, match=r"'hand' carries no body\.onnx .* serve it with the torch backend"):
+            choose(hand_ranker, "onnxruntime")
+
+    def test_refuses_a_body_of_anything_else(self, hand_ranker: FrozenRanker) -> None:
+        model = onnx.load_from_string(with_body(hand_ranker).body or b"")
+        model.graph.node.append(onnx.helper.make_node("Loop", ["items"], ["looped"]))
+        with pytest.raises(BundleError, match=r"body\.onnx holds Loop, which no bundle does"):
+            choose(replace(hand_ranker, body=model.SerializeToString()))
