@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ranking.features import read_column
-from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, IdSpace, Vocabulary
+from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, IdSpace, Vocabulary, hash_column
 from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
 
 
@@ -143,12 +143,27 @@ class Encoder:
             missing[:, i] = columns[read.column].is_null().to_numpy(zero_copy_only=False)
         return Inputs(torch.from_numpy(ids), bags, torch.from_numpy(dense), torch.from_numpy(missing))
 
+    def hashes(self, table: pa.Table, names: Sequence[str]) -> IdArray:
+        """Hashes of these features' values [rows, names] int64, as ``HashBuckets.crossed`` takes them."""
+        hashes = np.empty((table.num_rows, len(names)), np.int64)
+        features = {feature.name: feature for feature in self.schema.given}
+        for i, name in enumerate(names):
+            column = table[features[name].column].combine_chunks()
+            hashes[:, i] = hash_column(read_column(column, features[name]))
+        return hashes
+
+    def restricted(self, names: Collection[str]) -> Encoder:
+        """The encoder of these features alone, see ``Schema.restricted``."""
+        schema = self.schema.restricted(names)
+        spaces = {table: self.id_spaces[table] for table in schema.tables}
+        return Encoder(schema, spaces, {number.name: self.scales[number.name] for number in schema.numerics})
+
     def _rows(self, values: Mapping[str, pa.Array], feature: SingleFeature) -> IdArray:
         space = self.id_spaces[feature.table]
         if not isinstance(feature, CrossFeature):
             return space.rows(values[feature.name], feature.column)
         assert isinstance(space, HashBuckets)
-        return space.crossed([values[name] for name in feature.of])
+        return space.crossed([hash_column(values[name]) for name in feature.of])
 
     def _bag(self, column: pa.Array, bag: PooledFeature) -> Bag:
         """Rows of each list's ids; a null list is one missing id, nulls inside a list are left out."""

@@ -57,13 +57,17 @@ class HashBuckets:
         """Embedding rows [len(values)] int64."""
         return _by_unique(values, lambda value: 1 + stable_hash(value) % (self.size - 1))
 
-    def crossed(self, parts: Sequence[pa.Array]) -> IdArray:
-        """Embedding rows [rows] int64 of the parts' values taken together; a null in any of them → missing."""
+    def crossed(self, parts: Sequence[IdArray]) -> IdArray:
+        """Embedding rows [rows] int64 of the parts' values taken together; a null in any of them → missing.
+
+        Args:
+            parts: of each part the ``hash_column`` [rows]; a null's hash is 0, a value's is 0 once in 2⁶³.
+        """
         mixed, known = np.zeros(len(parts[0]), np.uint64), np.ones(len(parts[0]), np.bool_)
         for part in parts:
-            mixed = (mixed ^ hash_column(part).astype(np.uint64)) * GOLDEN_RATIO
+            mixed = (mixed ^ part.astype(np.uint64)) * GOLDEN_RATIO
             mixed ^= mixed >> np.uint64(32)
-            known &= part.is_valid().to_numpy(zero_copy_only=False)
+            known &= part != 0
         return np.where(known, 1 + (mixed % np.uint64(self.size - 1)).astype(np.int64), MISSING)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ranking.errors import InvalidInputError
+from ranking.features import id_array
 from ranking.schema import GivenFeature, NumberFeature, Owner, Schema
 from service.api.messages import ItemColumns, RankRequest
 from service.problems import FieldError, Problem
@@ -24,8 +25,8 @@ def to_table(request: RankRequest, schema: Schema) -> pa.Table:
     ids = item_ids(request)
     _require_distinct(ids)
     count = len(ids)
-    columns: dict[str, pa.Array] = {schema.columns.item: _id_array(ids)}
-    columns[schema.columns.user] = _repeat(_id_array([request.user.id]), count)
+    columns: dict[str, pa.Array] = {schema.columns.item: id_array(ids)}
+    columns[schema.columns.user] = _repeat(id_array([request.user.id]), count)
     shared: tuple[tuple[Owner, Mapping[str, Any]], ...] = (
         ("user", request.user.features),
         ("context", request.context),
@@ -108,12 +109,6 @@ def _allowed(feature: GivenFeature) -> tuple[Any, str]:
         "bag": (ids, "a list of 64-bit integers or strings"),
         "sequence": (ids, "a list of 64-bit integers or strings, the newest last"),
     }[feature.kind]
-
-
-def _id_array(ids: Sequence[int | str | None]) -> pa.Array:
-    if all(value is None or (isinstance(value, int) and -(2**63) <= value < 2**63) for value in ids):
-        return pa.array(ids, pa.int64())
-    return pa.array([None if value is None else str(value) for value in ids], pa.string())
 
 
 def _repeat(one: pa.Array, count: int) -> pa.Array:

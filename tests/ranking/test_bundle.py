@@ -38,8 +38,18 @@ FILES = [
     "encoder/vocabularies/user_id.parquet",
     "golden.parquet",
     "items.parquet",
+    "items/keys.npy",
+    "items/rows.npy",
+    "items/starts.npy",
+    "items/values.npy",
     "manifest.json",
     "users.parquet",
+    "users/ends.npy",
+    "users/keys.npy",
+    "users/rows.npy",
+    "users/starts.npy",
+    "users/text.npy",
+    "users/values.npy",
     "weights.safetensors",
 ]
 
@@ -139,13 +149,19 @@ def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
         for file in folder.rglob("*"):
             assert not file.is_symlink()
             if file.is_file():
-                assert file.name == "SHA256SUMS" or file.suffix in {".json", ".safetensors", ".parquet", ".onnx"}
+                assert file.name == "SHA256SUMS" or file.suffix in {
+                    ".json",
+                    ".safetensors",
+                    ".parquet",
+                    ".npy",
+                    ".onnx",
+                }
                 assert not file.stat().st_mode & 0o111, f"{file} is executable"
 
 
 def test_the_manifest_is_json_that_says_what_the_bundle_is(written: Path) -> None:
     manifest = json.loads((written / "manifest.json").read_text())
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert manifest["name"] == "hand"
     assert manifest["selection"]["experts_used"] == [0, 1, 2, 3]
     assert manifest["objective"] == {"click": 1.0, "like": 2.0}
@@ -243,9 +259,9 @@ def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
 
 
 def test_an_unknown_format_is_refused(copied: Path) -> None:
-    edit_manifest(copied, format=2)
+    edit_manifest(copied, format=3)
     text = refusal(copied)
-    assert "format 2 is not known here (known: 1)" in text
+    assert "format 3 is not known here (known: 2)" in text
     assert "update" in text
 
 
