@@ -154,7 +154,7 @@ def test_a_loaded_ranker_outlives_its_folder(copied: Path, hand_ranker: FrozenRa
     assert loaded.encoded["user"].rows(["u1", "?"]).tolist() == hand_ranker.encoded["user"].rows(["u1", "?"]).tolist()
 
 
-def test_a_table_of_ids_alone_is_not_encoded(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> None:
     schema = hand_ranker.schema.restricted([f.name for f in hand_ranker.schema.given if f.owner != "user"])
     encoder = hand_ranker.encoder.restricted([feature.name for feature in schema.features])
     assert schema.owners == {"item", "context"}
