@@ -10,7 +10,7 @@ from pathlib import Path
 from ranking import bundle, repository
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
-from ranking.halves import Sides
+from service.engine.encoding import RequestEncoder
 from service.engine.runtimes import Runtime, choose
 from service.problems import Problem
 
@@ -23,7 +23,7 @@ class Served:
         name: of the model.
         version: of the model.
         ranker: the bundle.
-        sides: of its encoder.
+        encoder: of its requests.
         runtime: what executes it.
         load_seconds: that loading and verifying took.
     """
@@ -31,7 +31,7 @@ class Served:
     name: str
     version: str
     ranker: FrozenRanker
-    sides: Sides
+    encoder: RequestEncoder
     runtime: Runtime
     load_seconds: float
 
@@ -80,4 +80,4 @@ def _load(path: Path, name: str) -> Served:
     start = time.monotonic()
     version = repository.current(path, name)
     ranker = bundle.load(repository.folder(path, name, version))
-    return Served(name, str(version), ranker, Sides(ranker.encoder), choose(ranker), time.monotonic() - start)
+    return Served(name, str(version), ranker, RequestEncoder(ranker), choose(ranker), time.monotonic() - start)
