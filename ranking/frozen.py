@@ -49,7 +49,7 @@ class FrozenRanker:
     objective: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
     body: bytes | None = field(default=None, repr=False)
-    stored: Mapping[Owner, EncodedTable] | None = None
+    stored: Mapping[Owner, EncodedTable] | None = field(default=None, repr=False)
 
     @cached_property
     def encoded(self) -> Mapping[Owner, EncodedTable]:

@@ -29,7 +29,6 @@ RowArray = npt.NDArray[np.int64]
 LAST = np.uint64(2**64 - 1)
 """Stands behind the keys of all rows, so that a search ends there."""
 
-
 WORD = 8
 """Bytes of text that are compared at a time."""
 
@@ -101,7 +100,7 @@ class IdIndex:
         known = None
         if ids.null_count:
             known = ids.is_valid().to_numpy(zero_copy_only=False)
-            ids = ids.fill_null("" if self._text else 0)
+            ids = ids.fill_null(0 if self._text is None else "")
         keys = keys_of(ids)
         rows = self._first(keys)
         if self._text is not None:
