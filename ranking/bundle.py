@@ -74,6 +74,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         "selection": ranker.selection.to_json(),
         "gate": None if ranker.graph.gate is None else ranker.graph.gate.model_dump(mode="json"),
         "calibration": ranker.graph.calibration.to_json(),
+        "backends": ranker.backends,
         "objective": dict(ranker.objective),
         "details": dict(ranker.details),
     }
@@ -105,9 +106,9 @@ def load(folder: str | Path) -> FrozenRanker:
     folder = Path(folder)
     verify_files(folder)
     try:
-        ranker, golden = _read(folder)
-        scores, _ = ranker.score_completed(_table(golden["inputs"]), ranker.schema.tasks)
-        expected = _table(golden["scores"])
+        ranker = _read(folder)
+        inputs, expected = golden(folder)
+        scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
         if expected.column_names != ranker.schema.task_names or len(expected) != len(scores):
             raise ValueError("golden scores are not those of the tasks")
     except MISFITS as error:
@@ -120,7 +121,13 @@ def load(folder: str | Path) -> FrozenRanker:
     return ranker
 
 
-def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
+def golden(folder: Path) -> tuple[pa.Table, pa.Table]:
+    """Completed rows, and the scores of each task that they must give."""
+    rows = pq.read_table(folder / "golden.parquet")
+    return _table(rows["inputs"]), _table(rows["scores"])
+
+
+def _read(folder: Path) -> FrozenRanker:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     if manifest["format"] != FORMAT:
         raise BundleError(
@@ -145,7 +152,7 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         None if gate is None else GATE_SETTINGS.validate_python(gate),
         calibration,
     )
-    ranker = FrozenRanker(
+    return FrozenRanker(
         schema,
         encoder,
         graph,
@@ -155,7 +162,6 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         (folder / BODY).read_bytes() if (folder / BODY).exists() else None,
         encoded,
     )
-    return ranker, pq.read_table(folder / "golden.parquet")
 
 
 class StoredTables(Mapping[Owner, FeatureTable]):

@@ -68,6 +68,12 @@ class FrozenRanker:
         }
 
     @property
+    def backends(self) -> list[str]:
+        """What can execute it: ``torch`` whatever it is, the others what they can hold."""
+        onnx = [] if self.body is None else ["onnxruntime"]
+        return [*onnx, *([] if self.graph.gate is not None else ["cuda"]), "torch"]
+
+    @property
     def selection(self) -> Selection:
         """What the gates chose."""
         return self.graph.selection
