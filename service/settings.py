@@ -24,5 +24,5 @@ class Settings(BaseModel):
     repository: Path
     default_model: str | None = None
     max_candidates: PositiveInt = 5_000
-    max_batch_rows: PositiveInt = 1_000
+    max_batch_rows: PositiveInt = 500
     max_body_bytes: PositiveInt = 8 * 1024 * 1024
