@@ -121,6 +121,16 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
     serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
+    serve.add_argument(
+        "--backend",
+        choices=["auto", "onnxruntime", "cuda", "torch"],
+        default="auto",
+        help="what executes the models (default: cuda if there is a GPU, else onnxruntime)",
+    )
+    serve.add_argument("--workers", type=positive, default=1, help="processes (default: 1; with a GPU always 1)")
+    serve.add_argument(
+        "--threads", type=positive, help="threads of each process that score (default: the cores / the workers)"
+    )
     return top
 
 

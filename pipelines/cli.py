@@ -182,10 +182,17 @@ def run_score(arguments: argparse.Namespace) -> None:
 
 def run_serve(arguments: argparse.Namespace) -> None:
     """``ranker serve``."""
-    from service.app import serve
+    from service.processes import serve
     from service.settings import Settings
 
-    serve(Settings(repository=arguments.repository, default_model=arguments.model), arguments.host, arguments.port)
+    settings = Settings(
+        repository=arguments.repository,
+        default_model=arguments.model,
+        backend=arguments.backend,
+        workers=arguments.workers,
+        threads=arguments.threads,
+    )
+    serve(settings, arguments.host, arguments.port)
 
 
 def as_json(data: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
 from ranking import bundle
 from ranking.calibration import Calibration
-from ranking.errors import BundleError, LogError
+from ranking.errors import BundleError, InvalidInputError, LogError
 from ranking.files import require_free
 from ranking.frozen import FrozenRanker
 from ranking.frozen import freeze as frozen
@@ -74,7 +74,12 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
         )
     say(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
     ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
-    bundle.write(ranker, held_out.slice(0, GOLDEN_ROWS), out)
+    try:
+        bundle.write(ranker, held_out.slice(0, GOLDEN_ROWS), out)
+    except InvalidInputError as error:  # what a table holds is encoded now, row by row
+        owner = next(feature.owner for feature in schema.given if feature.column == error.field)
+        place = {"user": config.logs.users, "item": config.logs.items}[owner]
+        raise LogError(f"{shown(place)}: column {error}") from None
     return ranker
 
 

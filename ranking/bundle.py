@@ -5,6 +5,7 @@ weights.safetensors   the frozen graph's weights, by the names of ``frozen.Froze
 body.onnx             the graph behind the embeddings, for ONNX Runtime; a per-example gate has none
 encoder/              vocabularies and scales (Parquet)
 users.parquet, items.parquet   features by id, where the ranker has any to look up
+users/, items/        the same already encoded, to be mapped (``encoded_table``); new in format 2
 golden.parquet        inputs and the scores that they must give
 SHA256SUMS            of every other file, as sha256sum writes it
 """
@@ -12,6 +13,8 @@ SHA256SUMS            of every other file, as sha256sum writes it
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ranking import encoded_table
 from ranking.calibration import Calibration
+from ranking.encoded_table import EncodedTable
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.explaining import explain
@@ -34,7 +39,7 @@ from ranking.graph import FrozenGraph
 from ranking.schema import Owner, Schema
 from ranking.selection import Selection
 
-FORMAT = 1
+FORMAT = 2
 SUMS = "SHA256SUMS"
 BODY = "body.onnx"
 TOLERANCE = 1e-5
@@ -69,6 +74,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         "selection": ranker.selection.to_json(),
         "gate": None if ranker.graph.gate is None else ranker.graph.gate.model_dump(mode="json"),
         "calibration": ranker.graph.calibration.to_json(),
+        "backends": ranker.backends,
         "objective": dict(ranker.objective),
         "details": dict(ranker.details),
     }
@@ -80,6 +86,8 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
+            if owner in schema.owners:
+                encoded_table.build(table, ranker.encoder, owner, draft / f"{owner}s")
         columns = list(dict.fromkeys(feature.column for feature in schema.given))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
@@ -98,9 +106,9 @@ def load(folder: str | Path) -> FrozenRanker:
     folder = Path(folder)
     verify_files(folder)
     try:
-        ranker, golden = _read(folder)
-        scores, _ = ranker.score_completed(_table(golden["inputs"]), ranker.schema.tasks)
-        expected = _table(golden["scores"])
+        ranker = _read(folder)
+        inputs, expected = golden(folder)
+        scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
         if expected.column_names != ranker.schema.task_names or len(expected) != len(scores):
             raise ValueError("golden scores are not those of the tasks")
     except MISFITS as error:
@@ -113,20 +121,29 @@ def load(folder: str | Path) -> FrozenRanker:
     return ranker
 
 
-def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
+def golden(folder: Path) -> tuple[pa.Table, pa.Table]:
+    """Completed rows, and the scores of each task that they must give."""
+    rows = pq.read_table(folder / "golden.parquet")
+    return _table(rows["inputs"]), _table(rows["scores"])
+
+
+def _read(folder: Path) -> FrozenRanker:
     manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     if manifest["format"] != FORMAT:
-        raise BundleError(f"format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker")
+        raise BundleError(
+            f"format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker, "
+            "or freeze the run again with the one at hand"
+        )
     try:
         schema = Schema.model_validate(manifest["schema"])
     except ValidationError as error:
         raise BundleError(f"manifest.json: {explain(error, manifest['schema'])}") from None
     calibration = _calibration(manifest.get("calibration", {}), schema)
-    tables = {}
-    for owner in OWNERS:
-        file = folder / f"{owner}s.parquet"
-        if file.exists():
-            tables[owner] = FeatureTable(pq.read_table(file), str(schema.id_column(owner)))
+    encoder = Encoder.read(folder / "encoder", schema)
+    tables = StoredTables(folder, schema)
+    encoded = {
+        owner: EncodedTable.open(folder / f"{owner}s", encoder, owner) for owner in tables if owner in schema.owners
+    }
     gate = manifest.get("gate")
     graph = FrozenGraph(
         schema,
@@ -135,16 +152,51 @@ def _read(folder: Path) -> tuple[FrozenRanker, pa.Table]:
         None if gate is None else GATE_SETTINGS.validate_python(gate),
         calibration,
     )
-    ranker = FrozenRanker(
+    return FrozenRanker(
         schema,
-        Encoder.read(folder / "encoder", schema),
+        encoder,
         graph,
         tables,
         manifest["objective"],
         manifest["details"],
         (folder / BODY).read_bytes() if (folder / BODY).exists() else None,
+        encoded,
     )
-    return ranker, pq.read_table(folder / "golden.parquet")
+
+
+class StoredTables(Mapping[Owner, FeatureTable]):
+    """Features by id of a bundle, read when they are first asked for: a service needs only the encoded ones.
+
+    Args:
+        folder: the bundle.
+        schema: its features.
+
+    Raises:
+        OSError, ArrowException, ValueError: a file is no such table.
+    """
+
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        self._keys = {owner: str(schema.id_column(owner)) for owner in OWNERS}
+        self._files = {  # opened now, since the folder may be gone later
+            owner: pq.ParquetFile(file) for owner in OWNERS if (file := folder / f"{owner}s.parquet").exists()
+        }
+        for owner, stored in self._files.items():
+            if self._keys[owner] not in stored.schema_arrow.names:
+                raise ValueError(f"{owner}s.parquet has no column '{self._keys[owner]}'")
+        self._tables: dict[Owner, FeatureTable] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, owner: Owner) -> FeatureTable:
+        with self._lock:
+            if owner not in self._tables:
+                self._tables[owner] = FeatureTable(self._files[owner].read(), self._keys[owner])
+            return self._tables[owner]
+
+    def __iter__(self) -> Iterator[Owner]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 def _calibration(data: Any, schema: Schema) -> Calibration:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ranking.features import read_column
-from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, IdSpace, Vocabulary
+from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, IdSpace, Vocabulary, hash_column
 from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
 
 
@@ -25,6 +26,19 @@ class Bag:
 
     values: Tensor
     lengths: Tensor
+
+    def take(self, rows: Tensor) -> Bag:
+        """The lists at these positions [rows] int64, in their order."""
+        starts = torch.cumsum(self.lengths, 0) - self.lengths
+        lengths = self.lengths[rows]
+        first = torch.cumsum(lengths, 0) - lengths
+        within = torch.arange(int(lengths.sum())) - torch.repeat_interleave(first, lengths)
+        return Bag(self.values[torch.repeat_interleave(starts[rows], lengths) + within], lengths)
+
+    @staticmethod
+    def concat(parts: Sequence[Bag]) -> Bag:
+        """The lists of all parts, one part after the other."""
+        return Bag(torch.cat([part.values for part in parts]), torch.cat([part.lengths for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -53,9 +67,7 @@ class Inputs:
 
     def take(self, rows: Tensor) -> Inputs:
         """The rows at these positions [rows] int64, in their order."""
-        return Inputs(
-            self.ids[rows], tuple(_take(bag, rows) for bag in self.bags), self.dense[rows], self.missing[rows]
-        )
+        return Inputs(self.ids[rows], tuple(bag.take(rows) for bag in self.bags), self.dense[rows], self.missing[rows])
 
     @staticmethod
     def concat(parts: list[Inputs]) -> Inputs:
@@ -63,18 +75,10 @@ class Inputs:
         bags = zip(*(part.bags for part in parts), strict=True)
         return Inputs(
             torch.cat([part.ids for part in parts]),
-            tuple(Bag(torch.cat([b.values for b in bag]), torch.cat([b.lengths for b in bag])) for bag in bags),
+            tuple(map(Bag.concat, bags)),
             torch.cat([part.dense for part in parts]),
             torch.cat([part.missing for part in parts]),
         )
-
-
-def _take(bag: Bag, rows: Tensor) -> Bag:
-    starts = torch.cumsum(bag.lengths, 0) - bag.lengths
-    lengths = bag.lengths[rows]
-    first = torch.cumsum(lengths, 0) - lengths
-    within = torch.arange(int(lengths.sum())) - torch.repeat_interleave(first, lengths)
-    return Bag(bag.values[torch.repeat_interleave(starts[rows], lengths) + within], lengths)
 
 
 LARGEST = 1e15
@@ -93,6 +97,16 @@ class Scale:
     scale: float
     fill: float
     flagged: bool
+
+    def apply(self, numbers: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        """Scaled numbers, never NaN, and which were unknown.
+
+        Args:
+            numbers: after their transform [rows]; NaN where null.
+        """
+        scaled = (numbers - self.shift) / self.scale
+        unknown = np.isnan(scaled)
+        return np.where(unknown, self.fill, np.clip(scaled, -LARGEST, LARGEST)), unknown
 
 
 class Encoder:
@@ -132,9 +146,7 @@ class Encoder:
         flag = len(numerics)
         for i, number in enumerate(numerics):
             scale = self.scales[number.name]
-            scaled = (transformed(values[number.name], number.transform) - scale.shift) / scale.scale
-            unknown = np.isnan(scaled)
-            dense[:, i] = np.where(unknown, scale.fill, np.clip(scaled, -LARGEST, LARGEST))
+            dense[:, i], unknown = scale.apply(transformed(values[number.name], number.transform))
             if scale.flagged:
                 dense[:, flag] = unknown
                 flag += 1
@@ -143,12 +155,27 @@ class Encoder:
             missing[:, i] = columns[read.column].is_null().to_numpy(zero_copy_only=False)
         return Inputs(torch.from_numpy(ids), bags, torch.from_numpy(dense), torch.from_numpy(missing))
 
+    def hashes(self, table: pa.Table, names: Sequence[str]) -> IdArray:
+        """Hashes of these features' values [rows, names] int64, as ``HashBuckets.crossed`` takes them."""
+        hashes = np.empty((table.num_rows, len(names)), np.int64)
+        features = {feature.name: feature for feature in self.schema.given}
+        for i, name in enumerate(names):
+            column = table[features[name].column].combine_chunks()
+            hashes[:, i] = hash_column(read_column(column, features[name]))
+        return hashes
+
+    def restricted(self, names: Collection[str]) -> Encoder:
+        """The encoder of these features alone, see ``Schema.restricted``."""
+        schema = self.schema.restricted(names)
+        spaces = {table: self.id_spaces[table] for table in schema.tables}
+        return Encoder(schema, spaces, {number.name: self.scales[number.name] for number in schema.numerics})
+
     def _rows(self, values: Mapping[str, pa.Array], feature: SingleFeature) -> IdArray:
         space = self.id_spaces[feature.table]
         if not isinstance(feature, CrossFeature):
             return space.rows(values[feature.name], feature.column)
         assert isinstance(space, HashBuckets)
-        return space.crossed([values[name] for name in feature.of])
+        return space.crossed([hash_column(values[name]) for name in feature.of])
 
     def _bag(self, column: pa.Array, bag: PooledFeature) -> Bag:
         """Rows of each list's ids; a null list is one missing id, nulls inside a list are left out."""
@@ -204,8 +231,12 @@ SCALES = pa.schema(
 
 def transformed(column: pa.Array, transform: str) -> FloatArray:
     """The numbers [rows] float64 after ``none`` or ``log1p`` (``standardise`` comes later); null → NaN."""
-    values: FloatArray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return np.log1p(values) if transform == "log1p" else values
+    return transform_numbers(column.cast(pa.float64()).to_numpy(zero_copy_only=False), transform)
+
+
+def transform_numbers(numbers: FloatArray, transform: str) -> FloatArray:
+    """``transformed`` of an array in which a null is NaN."""
+    return np.log1p(numbers) if transform == "log1p" else numbers
 
 
 def encode_labels(table: pa.Table, tasks: Sequence[Task]) -> Tensor:

@@ -5,9 +5,11 @@ Training, offline scoring and the service all pass through here, so that one row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -118,6 +120,9 @@ class FeatureTable:
         table: one row per id.
         key: the id's column.
 
+    Attributes:
+        ids: of the rows, int64 or string.
+
     Raises:
         InvalidInputError: the id column is missing, holds a null, or names an id twice.
     """
@@ -128,9 +133,10 @@ class FeatureTable:
         ids = table[key].combine_chunks()
         if pa.types.is_dictionary(ids.type):
             ids = ids.dictionary_decode()
-        if pa.types.is_floating(ids.type):
-            ids = as_type(ids, pa.int64(), key)
-        values = ids.to_pylist()
+        whole = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
+        self.key_type: pa.DataType = pa.int64() if whole else pa.string()
+        self.ids = as_type(ids, self.key_type, key)
+        values = self.ids.to_pylist()
         self._row = {value: row for row, value in enumerate(values)}
         if None in self._row:
             raise InvalidInputError(key, "an id is null: every row needs one", values.index(None))
@@ -139,7 +145,6 @@ class FeatureTable:
             raise InvalidInputError(key, f"id {values[first]!r} stands twice: keep one row per id", first)
         self.table = table.combine_chunks()
         self.key = key
-        self.key_type: pa.DataType = pa.int64() if pa.types.is_integer(ids.type) else pa.string()
 
     def __len__(self) -> int:
         return len(self._row)
@@ -238,6 +243,19 @@ def _newest(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
     positions = np.arange(offsets[-1]) + np.repeat(np.cumsum(lengths) - offsets[1:], kept)
     values = pc.list_flatten(lists).take(pa.array(positions))
     return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=lists.is_null() if lists.null_count else None)
+
+
+def id_array(ids: Sequence[int | str | None] | npt.NDArray[Any] | pa.Array) -> pa.Array:
+    """Ids as Arrow has them; integers and text mixed, or an integer beyond 64 bits, are all text."""
+    if isinstance(ids, pa.Array):
+        return ids
+    if isinstance(ids, np.ndarray):
+        return pa.array(ids)
+    kind = pa.string() if len(ids) and isinstance(ids[0], str) else pa.int64()
+    try:
+        return pa.array(ids, kind)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([None if value is None else str(value) for value in ids], pa.string())
 
 
 def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ranking.calibration import Calibration
+from ranking.encoded_table import EncodedTable
 from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import FeatureTable, complete, violations
@@ -37,6 +39,7 @@ class FrozenRanker:
         objective: task → weight in the score that sorts, unless a request says otherwise.
         details: what else the bundle says of itself (costs, training).
         body: the graph behind the embeddings as ONNX, see ``onnx_body``; None if there is none.
+        stored: ``encoded`` as a bundle holds it; None if the ranker is not from a bundle.
     """
 
     schema: Schema
@@ -46,6 +49,29 @@ class FrozenRanker:
     objective: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
     body: bytes | None = field(default=None, repr=False)
+    stored: Mapping[Owner, EncodedTable] | None = field(default=None, repr=False)
+
+    @cached_property
+    def encoded(self) -> Mapping[Owner, EncodedTable]:
+        """The tables as a service looks them up: already encoded, of each owner that has features.
+
+        Raises:
+            InvalidInputError: a table holds a column of the wrong type, a NaN or infinite number (names the row).
+        """
+        if self.stored is not None:
+            return self.stored
+        owners = self.schema.owners
+        return {
+            owner: EncodedTable.temporary(table, self.encoder, owner)
+            for owner, table in self.tables.items()
+            if owner in owners
+        }
+
+    @property
+    def backends(self) -> list[str]:
+        """What can execute it: ``torch`` whatever it is, the others what they can hold."""
+        onnx = [] if self.body is None else ["onnxruntime"]
+        return [*onnx, *([] if self.graph.gate is not None else ["cuda"]), "torch"]
 
     @property
     def selection(self) -> Selection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class Vocabulary:
     def __init__(self, ids: pa.Array) -> None:
         self.ids = ids
         self._row: dict[Any, int] = {value: row for row, value in enumerate(ids.to_pylist(), start=UNSEEN + 1)}
+        self._row[None] = MISSING
+        self._kind = int if pa.types.is_integer(ids.type) else str
 
     @property
     def size(self) -> int:
@@ -41,6 +44,13 @@ class Vocabulary:
         """Embedding rows [len(values)] int64; ``field`` names the column in an error."""
         values = values if pa.types.is_null(values.type) else as_type(values, self.ids.type, field)
         return _by_unique(values, lambda value: self._row.get(value, UNSEEN))
+
+    def rows_of(self, values: Sequence[int | str | None], field: str) -> IdArray:
+        """The same of Python values: online they come as JSON, and Arrow costs more than a few look-ups."""
+        if set(map(type, values)) <= {self._kind, NoneType}:
+            get = self._row.get
+            return np.array([get(value, UNSEEN) for value in values], np.int64)
+        return self.rows(pa.array(values), field)
 
 
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
@@ -55,15 +65,26 @@ class HashBuckets:
 
     def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
         """Embedding rows [len(values)] int64."""
-        return _by_unique(values, lambda value: 1 + stable_hash(value) % (self.size - 1))
+        return _by_unique(values, self._row)
 
-    def crossed(self, parts: Sequence[pa.Array]) -> IdArray:
-        """Embedding rows [rows] int64 of the parts' values taken together; a null in any of them → missing."""
+    def rows_of(self, values: Sequence[int | str | None], field: str) -> IdArray:  # noqa: ARG002 — as Vocabulary
+        """The same of Python values."""
+        return np.array([MISSING if value is None else self._row(value) for value in values], np.int64)
+
+    def _row(self, value: int | str) -> int:
+        return 1 + stable_hash(value) % (self.size - 1)
+
+    def crossed(self, parts: Sequence[IdArray]) -> IdArray:
+        """Embedding rows [rows] int64 of the parts' values taken together; a null in any of them → missing.
+
+        Args:
+            parts: of each part the ``hash_column`` [rows]; a null's hash is 0, a value's is 0 once in 2⁶³.
+        """
         mixed, known = np.zeros(len(parts[0]), np.uint64), np.ones(len(parts[0]), np.bool_)
         for part in parts:
-            mixed = (mixed ^ hash_column(part).astype(np.uint64)) * GOLDEN_RATIO
+            mixed = (mixed ^ part.astype(np.uint64)) * GOLDEN_RATIO
             mixed ^= mixed >> np.uint64(32)
-            known &= part.is_valid().to_numpy(zero_copy_only=False)
+            known &= part != 0
         return np.where(known, 1 + (mixed % np.uint64(self.size - 1)).astype(np.int64), MISSING)
 
 
@@ -84,7 +105,10 @@ class Buckets:
 
     def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
         """Embedding rows [len(values)] int64 of float64 numbers."""
-        numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return self.rows_of(values.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+    def rows_of(self, numbers: FloatArray) -> IdArray:
+        """The same of an array; NaN → missing."""
         return np.where(np.isnan(numbers), MISSING, 1 + np.searchsorted(self.boundaries, numbers, side="right"))
 
 
@@ -93,7 +117,13 @@ IdSpace = Vocabulary | HashBuckets | Buckets
 
 def stable_hash(value: object) -> int:
     """63-bit hash of the value's text: the same on every machine and in every version."""
-    return int.from_bytes(hashlib.blake2b(str(value).encode(), digest_size=8).digest()) >> 1
+    text = str(value).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
+
+
+def hashes_of(values: Sequence[int | str | None]) -> IdArray:
+    """``hash_column`` of Python values."""
+    return np.array([0 if value is None else stable_hash(value) for value in values], np.int64)
 
 
 def hash_column(column: pa.Array) -> IdArray:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ranking import bundle, repository
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
-from ranking.halves import Sides
+from service.engine.encoding import RequestEncoder
 from service.engine.runtimes import Runtime, choose
+from service.engine.runtimes.golden import require_golden
 from service.problems import Problem
+from service.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Served:
         name: of the model.
         version: of the model.
         ranker: the bundle.
-        sides: of its encoder.
+        encoder: of its requests.
         runtime: what executes it.
         load_seconds: that loading and verifying took.
     """
@@ -31,30 +32,35 @@ class Served:
     name: str
     version: str
     ranker: FrozenRanker
-    sides: Sides
+    encoder: RequestEncoder
     runtime: Runtime
     load_seconds: float
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """Name and version."""
+        return self.name, self.version
 
 
 class Repository:
     """Loads and verifies the current versions of all models of a repository.
 
     Args:
-        path: the repository.
-        default: which model answers when a request names none.
+        settings: which repository, which model answers when a request names none, and what executes them.
 
     Raises:
         BundleError: nothing is published, the default model is not, or a bundle does not verify.
     """
 
-    def __init__(self, path: Path, default: str | None) -> None:
+    def __init__(self, settings: Settings) -> None:
+        path, default = settings.repository, settings.default_model
         names = repository.names(path)
         if not names:
             raise BundleError(f"{path} holds no published model; publish one with 'ranker publish'")
         if default is not None and default not in names:
             raise BundleError(f"{path} has no model '{default}': it has {', '.join(names)}")
         self._default = default if default is not None or len(names) > 1 else names[0]
-        self._served = {name: _load(path, name) for name in names}
+        self._served = {name: _load(settings, name) for name in names}
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served.values())
@@ -76,8 +82,11 @@ class Repository:
         return served
 
 
-def _load(path: Path, name: str) -> Served:
+def _load(settings: Settings, name: str) -> Served:
     start = time.monotonic()
-    version = repository.current(path, name)
-    ranker = bundle.load(repository.folder(path, name, version))
-    return Served(name, str(version), ranker, Sides(ranker.encoder), choose(ranker), time.monotonic() - start)
+    version = repository.current(settings.repository, name)
+    folder = repository.folder(settings.repository, name, version)
+    ranker = bundle.load(folder)
+    runtime = choose(ranker, settings.backend, settings.threads, settings.precision)
+    require_golden(runtime, ranker, folder)
+    return Served(name, str(version), ranker, RequestEncoder(ranker), runtime, time.monotonic() - start)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+
+from service.engine.runtimes import Backend, Precision
 
 
 class Settings(BaseModel):
-    """Settings of one service process.
+    """Settings of a service.
 
     Attributes:
         repository: folder of published bundles; each model's current version is served.
@@ -17,6 +21,11 @@ class Settings(BaseModel):
         max_batch_rows: candidates, of one request or many, that are scored at a time; with more each costs hardly less,
             and whoever comes next waits for longer.
         max_body_bytes: size of a request; more is refused with 413.
+        backend: what executes the models; ``auto``: a GPU if there is one, else ONNX Runtime, else PyTorch.
+        precision: of a GPU's products.
+        workers: processes.
+        threads: of each process that score; default: the cores divided by the workers. More than there are cores
+            makes everything slower by far.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,3 +35,15 @@ class Settings(BaseModel):
     max_candidates: PositiveInt = 5_000
     max_batch_rows: PositiveInt = 500
     max_body_bytes: PositiveInt = 8 * 1024 * 1024
+    backend: Backend = "auto"
+    precision: Precision = "float32"
+    workers: PositiveInt = 1
+    threads: PositiveInt = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threads_fill_the_cores(cls, given: dict[str, Any]) -> dict[str, Any]:
+        workers = given.get("workers", 1)
+        if given.get("threads") is None and isinstance(workers, int) and workers > 0:
+            return given | {"threads": max(1, len(os.sched_getaffinity(0)) // workers)}
+        return given

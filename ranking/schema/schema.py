@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -147,6 +147,10 @@ class Schema(Record):
                 )
         return self
 
+    def restricted(self, names: Collection[str]) -> Self:
+        """The same with these features only, in order of declaration; whoever names a cross names its parts too."""
+        return self.model_copy(update={"features": tuple(f for f in self.features if f.name in names)})
+
     @property
     def given(self) -> list[GivenFeature]:
         """Features that a log or a request gives, each in its column: all but crosses, in order of declaration."""
@@ -189,6 +193,11 @@ class Schema(Record):
         for feature in self.sparse:
             tables.setdefault(feature.table, feature)
         return tables
+
+    @property
+    def owners(self) -> set[Owner]:
+        """Whose features there are."""
+        return {feature.owner for feature in self.given}
 
     @property
     def task_names(self) -> list[str]:

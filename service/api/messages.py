@@ -120,11 +120,16 @@ class RankResponse(_Message):
 
 
 class ModelMetadata(_Message):
-    """Names of the Open Inference Protocol, and what this ranker needs and gives."""
+    """Names of the Open Inference Protocol, and what this ranker needs and gives.
+
+    ``backend``: what executes it here; ``backends``: what its bundle carries.
+    """
 
     name: str
     versions: list[str]
     platform: str
+    backend: str
+    backends: list[str]
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     objective: dict[str, float]

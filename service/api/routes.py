@@ -127,6 +127,8 @@ def model_metadata(served: Served) -> ModelMetadata:
         name=served.name,
         versions=[served.version],
         platform="dselect-ranker",
+        backend=served.runtime.backend,
+        backends=ranker.backends,
         inputs=[
             {"name": f.column, **f.model_dump(include={"kind", "owner", "max_length"})} for f in ranker.schema.given
         ],

@@ -1,45 +1,38 @@
-"""A ranking request → the table of candidates that the ranker scores."""
+"""A ranking request → columns of values, checked; what is wrong is told in terms of the request."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from types import NoneType
+from typing import Any, NoReturn
 
 from ranking.errors import InvalidInputError
-from ranking.schema import GivenFeature, NumberFeature, Owner, Schema
+from ranking.schema import GivenFeature, NumberFeature, Owner, PooledFeature, Schema
 from service.api.messages import ItemColumns, RankRequest
+from service.engine.encoding import Given
 from service.problems import FieldError, Problem
 
 
-def to_table(request: RankRequest, schema: Schema) -> pa.Table:
-    """One row a candidate: ids and the features that the request gives, each a column named as in the log.
+def given_columns(request: RankRequest, schema: Schema) -> dict[Owner, Given]:
+    """What the request gives of each owner, checked: known columns, values of their types, distinct candidates.
 
     Raises:
         Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
     """
     ids = item_ids(request)
     _require_distinct(ids)
-    count = len(ids)
-    columns: dict[str, pa.Array] = {schema.columns.item: _id_array(ids)}
-    columns[schema.columns.user] = _repeat(_id_array([request.user.id]), count)
-    shared: tuple[tuple[Owner, Mapping[str, Any]], ...] = (
-        ("user", request.user.features),
-        ("context", request.context),
-    )
-    for owner, features in shared:
-        for column, feature in _known(schema, owner, features).items():
-            columns[column] = _repeat(_array([features[column]], feature, owner), count)
+    user = {name: [value] for name, value in request.user.features.items()}
+    context = {name: [value] for name, value in request.context.items()}
     items = _item_features(request)
-    for column, feature in _known(schema, "item", items).items():
-        values = items[column]
-        if len(values) != count:
-            raise invalid(f"items.features.{column}", f"has {len(values)} values for {count} ids: give one for each")
-        columns[column] = _array(values, feature, "item")
-    return pa.table(columns)
+    for column, values in items.items():
+        if len(values) != len(ids):
+            raise invalid(f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each")
+    for owner, columns in (("user", user), ("context", context), ("item", items)):
+        for column, feature in _known(schema, owner, columns).items():  # type: ignore[arg-type]
+            _check(columns[column], feature)
+    return {"user": Given([request.user.id], user), "context": Given(None, context), "item": Given(ids, items)}
 
 
 def item_ids(request: RankRequest) -> list[int | str]:
@@ -79,45 +72,58 @@ def _place(owner: Owner, row: int | None = None) -> str:
     return {"user": "user.features", "item": items, "context": "context"}[owner]
 
 
-def _array(values: Sequence[Any], feature: GivenFeature, owner: Owner) -> pa.Array:
-    allowed, what = _allowed(feature)
-    for row, value in enumerate(values):
-        if value is not None and not allowed(value):
-            where = _place(owner, row)
-            raise invalid(f"{where}.{feature.column}", f"must be {what}, not {value!r:.80}")
-    try:
-        return pa.array(values, pa.float64() if isinstance(feature, NumberFeature) else None)
-    except (pa.ArrowException, UnicodeEncodeError):
-        raise invalid(f"{_place(owner)}.{feature.column}", "mixes integers and strings: send one of the two") from None
+def _check(values: Sequence[Any], feature: GivenFeature) -> None:
+    """Values of a column are of its feature's type: whole columns at once, one by one only to name the wrong one."""
+    if isinstance(feature, NumberFeature):
+        if not set(map(type, values)) <= {int, float, NoneType}:
+            _refuse(values, feature, _is_number)
+        return
+    if isinstance(feature, PooledFeature):
+        if not set(map(type, values)) <= {list, NoneType}:
+            _refuse(values, feature, _is_list_of_ids)
+        flat = list(chain.from_iterable(ids for ids in values if ids is not None))
+        if not _are_ids(flat):
+            _refuse(values, feature, _is_list_of_ids)
+    else:
+        flat = list(values)
+        if not _are_ids(flat):
+            _refuse(values, feature, _is_id)
+    if {int, str} <= set(map(type, flat)):
+        raise invalid(f"{_place(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two")
 
 
-def _allowed(feature: GivenFeature) -> tuple[Any, str]:
-    def number(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-
-    def identifier(value: Any) -> bool:
-        return isinstance(value, str) or (isinstance(value, int) and -(2**63) <= value < 2**63)
-
-    def ids(value: Any) -> bool:
-        return isinstance(value, list) and all(v is None or identifier(v) for v in value)
-
-    return {
-        "numeric": (number, "a number"),
-        "buckets": (number, "a number"),
-        "categorical": (identifier, "a 64-bit integer or a string"),
-        "bag": (ids, "a list of 64-bit integers or strings"),
-        "sequence": (ids, "a list of 64-bit integers or strings, the newest last"),
-    }[feature.kind]
+ALLOWED = {
+    "numeric": "a number",
+    "buckets": "a number",
+    "categorical": "a 64-bit integer or a string",
+    "bag": "a list of 64-bit integers or strings",
+    "sequence": "a list of 64-bit integers or strings, the newest last",
+}
+"""What the values of a kind of feature are."""
 
 
-def _id_array(ids: Sequence[int | str | None]) -> pa.Array:
-    if all(value is None or (isinstance(value, int) and -(2**63) <= value < 2**63) for value in ids):
-        return pa.array(ids, pa.int64())
-    return pa.array([None if value is None else str(value) for value in ids], pa.string())
+def _are_ids(values: Sequence[Any]) -> bool:
+    kinds = set(map(type, values)) - {NoneType}
+    return kinds <= {str} or (kinds <= {int, str} and all(map(_is_id, values)))
 
 
-def _repeat(one: pa.Array, count: int) -> pa.Array:
-    return one.take(pa.array(np.zeros(count, np.int64)))
+def _is_id(value: Any) -> bool:
+    return value is None or type(value) is str or (type(value) is int and -(2**63) <= value < 2**63)
+
+
+def _is_list_of_ids(value: Any) -> bool:
+    return value is None or (type(value) is list and all(map(_is_id, value)))
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) in (int, float)
+
+
+def _refuse(values: Sequence[Any], feature: GivenFeature, allowed: Callable[[Any], bool]) -> NoReturn:
+    row = next(row for row, value in enumerate(values) if not allowed(value))
+    raise invalid(
+        f"{_place(feature.owner, row)}.{feature.column}", f"must be {ALLOWED[feature.kind]}, not {values[row]!r:.80}"
+    )
 
 
 def invalid(field: str, reason: str) -> Problem:

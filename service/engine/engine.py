@@ -43,7 +43,7 @@ class Engine:
             Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
             ScoringError: the runtime failed.
         """
-        prepared = prepare(served.ranker, served.sides, request)
+        prepared = prepare(served.ranker, served.encoder, request)
         if not prepared.ids:
             return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))
         tasks = tuple(task.name for task in prepared.tasks)

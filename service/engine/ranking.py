@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ranking.errors import InvalidInputError
 from ranking.frozen import FrozenRanker
-from ranking.halves import Halves, Sides
+from ranking.halves import Halves
 from ranking.schema import Task
 from service.api.messages import RankRequest
-from service.engine.candidates import explained, invalid, item_ids, to_table
+from service.engine.candidates import explained, given_columns, invalid, item_ids
+from service.engine.encoding import RequestEncoder
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Ranked:
         return sorted({expert for chosen in self.experts.values() for expert in chosen}) if self.ids else []
 
 
-def prepare(ranker: FrozenRanker, sides: Sides, request: RankRequest) -> Prepared:
+def prepare(ranker: FrozenRanker, encoder: RequestEncoder, request: RankRequest) -> Prepared:
     """Checks, completes and encodes a request.
 
     Args:
         ranker: that will score it.
-        sides: of the ranker's encoder.
+        encoder: of the ranker's requests.
         request: what is to be ranked.
 
     Raises:
@@ -80,18 +80,18 @@ def prepare(ranker: FrozenRanker, sides: Sides, request: RankRequest) -> Prepare
     try:
         tasks = ranker.tasks(request.tasks)
         weights = objective_weights(ranker, tasks, request.objective)
-        inputs = ranker.encoder.encode(ranker.complete(to_table(request, ranker.schema)))
+        ids = item_ids(request)
+        halves = encoder(given_columns(request, ranker.schema), len(ids))
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
-    names = np.array([feature.name for feature in ranker.schema.given])
     return Prepared(
-        item_ids(request),
-        sides.split(inputs, torch.zeros(len(inputs), dtype=torch.int64)),
-        [names[row].tolist() for row in inputs.missing.numpy()],
+        ids,
+        halves,
+        encoder.missing(halves),
         tasks,
         weights,
         request.top_n,
-        ranker.graph.explain(inputs, [task.name for task in tasks]) if request.explain else {},
+        ranker.graph.explain(encoder.sides.join(halves), [t.name for t in tasks]) if request.explain else {},
     )
 
 

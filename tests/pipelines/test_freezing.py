@@ -180,6 +180,20 @@ class TestRunsThatCannotBeFrozen:
         assert str(caught.value).startswith(f"{tmp_path}/log: ")
         assert not (tmp_path / "bundle").exists()
 
+    def test_a_run_whose_items_hold_a_bad_number(self, copy: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+        logs = run.load_config().logs
+        items = pq.read_table(logs.items)
+        number = next(f.column for f in run.load_config().schema_only.numerics if f.owner == "item")
+        values = items[number].to_pylist()
+        values[17] = float("nan")
+        items = items.set_column(items.column_names.index(number), number, pa.array(values, pa.float64()))
+        pq.write_table(items, tmp_path / "bad.parquet")
+        copy.config.write_text(copy.config.read_text().replace(f'"{logs.items}"', f'"{tmp_path}/bad.parquet"'))
+        with pytest.raises(LogError, match="is NaN or infinite: write null for unknown") as caught:
+            freeze_run(copy.path, tmp_path / "bundle")
+        assert str(caught.value).startswith(f"{tmp_path}/bad.parquet: column '{number}', row 17: ")
+        assert not (tmp_path / "bundle").exists()
+
     def test_a_run_whose_weights_are_not_finite(self, copy: RunFolder, tmp_path: Path) -> None:
         change(copy, output__bias=float("nan"))
         with pytest.raises((BundleError, LogError)):

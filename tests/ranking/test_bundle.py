@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import ranking
 from ranking import bundle
 from ranking.calibration import Calibration, Isotonic, Platt
 from ranking.errors import BundleError, OutputError
+from ranking.features import FeatureTable
 from ranking.files import sha256
 from ranking.frozen import FrozenRanker, freeze
 from ranking.model import Mixture
@@ -38,8 +40,18 @@ FILES = [
     "encoder/vocabularies/user_id.parquet",
     "golden.parquet",
     "items.parquet",
+    "items/keys.npy",
+    "items/rows.npy",
+    "items/starts.npy",
+    "items/values.npy",
     "manifest.json",
     "users.parquet",
+    "users/ends.npy",
+    "users/keys.npy",
+    "users/rows.npy",
+    "users/starts.npy",
+    "users/text.npy",
+    "users/values.npy",
     "weights.safetensors",
 ]
 
@@ -104,6 +116,52 @@ def test_a_loaded_ranker_knows_what_the_written_one_knew(written: Path, hand_ran
     }
 
 
+def test_a_loaded_ranker_has_its_encoded_tables_as_the_written_one(written: Path, hand_ranker: FrozenRanker) -> None:
+    loaded = ranking.load(written)
+    assert loaded.encoded.keys() == hand_ranker.encoded.keys() == {"user", "item"}
+    for owner, ids in (("user", ["u3", "u19", "u20"]), ("item", [7, 0, 30])):
+        found, expected = (ranker.encoded[owner] for ranker in (loaded, hand_ranker))
+        assert (found.rows(ids) >= 0).tolist() == [True, True, False]
+        one, other = (table.take(table.rows(ids)) for table in (found, expected))
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.dense, other.dense)
+        assert torch.equal(one.missing, other.missing)
+        assert [bag.values.tolist() for bag in one.bags] == [bag.values.tolist() for bag in other.bags]
+
+
+def test_tables_are_read_when_they_are_first_asked_for_and_once(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def table_of(rows: pa.Table, key: str) -> FeatureTable:
+        read.append(key)
+        return FeatureTable(rows, key)
+
+    monkeypatch.setattr(bundle, "FeatureTable", table_of)
+    loaded = ranking.load(written)
+    assert set(loaded.tables) == {"user", "item"}
+    assert len(loaded.encoded["item"]) == 30
+    assert read == []
+    with ThreadPoolExecutor(4) as threads:
+        tables = list(threads.map(loaded.tables.__getitem__, ["item"] * 8))
+    assert all(table is tables[0] for table in tables)
+    assert read == ["item_id"]
+
+
+def test_a_loaded_ranker_outlives_its_folder(copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    loaded = ranking.load(copied)
+    shutil.rmtree(copied)
+    assert loaded.score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
+    assert loaded.encoded["user"].rows(["u1", "?"]).tolist() == hand_ranker.encoded["user"].rows(["u1", "?"]).tolist()
+
+
+def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> None:
+    schema = hand_ranker.schema.restricted([f.name for f in hand_ranker.schema.given if f.owner != "user"])
+    encoder = hand_ranker.encoder.restricted([feature.name for feature in schema.features])
+    assert schema.owners == {"item", "context"}
+    ranker = FrozenRanker(schema, encoder, hand_ranker.graph, hand_ranker.tables, {})
+    assert ranker.encoded.keys() == {"item"}
+
+
 def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
@@ -112,6 +170,7 @@ def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
     assert not (tmp_path / "bundle" / "users.parquet").exists()
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.tables == {}
+    assert loaded.encoded == {}
     assert loaded.score(golden).equals(hand_ranker.score(golden))
 
 
@@ -139,13 +198,19 @@ def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
         for file in folder.rglob("*"):
             assert not file.is_symlink()
             if file.is_file():
-                assert file.name == "SHA256SUMS" or file.suffix in {".json", ".safetensors", ".parquet", ".onnx"}
+                assert file.name == "SHA256SUMS" or file.suffix in {
+                    ".json",
+                    ".npy",
+                    ".onnx",
+                    ".parquet",
+                    ".safetensors",
+                }
                 assert not file.stat().st_mode & 0o111, f"{file} is executable"
 
 
 def test_the_manifest_is_json_that_says_what_the_bundle_is(written: Path) -> None:
     manifest = json.loads((written / "manifest.json").read_text())
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert manifest["name"] == "hand"
     assert manifest["selection"]["experts_used"] == [0, 1, 2, 3]
     assert manifest["objective"] == {"click": 1.0, "like": 2.0}
@@ -243,10 +308,12 @@ def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
 
 
 def test_an_unknown_format_is_refused(copied: Path) -> None:
-    edit_manifest(copied, format=2)
-    text = refusal(copied)
-    assert "format 2 is not known here (known: 1)" in text
-    assert "update" in text
+    for number in (1, 3):
+        edit_manifest(copied, format=number)
+        text = refusal(copied)
+        assert f"format {number} is not known here (known: 2)" in text
+        assert "update" in text
+        assert "freeze the run again" in text
 
 
 def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(copied: Path) -> None:
@@ -319,6 +386,13 @@ INCOHERENT: dict[str, Callable[[Path], object]] = {
     "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
     "weights that are no safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
     "a table that is no Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
+    "a table without its id column": lambda folder: pq.write_table(pa.table({"x": [1]}), folder / "users.parquet"),
+    "no encoded table": lambda folder: shutil.rmtree(folder / "items"),
+    "no encoded rows": lambda folder: (folder / "items" / "rows.npy").unlink(),
+    "the encoded rows of another": lambda folder: shutil.copy(
+        folder / "users" / "rows.npy", folder / "items" / "rows.npy"
+    ),
+    "an array of another kind": lambda folder: np.save(folder / "items" / "keys.npy", np.zeros(31)),
     "a vocabulary without ids": lambda folder: pq.write_table(
         pa.table({"key": [1]}), folder / "encoder" / "vocabularies" / "tab.parquet"
     ),

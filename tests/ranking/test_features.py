@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.errors import InvalidInputError
-from ranking.features import FeatureTable, as_type, canonical, complete, mark, violations
+from ranking.features import FeatureTable, as_type, canonical, complete, id_array, mark, violations
 from ranking.schema import BagFeature, CategoricalFeature, NumericFeature, Owner, Schema
 
 BRAND = CategoricalFeature(name="brand", column="made_by", owner="item", kind="categorical")
@@ -226,7 +226,45 @@ def test_text_that_is_no_integer_is_an_error_where_integers_are_known() -> None:
     assert bad.value.field == "item_id"
 
 
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([1, None, -(2**63)], pa.array([1, None, -(2**63)])),
+        (["a", None], pa.array(["a", None])),
+        ([None, "a"], pa.array([None, "a"])),
+        ([7, "a"], pa.array(["7", "a"])),
+        (["a", 7], pa.array(["a", "7"])),
+        ([1, 2**63], pa.array(["1", str(2**63)])),
+        ([], pa.array([], pa.int64())),
+        (np.array([3, 4], np.int32), pa.array([3, 4], pa.int32())),
+        (pa.array(["a"]), pa.array(["a"])),
+    ],
+)
+def test_ids_are_integers_unless_one_is_text_or_too_large(ids: Any, expected: pa.Array) -> None:
+    assert id_array(ids).equals(expected)
+
+
 # Feature tables.
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (pa.array([3, 4], pa.uint8()), pa.array([3, 4])),
+        (pa.array([3.0, 4.0]), pa.array([3, 4])),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["a", "b"])),
+        (pa.array(["a", "b"], pa.large_string()), pa.array(["a", "b"])),
+    ],
+)
+def test_ids_of_a_feature_table_are_integers_of_64_bits_or_strings(ids: pa.Array, expected: pa.Array) -> None:
+    table = FeatureTable(pa.table({"id": ids}), "id")
+    assert table.ids.equals(expected)
+    assert table.key_type == expected.type
+
+
+def test_an_id_of_a_feature_table_beyond_64_bits_is_an_error() -> None:
+    with pytest.raises(InvalidInputError, match=f"ids must be integers of 64 bits .* {2**63} is none"):
+        FeatureTable(pa.table({"id": pa.array([1, 2**63], pa.uint64())}), "id")
 
 
 def test_a_feature_table_without_its_id_column_says_what_it_found() -> None:

@@ -321,3 +321,15 @@ def test_bags_that_share_a_table_share_its_pooling() -> None:
 def test_a_categorical_feature_may_share_a_table_with_a_bag_of_any_pooling() -> None:
     schema = Schema.model_validate(document([categorical("tag"), bag("tags", table="tag", pooling="sum")]))
     assert [feature.name for feature in schema.sparse] == ["tag", "tags"]
+
+
+# Parts of a schema.
+
+
+def test_a_restricted_schema_keeps_the_named_features_in_their_order() -> None:
+    schema = Schema.model_validate(document([categorical("tag"), bag("tags"), categorical("brand")]))
+    restricted = schema.restricted({"brand", "tag"})
+    assert [feature.name for feature in restricted.features] == ["tag", "brand"]
+    assert list(restricted.tables) == ["tag", "brand"]
+    assert restricted.tasks == schema.tasks
+    assert schema.restricted([]).given == []

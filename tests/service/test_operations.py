@@ -33,6 +33,8 @@ def test_metadata_says_what_goes_in_and_comes_out(client: TestClient, ranker: Fr
     assert {"name": "price", "kind": "numeric", "owner": "item"} in metadata["inputs"]
     assert [output["name"] for output in metadata["outputs"]] == ranker.schema.task_names
     assert metadata["experts_used"] == ranker.selection.experts_used
+    assert metadata["backend"] == "onnxruntime"
+    assert metadata["backends"] == ["onnxruntime", "cuda", "torch"]
 
 
 def test_the_openapi_document_describes_request_answer_and_errors(client: TestClient) -> None:

@@ -17,8 +17,8 @@ from pipelines.logs.reader import LogReader
 from pipelines.scoring import score_log
 from ranking import FrozenRanker
 from ranking.graph import FrozenGraph
-from ranking.halves import Sides
 from service.api.messages import RankRequest
+from service.engine.encoding import RequestEncoder
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
 
@@ -166,7 +166,7 @@ def test_explain_names_the_experts_that_ran(
 
 def ranked(ranker: FrozenRanker, request: RankRequest) -> Ranked:
     """As the service does it, but without its queue."""
-    prepared = prepare(ranker, Sides(ranker.encoder), request)
+    prepared = prepare(ranker, RequestEncoder(ranker), request)
     runtime = choose(ranker, "torch")
     return order(prepared, runtime.scores(prepared.halves, [task.name for task in prepared.tasks]))
 

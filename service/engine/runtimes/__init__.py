@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.runtimes.base import Runtime
+from service.engine.runtimes.base import Precision, Runtime
 from service.engine.runtimes.choosing import BACKENDS, Backend, choose
-from service.engine.runtimes.cuda_runtime import Precision
 
 __all__ = ["BACKENDS", "Backend", "Precision", "Runtime", "choose"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ranking.halves import Halves
+
+Precision = Literal["float32", "bfloat16", "float16"]
 
 Scores = npt.NDArray[np.float32]
 """[candidates, tasks]."""
@@ -19,9 +21,11 @@ class Runtime(Protocol):
 
     Attributes:
         backend: its name among the settings.
+        precision: of its products; at least float32 where this says so.
     """
 
     backend: str
+    precision: Precision
 
     def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
         """Scores [candidates, tasks] float32; experts and towers of other tasks do not run."""

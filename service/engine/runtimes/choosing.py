@@ -8,8 +8,8 @@ import torch
 
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
-from service.engine.runtimes.base import Runtime
-from service.engine.runtimes.cuda_runtime import CudaRuntime, Precision
+from service.engine.runtimes.base import Precision, Runtime
+from service.engine.runtimes.cuda_runtime import CudaRuntime
 from service.engine.runtimes.onnx_runtime import OnnxRuntime
 from service.engine.runtimes.reference import Reference
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,9 @@ from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.losses import scores
-from service.engine.runtimes.base import Scores
+from service.engine.runtimes.base import Precision, Scores
 from service.engine.runtimes.embedding import Embedding
 from service.engine.runtimes.stacked import Stacked
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 SMALLEST = 16
 """Rows of the smallest bucket; the next are twice as large each."""
@@ -69,6 +67,7 @@ class CudaRuntime:
                 "serve it with the torch backend"
             )
         self._graph, self._sides, self._device = ranker.graph, Sides(ranker.encoder), device
+        self.precision = precision
         self._dtype: torch.dtype = getattr(torch, precision)
         self._shared = Embedding(self._sides.shared, ranker.graph.weights).to(device)
         self._items = Embedding(self._sides.items, ranker.graph.weights).to(device)

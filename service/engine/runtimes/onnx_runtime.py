@@ -15,7 +15,7 @@ from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.losses import scores
-from service.engine.runtimes.base import Scores
+from service.engine.runtimes.base import Precision, Scores
 from service.engine.runtimes.embedding import Embedding
 
 OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
@@ -39,6 +39,7 @@ class OnnxRuntime:
     """
 
     backend = "onnxruntime"
+    precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker, threads: int = 1) -> None:
         if ranker.body is None:

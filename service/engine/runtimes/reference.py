@@ -9,7 +9,7 @@ import torch
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.losses import scores
-from service.engine.runtimes.base import Scores
+from service.engine.runtimes.base import Precision, Scores
 
 
 class Reference:
@@ -20,6 +20,7 @@ class Reference:
     """
 
     backend = "torch"
+    precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker) -> None:
         self._graph, self._sides = ranker.graph, Sides(ranker.encoder)

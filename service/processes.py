@@ -1,0 +1,74 @@
+"""The processes of a service: one that has all cores, or several that share the port and divide the cores."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+from functools import partial
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
+
+from ranking.errors import RankerError
+from service.app import create_app
+from service.repository import Repository
+from service.settings import Settings
+
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Serves until the process is told to stop. Connections are refused until a process has loaded its models.
+
+    Raises:
+        BundleError: nothing can be served.
+        RankerError: the address cannot be listened on, or several processes are to share a GPU.
+    """
+    listener = _bound(host, port)
+    app = partial(_application, settings)
+    if settings.workers == 1:
+        config = uvicorn.Config(app(), log_config=None, backlog=BACKLOG)
+        uvicorn.Server(config).run([listener])
+        return
+    _require_servable(settings)
+    config = uvicorn.Config(app, factory=True, log_config=None, backlog=BACKLOG, workers=settings.workers)
+    Multiprocess(config, [listener]).run()
+
+
+def _application(settings: Settings) -> FastAPI:
+    """The application of one process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    torch.set_num_threads(settings.threads)
+    app = create_app(settings)
+    gc.collect()
+    gc.freeze()  # the models stay: walking over them at each collection would hold requests up
+    return app
+
+
+def _require_servable(settings: Settings) -> None:
+    """Raises here what would otherwise end every process that is started."""
+    repository = Repository(settings)
+    if any(served.runtime.backend == "cuda" for served in repository):
+        raise RankerError(
+            f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
+        )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket with this address; whoever serves from it makes it listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends what is written at once (TCP_NODELAY) only where it sees that this is TCP
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise RankerError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port or --host"
+        ) from None
+    return listener

@@ -1,0 +1,49 @@
+"""A runtime that scores otherwise than the bundle says does not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import ranking
+from ranking.errors import BundleError
+from ranking.halves import Halves
+from service.engine.runtimes import Precision, Runtime, choose
+from service.engine.runtimes.base import Scores
+from service.engine.runtimes.golden import require_golden
+
+
+class Off:
+    """Another runtime's scores, and a little more."""
+
+    backend = "off"
+
+    def __init__(self, runtime: Runtime, by: float, precision: Precision) -> None:
+        self._runtime, self._by, self.precision = runtime, by, precision
+
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        found = self._runtime.scores(halves, tasks)
+        found[3, 0] += self._by
+        return found
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_every_backend_of_a_bundle_gives_its_golden_scores(bundle: Path, backend: str) -> None:
+    ranker = ranking.load(bundle)
+    require_golden(choose(ranker, backend), ranker, bundle)  # type: ignore[arg-type]
+
+
+def test_another_score_is_refused_by_task(bundle: Path) -> None:
+    ranker = ranking.load(bundle)
+    task = ranker.schema.task_names[0]
+    with pytest.raises(BundleError, match=f"golden rows score differently on off \\(task '{task}', by up to 0.01"):
+        require_golden(Off(choose(ranker), 0.01, "float32"), ranker, bundle)
+
+
+def test_half_precision_may_differ_more(bundle: Path) -> None:
+    ranker = ranking.load(bundle)
+    require_golden(Off(choose(ranker), 0.01, "bfloat16"), ranker, bundle)
+    with pytest.raises(BundleError, match="golden rows score differently"):
+        require_golden(Off(choose(ranker), 0.5, "bfloat16"), ranker, bundle)

@@ -1,0 +1,145 @@
+"""Requests are encoded as the completed table would be: what is given, what is looked up, what is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranking.encoding import Inputs
+from ranking.errors import InvalidInputError
+from ranking.features import id_array
+from ranking.frozen import FrozenRanker
+from ranking.schema import Owner
+from service.engine.encoding import Given, RequestEncoder
+from tests.ranking.conftest import ITEMS, USERS
+from tests.ranking.test_halves import same
+
+WORDS = st.sampled_from(["drama", "news", "unheard of", "w1", ""])
+TEXT = st.sampled_from(["C1", "C2", "home", "search", "elsewhere", ""])
+NUMBERS = st.one_of(st.integers(-5, 90), st.floats(-0.5, 1e6, allow_nan=False))
+IDS = st.integers(-2, ITEMS + 3)
+COLUMNS: dict[Owner, dict[str, st.SearchStrategy[Any]]] = {
+    "user": {
+        "country": TEXT,
+        "liked": st.lists(st.none() | IDS, max_size=4),
+        "recent": st.lists(st.none() | IDS, max_size=4),
+        "age": NUMBERS,
+    },
+    "context": {"tab": TEXT, "hour": NUMBERS},
+    "item": {
+        "genres": st.lists(st.none() | WORDS, max_size=3),
+        "words": st.lists(WORDS, max_size=3),
+        "price": st.floats(0, 1e9),
+    },
+}
+
+
+def columns(owner: Owner, rows: int) -> st.SearchStrategy[dict[str, list[Any]]]:
+    """Some columns of an owner, with gaps."""
+    each = {name: st.lists(st.none() | values, min_size=rows, max_size=rows) for name, values in COLUMNS[owner].items()}
+    return st.fixed_dictionaries({}, optional=each)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[Owner, Given]:
+    ids = draw(st.lists(IDS, max_size=6, unique=True))
+    if draw(st.booleans()):
+        ids = [str(i) for i in ids]  # an integer and its text are the same item
+    user = draw(st.none() | st.integers(0, USERS + 2).map(lambda n: f"u{n}"))
+    return {
+        "user": Given([user], draw(columns("user", 1))),
+        "context": Given(None, draw(columns("context", 1))),
+        "item": Given(ids, draw(columns("item", len(ids)))),
+    }
+
+
+def table(request: dict[Owner, Given]) -> pa.Table:
+    """The same as rows of a log."""
+    ids, (user,) = request["item"].ids or [], request["user"].ids or [None]
+    whole = {"item_id": id_array(ids), "user_id": id_array([user] * len(ids))}
+    for owner in ("user", "context"):
+        whole |= {name: pa.array(values * len(ids)) for name, values in request[owner].columns.items()}
+    return pa.table(whole | {name: pa.array(values) for name, values in request["item"].columns.items()})
+
+
+def encoded(ranker: FrozenRanker, request: dict[Owner, Given]) -> Inputs:
+    encoder = RequestEncoder(ranker)
+    return encoder.sides.join(encoder(request, len(request["item"].ids or [])))
+
+
+@pytest.mark.parametrize("tables", [True, False])
+@settings(deadline=None, max_examples=150)
+@given(request=requests())
+def test_as_the_completed_table(hand_ranker: FrozenRanker, tables: bool, request: dict[Owner, Given]) -> None:
+    ranker = hand_ranker if tables else replace(hand_ranker, tables={})
+    expected = ranker.encoder.encode(ranker.complete(table(request)))
+    found = encoded(ranker, request)
+    assert same(found, expected), (found, expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(request=requests())
+def test_a_cross_of_items_with_what_is_shared(hand_ranker: FrozenRanker, request: dict[Owner, Given]) -> None:
+    crossed = [
+        f.model_copy(update={"of": ("tab", "item_id", "country")}) if f.kind == "cross" else f
+        for f in hand_ranker.schema.features
+    ]
+    schema = hand_ranker.schema.model_copy(update={"features": tuple(crossed)})
+    encoder = type(hand_ranker.encoder)(schema, hand_ranker.encoder.id_spaces, hand_ranker.encoder.scales)
+    ranker = replace(hand_ranker, schema=schema, encoder=encoder)
+    expected = ranker.encoder.encode(ranker.complete(table(request)))
+    assert same(encoded(ranker, request), expected)
+
+
+def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: FrozenRanker) -> None:
+    encoder = RequestEncoder(hand_ranker)
+    request: dict[Owner, Given] = {
+        "user": Given(["nobody"], {"age": [30]}),
+        "context": Given(None, {"hour": [None]}),
+        "item": Given([-1, -2], {"genres": [["news"], None], "words": [[], None]}),
+    }
+    halves = encoder(request, 2)
+    names = [f.name for f in hand_ranker.schema.given]
+    expected = hand_ranker.encoder.encode(hand_ranker.complete(table(request))).missing
+    assert encoder.missing(halves) == [[n for n, gone in zip(names, row, strict=True) if gone] for row in expected]
+    assert encoder.missing(halves)[0] == ["country", "tab", "liked", "recent", "day_part", "price", "hour"]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("price", [1.0, float("nan")], "is NaN or infinite"),
+        ("price", [1.0, float("inf")], "is NaN or infinite"),
+        ("price", [None, -1], "is −1 or less, but its transform is log1p"),
+    ],
+)
+def test_a_number_that_no_log_holds_names_its_row(
+    hand_ranker: FrozenRanker, column: str, values: list[Any], reason: str
+) -> None:
+    request: dict[Owner, Given] = {
+        "user": Given([None], {}),
+        "context": Given(None, {}),
+        "item": Given([1, 2], {column: values}),
+    }
+    with pytest.raises(InvalidInputError, match=reason) as caught:
+        RequestEncoder(hand_ranker)(request, 2)
+    assert (caught.value.field, caught.value.row) == (column, 1)
+
+
+def test_what_is_encoded_is_no_view_of_the_tables(hand_ranker: FrozenRanker) -> None:
+    """What a request gives must not stay for the next one."""
+    encoder = RequestEncoder(hand_ranker)
+    plain: dict[Owner, Given] = {"user": Given(["u1"], {}), "context": Given(None, {}), "item": Given([1, 99], {})}
+    before = encoder.sides.join(encoder(plain, 2))
+    item = Given([1, 99], {"price": [3.0, 4.0], "genres": [["news"], ["drama"]]})
+    encoder({**plain, "user": Given(["u1"], {"age": [77], "country": ["C3"]}), "item": item}, 2)
+    assert same(encoder.sides.join(encoder(plain, 2)), before)
+    assert torch.equal(before.ids, encoder.sides.join(encoder(plain, 2)).ids)
+    assert np.isfinite(before.dense.numpy()).all()
