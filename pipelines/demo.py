@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -77,18 +78,21 @@ def service(repository: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _ready(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                raise RankerError(f"the service did not start:\n{process.communicate()[0]}")
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.communicate()
+    with tempfile.TemporaryFile("w+") as printed:  # a pipe that nobody reads would fill and stop the service
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not _ready(url):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    process.kill()
+                    process.wait()
+                    printed.seek(0)
+                    raise RankerError(f"the service did not start:\n{printed.read()}")
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _ready(url: str) -> bool:

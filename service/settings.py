@@ -33,7 +33,7 @@ class Settings(BaseModel):
     repository: Path
     default_model: str | None = None
     max_candidates: PositiveInt = 5_000
-    max_batch_rows: PositiveInt = 1_000
+    max_batch_rows: PositiveInt = 500
     max_body_bytes: PositiveInt = 8 * 1024 * 1024
     backend: Backend = "auto"
     precision: Precision = "float32"

@@ -172,6 +172,26 @@ def test_who_goes_away_is_not_scored() -> None:
     assert [values for _, values in scorer.batches] == [list(range(100, 110)), [3]]
 
 
+def test_who_goes_away_while_being_scored_takes_nothing_from_the_others() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        first = submit(batcher, [0])
+        await scorer.next_batch()
+        leaving, staying = submit(batcher, [1]), submit(batcher, [2])
+        await asyncio.sleep(0)
+        scorer.let_go()
+        await first
+        assert await scorer.next_batch() == [1, 2]
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        scorer.let_go()
+        np.testing.assert_array_equal(await staying, expected([2], "k"))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+
+
 def test_a_deadline_that_passes_in_the_queue_is_told_and_nothing_is_scored() -> None:
     scorer = Scorer(held=True)
 

@@ -84,6 +84,18 @@ def test_keys_do_not_mix(loop: asyncio.AbstractEventLoop) -> None:
     assert spans(take(queue), names) == [("b", 0, 2)]
 
 
+def test_a_turn_that_was_cut_goes_on_and_ends_before_the_next_begins(loop: asyncio.AbstractEventLoop) -> None:
+    queue: FairQueue[str, Rows] = FairQueue(100)
+    names = {entry(loop, 10): "small", entry(loop, 1000): "large", entry(loop, 10): "newcomer"}
+    small, large, newcomer = names
+    queue.add(small)
+    queue.add(large)
+    assert spans(take(queue), names) == [("small", 0, 10), ("large", 0, 90)]
+    queue.add(newcomer)
+    assert spans(take(queue), names) == [("large", 90, 180), ("newcomer", 0, 10)]
+    assert spans(take(queue), names) == [("large", 180, 280)]
+
+
 @pytest.mark.parametrize("key", ["all tasks", "one task"])
 def test_a_large_request_that_came_first_lets_small_ones_through_at_once(
     loop: asyncio.AbstractEventLoop, key: str

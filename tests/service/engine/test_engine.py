@@ -1,0 +1,182 @@
+"""Requests that are ranked at the same time, held against each of them alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ranking.frozen import FrozenRanker
+from ranking.halves import Halves, Sides
+from service.api.messages import RankRequest
+from service.engine.batching import ScoringError
+from service.engine.engine import Engine
+from service.engine.ranking import Ranked, order, prepare
+from service.engine.runtimes import choose
+from service.engine.runtimes.base import Scores
+from service.problems import Problem
+from service.repository import Served
+
+SECONDS = 30.0
+
+
+class Held:
+    """The reference, which notes batches and begins none before ``go``."""
+
+    backend = "torch"
+
+    def __init__(self, ranker: FrozenRanker) -> None:
+        self._reference = choose(ranker, "torch")
+        self.batches: list[tuple[int, int, tuple[str, ...]]] = []
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        self.batches.append((len(halves.shared), len(halves), tuple(tasks)))
+        self.began.set()
+        assert self.go.wait(SECONDS)
+        return self._reference.scores(halves, tasks)
+
+
+class Broken:
+    backend = "torch"
+
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        raise MemoryError("no room")
+
+
+def served(ranker: FrozenRanker, runtime: Any) -> Served:
+    return Served("hand", "1", ranker, Sides(ranker.encoder), runtime, 0.0)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine(max_batch_rows=50)
+    yield engine
+    engine.close()
+
+
+def request(user: int, count: int, **options: Any) -> RankRequest:
+    items = [{"id": (7 * user + i) % 33} for i in range(min(count, 33))] + [{"id": 1000 + i} for i in range(count - 33)]
+    user_and_context = {"user": {"id": f"u{user}"}, "context": {"tab": "home", "hour": user % 24}}
+    return RankRequest.model_validate(user_and_context | {"items": items} | options)
+
+
+FIRST = request(0, 3)
+
+
+def alone(ranker: FrozenRanker, asked: RankRequest) -> Ranked:
+    prepared = prepare(ranker, Sides(ranker.encoder), asked)
+    tasks = [task.name for task in prepared.tasks]
+    return order(prepared, choose(ranker, "torch").scores(prepared.halves, tasks))
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, SECONDS))
+
+
+def ask(engine: Engine, model: Served, asked: RankRequest, waited: float = 0.0) -> asyncio.Task[Ranked]:
+    return asyncio.create_task(engine.rank(model, asked, time.monotonic() - waited))
+
+
+async def ask_while_held(
+    engine: Engine, runtime: Held, model: Served, asked: Sequence[tuple[Served, RankRequest, float]]
+) -> list[asyncio.Task[Ranked]]:
+    """The first candidates are being scored, alone; all that is asked stands in the queue."""
+    first = ask(engine, model, FIRST)
+    await asyncio.to_thread(runtime.began.wait, SECONDS)
+    tasks = [ask(engine, *each) for each in asked]
+    await asyncio.sleep(0)
+    return [first, *tasks]
+
+
+def test_requests_of_the_same_tasks_share_batches_and_get_their_own_scores(
+    hand_ranker: FrozenRanker, engine: Engine
+) -> None:
+    runtime = Held(hand_ranker)
+    model = served(hand_ranker, runtime)
+    asked = [request(user, 1 + 2 * user) for user in range(1, 6)] + [request(9, 120)]
+    asked += [request(user, 4, tasks=["watch", "click"]) for user in range(3)]
+
+    async def test() -> None:
+        tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
+        runtime.go.set()
+        for each, ranked in zip([FIRST, *asked], await asyncio.gather(*tasks), strict=True):
+            expected = alone(hand_ranker, each)
+            assert ranked.ids == expected.ids
+            np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
+
+    run(test())
+    everything = tuple(hand_ranker.schema.task_names)
+    assert runtime.batches == [
+        (1, 3, everything),
+        (6, 50, everything),  # 35 candidates of five users, and the first of the large request
+        (3, 12, ("watch", "click")),
+        (1, 50, everything),
+        (1, 50, everything),
+        (1, 5, everything),
+    ]
+
+
+def test_versions_do_not_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    one, other = Held(hand_ranker), Held(hand_ranker)
+
+    async def test() -> None:
+        models = [served(hand_ranker, one), served(hand_ranker, other)]
+        asked = [(models[i % 2], request(i, 2), 0.0) for i in range(6)]
+        tasks = await ask_while_held(engine, one, models[0], asked)
+        one.go.set()
+        other.go.set()
+        await asyncio.gather(*tasks)
+
+    run(test())
+    assert [rows for _, rows, _ in one.batches] == [3, 6]
+    assert [rows for _, rows, _ in other.batches] == [6]
+
+
+def test_a_deadline_that_passes_in_the_queue_is_504_and_costs_no_scoring(
+    hand_ranker: FrozenRanker, engine: Engine
+) -> None:
+    runtime = Held(hand_ranker)
+    model = served(hand_ranker, runtime)
+
+    async def test() -> None:
+        asked = [(model, request(2, 4, deadline_ms=20), 1.0), (model, request(3, 5, deadline_ms=1e6), 1.0)]
+        first, late, punctual = await ask_while_held(engine, runtime, model, asked)
+        runtime.go.set()
+        with pytest.raises(
+            Problem, match=r"deadline_ms = 20 passed before scoring started \(\d{4,5}\.\d ms\)"
+        ) as error:
+            await late
+        assert error.value.status == 504
+        await asyncio.gather(first, punctual)
+
+    run(test())
+    assert [rows for _, rows, _ in runtime.batches] == [3, 5]
+
+
+def test_no_candidates_do_not_queue(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    runtime = Held(hand_ranker)
+
+    async def test() -> None:
+        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 0), time.monotonic())
+        assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
+
+    run(test())
+    assert runtime.batches == []
+
+
+def test_a_runtime_that_fails_fails_its_own_requests_only(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    async def test() -> None:
+        with pytest.raises(ScoringError, match="no room"):
+            await engine.rank(served(hand_ranker, Broken()), request(1, 2), time.monotonic())
+        runtime = Held(hand_ranker)
+        runtime.go.set()
+        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), time.monotonic())
+        assert ranked.ids == alone(hand_ranker, request(1, 2)).ids
+
+    run(test())

@@ -1,0 +1,97 @@
+"""A client that hangs up while its request waits, on a real server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+import service.repository
+from pipelines.demo import post
+from ranking.frozen import FrozenRanker
+from ranking.halves import Halves
+from service.app import create_app
+from service.engine.runtimes import Runtime, choose
+from service.engine.runtimes.base import Scores
+from service.settings import Settings
+
+SECONDS = 30.0
+
+
+class Held:
+    """A runtime that notes how many candidates it scores, and scores none before ``go``."""
+
+    backend = "held"
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.rows: list[int] = []
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+        self.rows.append(len(halves))
+        self.began.set()
+        assert self.go.wait(SECONDS)
+        return self._runtime.scores(halves, tasks)
+
+
+@contextmanager
+def serving(repository: Path) -> Iterator[str]:
+    """The app's URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(Settings(repository=repository)), log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_for(url: str, sample: str) -> None:
+    """Reads the metrics until they hold this line."""
+    give_up = time.monotonic() + SECONDS
+    while True:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=SECONDS) as response:
+            lines = response.read().decode().splitlines()
+        if sample in lines:
+            return
+        assert time.monotonic() < give_up, [line for line in lines if line.startswith("ranker_requests")]
+
+
+def test_who_hangs_up_is_not_scored(
+    repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Held] = []
+
+    def hold(ranker: FrozenRanker) -> Held:
+        held.append(Held(choose(ranker)))
+        return held[-1]
+
+    monkeypatch.setattr(service.repository, "choose", hold)
+    with serving(repository) as url:
+        (runtime,) = held
+        answers: list[Any] = []
+        staying = threading.Thread(target=lambda: answers.append(post(f"{url}/v1/rank", request_body)))
+        staying.start()
+        assert runtime.began.wait(SECONDS)
+        body = json.dumps(request_body | {"items": [{"id": "v1"}]}).encode()
+        head = f"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaving:
+            leaving.sendall(head.encode() + b"\r\n" + body)
+            wait_for(url, "ranker_requests_in_flight 2.0")
+        wait_for(url, 'ranker_requests_total{status="499"} 1.0')
+        runtime.go.set()
+        staying.join()
+    assert len(answers[0]["items"]) == len(request_body["items"])
+    assert runtime.rows == [len(request_body["items"])]
