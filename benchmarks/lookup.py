@@ -117,8 +117,9 @@ encoder = encoder_of(schema_of(KINDS[0]))
 before = memory()
 table = EncodedTable.open(Path(sys.argv[1]), encoder, "item")
 opened = memory()
-for ids in np.array_split(np.random.default_rng(2).permutation(len(table)), max(len(table) // 500, 1)):
-    table.take(table.rows(ids))
+step = len(table) // 500
+for first in range(step):
+    table.take(table.rows(np.arange(first, len(table), step)))
 print(*(opened - before), *(memory() - before), flush=True)
 sys.stdin.read()
 """
@@ -133,6 +134,27 @@ def worker(folder: Path) -> tuple[subprocess.Popen[str], list[float]]:
     return process, [float(word) for word in process.stdout.readline().split()]
 
 
+def measured(folder: Path, kind: str, count: int) -> str:
+    """A line of the first table; the encoded table is built unless an earlier run left it."""
+    schema = schema_of(kind)
+    encoder, built = encoder_of(schema), "before"
+    if not folder.exists():
+        table = table_of(schema, kind, count)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        build(table, encoder, "item", folder)
+        built = f"{time.perf_counter() - start:.1f}"
+    start = time.perf_counter()
+    encoded = EncodedTable.open(folder, encoder, "item")
+    opened = time.perf_counter() - start
+    finding, taking = look_up(encoded, kind)
+    p50, p99 = np.quantile(np.add(finding, taking), [0.5, 0.99])
+    return (
+        f"| {kind} | {count:,} | {size_of(folder) / 2**20:,.0f} | {built} | {1e3 * opened:.1f} "
+        f"| {statistics.median(finding):.0f} | {statistics.median(taking):.0f} | {p50:.0f} | {p99:.0f} |"
+    )
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,27 +165,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for count in args.rows:
         for number, kind in enumerate(KINDS):
-            schema = schema_of(kind)
-            encoder, folder = encoder_of(schema), args.work / f"items-{count}-{number}"
-            built = "as before"
-            if not folder.exists():
-                table = table_of(schema, kind, count)
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                start = time.perf_counter()
-                build(table, encoder, "item", folder)
-                built = f"{time.perf_counter() - start:.1f}"
-                del table
-            start = time.perf_counter()
-            encoded = EncodedTable.open(folder, encoder, "item")
-            opened = time.perf_counter() - start
-            finding, taking = look_up(encoded, kind)
-            both = [a + b for a, b in zip(finding, taking, strict=True)]
-            p50, p99 = np.quantile(both, [0.5, 0.99])
-            print(
-                f"| {kind} | {count:,} | {size_of(folder) / 2**20:,.0f} | {built} | {1e3 * opened:.1f} "
-                f"| {statistics.median(finding):.0f} | {statistics.median(taking):.0f} | {p50:.0f} | {p99:.0f} |",
-                flush=True,
-            )
+            print(measured(args.work / f"items-{count}-{number}", kind, count), flush=True)
     folder = args.work / f"items-{max(args.rows)}-0"
     size = size_of(folder) / 2**20
     print("\n| worker | opened: private, MiB | all looked up: private, MiB | of the table | Pss, MiB | RSS, MiB |")

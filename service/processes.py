@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 from functools import partial
+from typing import Any
 
 import torch
 import uvicorn
@@ -30,13 +31,16 @@ def serve(settings: Settings, host: str, port: int) -> None:
     """
     listener = _bound(host, port)
     app = partial(_application, settings)
+    how: Any = {
+        "log_config": None,
+        "access_log": False,
+        "backlog": BACKLOG,
+    }  # metrics count requests; a line each costs
     if settings.workers == 1:
-        config = uvicorn.Config(app(), log_config=None, backlog=BACKLOG)
-        uvicorn.Server(config).run([listener])
+        uvicorn.Server(uvicorn.Config(app(), **how)).run([listener])
         return
     _require_servable(settings)
-    config = uvicorn.Config(app, factory=True, log_config=None, backlog=BACKLOG, workers=settings.workers)
-    Multiprocess(config, [listener]).run()
+    Multiprocess(uvicorn.Config(app, factory=True, workers=settings.workers, **how), [listener]).run()
 
 
 def _application(settings: Settings) -> FastAPI:
