@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-import service.repository
 from pipelines.demo import post
-from ranking.frozen import FrozenRanker
 from ranking.halves import Halves
 from service.app import create_app
-from service.engine.runtimes import Runtime, choose
+from service.engine import engine
 from service.engine.runtimes.base import Scores
 from service.settings import Settings
 
@@ -28,20 +26,18 @@ SECONDS = 30.0
 
 
 class Held:
-    """A runtime that notes how many candidates it scores, and scores none before ``go``."""
+    """Scores batches as the engine does, notes how many candidates they have, and begins none before ``go``."""
 
-    backend = "held"
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self) -> None:
+        self._scores = engine._scores
         self.rows: list[int] = []
         self.began, self.go = threading.Event(), threading.Event()
 
-    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
-        self.rows.append(len(halves))
+    def __call__(self, key: engine.Key, batch: Sequence[Halves]) -> Scores:
+        self.rows.append(sum(map(len, batch)))
         self.began.set()
         assert self.go.wait(SECONDS)
-        return self._runtime.scores(halves, tasks)
+        return self._scores(key, batch)
 
 
 @contextmanager
@@ -72,26 +68,20 @@ def wait_for(url: str, sample: str) -> None:
 def test_who_hangs_up_is_not_scored(
     repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[Held] = []
-
-    def hold(ranker: FrozenRanker) -> Held:
-        held.append(Held(choose(ranker)))
-        return held[-1]
-
-    monkeypatch.setattr(service.repository, "choose", hold)
+    held = Held()
+    monkeypatch.setattr(engine, "_scores", held)
     with serving(repository) as url:
-        (runtime,) = held
         answers: list[Any] = []
         staying = threading.Thread(target=lambda: answers.append(post(f"{url}/v1/rank", request_body)))
         staying.start()
-        assert runtime.began.wait(SECONDS)
+        assert held.began.wait(SECONDS)
         body = json.dumps(request_body | {"items": [{"id": "v1"}]}).encode()
         head = f"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaving:
             leaving.sendall(head.encode() + b"\r\n" + body)
             wait_for(url, "ranker_requests_in_flight 2.0")
         wait_for(url, 'ranker_requests_total{status="499"} 1.0')
-        runtime.go.set()
+        held.go.set()
         staying.join()
     assert len(answers[0]["items"]) == len(request_body["items"])
-    assert runtime.rows == [len(request_body["items"])]
+    assert held.rows == [len(request_body["items"])]

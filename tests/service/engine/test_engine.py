@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from ranking.frozen import FrozenRanker
-from ranking.halves import Halves, Sides
+from ranking.halves import Halves
 from service.api.messages import RankRequest
 from service.engine.batching import ScoringError
+from service.engine.encoding import RequestEncoder
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
@@ -50,7 +51,7 @@ class Broken:
 
 
 def served(ranker: FrozenRanker, runtime: Any) -> Served:
-    return Served("hand", "1", ranker, Sides(ranker.encoder), runtime, 0.0)
+    return Served("hand", "1", ranker, RequestEncoder(ranker), runtime, 0.0)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ FIRST = request(0, 3)
 
 
 def alone(ranker: FrozenRanker, asked: RankRequest) -> Ranked:
-    prepared = prepare(ranker, Sides(ranker.encoder), asked)
+    prepared = prepare(ranker, RequestEncoder(ranker), asked)
     tasks = [task.name for task in prepared.tasks]
     return order(prepared, choose(ranker, "torch").scores(prepared.halves, tasks))
 
