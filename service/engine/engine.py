@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ranking.halves import Halves
-from service.api.messages import RankRequest
 from service.engine.batching import Batcher, DeadlinePassedError
+from service.engine.candidates import Asked
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
@@ -31,29 +31,29 @@ class Engine:
     def __init__(self, max_batch_rows: int) -> None:
         self._batcher: Batcher[Key, Halves] = Batcher(_scores, max_batch_rows)
 
-    async def rank(self, served: Served, request: RankRequest, arrived: float) -> Ranked:
+    async def rank(self, served: Served, asked: Asked, arrived: float) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
 
         Args:
             served: what scores.
-            request: what is ranked.
+            asked: what is ranked, and how.
             arrived: ``time.monotonic()`` of the request's arrival, from which its deadline counts.
 
         Raises:
             Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
             ScoringError: the runtime failed.
         """
-        prepared = prepare(served.ranker, served.encoder, request)
-        if not prepared.ids:
+        prepared = prepare(served.ranker, served.encoder, asked)
+        if not len(prepared.ids):
             return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))
         tasks = tuple(task.name for task in prepared.tasks)
-        deadline = math.inf if request.deadline_ms is None else arrived + request.deadline_ms / 1000
+        deadline = math.inf if asked.options.deadline_ms is None else arrived + asked.options.deadline_ms / 1000
         try:
             scores = await self._batcher.submit((served.runtime, tasks), prepared.halves, len(prepared.ids), deadline)
         except DeadlinePassedError:
             waited = (time.monotonic() - arrived) * 1000
             raise Problem(
-                504, f"deadline_ms = {request.deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
+                504, f"deadline_ms = {asked.options.deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
         return order(prepared, scores)
 
