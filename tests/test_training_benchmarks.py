@@ -67,14 +67,6 @@ class TestReport:
         assert "Slowest of fastest, all steps: 50%." in text
         assert "| `ranker score`, Parquet to Parquet | 55 (50 – 60) | 55% (50% – 60%) |" in text
 
-    def test_replaces_only_what_was_measured(self, tmp_path: Path) -> None:
-        file = tmp_path / "benchmarks.md"
-        file.write_text("# Mine\n\nprose\n" + report.MEASURED + "\nold figures\n")
-        report.into(file, results())
-        assert file.read_text().startswith("# Mine\n\nprose\n" + report.MEASURED)
-        assert "old figures" not in file.read_text()
-        assert "### Scoring" in file.read_text()
-
 
 def test_the_settings_are_ones_that_ranker_train_takes(logs: Path) -> None:
     config = configs.load(logs / "ranker.toml", list(shape.SETTINGS))

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.training import report, shape
 from benchmarks.training.prepared import prepare
+from pipelines.bench.tables import replace_part
 from pipelines.config import Config, ServingConfig, load
 from pipelines.logs import kuairand
 from pipelines.logs.synthetic import generate
@@ -200,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         results[part] = {"threads": arguments.threads, "measured": measured}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1) + "\n")
-    report.into(arguments.docs / "benchmarks.md", results)
+    replace_part(arguments.docs / "benchmarks.md", "training", report.text(results))
 
 
 if __name__ == "__main__":

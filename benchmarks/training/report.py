@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-MEASURED = "\n## Measured\n"
-"""Everything below this heading is written anew."""
+from pipelines.bench.tables import cores, section, spread
 
 PHASES = {
     "all_experts": "all experts",
@@ -16,12 +12,6 @@ PHASES = {
     "after_convergence": "chosen experts",
     "all_steps": "all steps",
 }
-
-
-def into(file: Path, results: dict[str, Any]) -> None:
-    """Replaces what was measured before."""
-    before = file.read_text().split(MEASURED)[0] if file.exists() else "# Benchmarks\n"
-    file.write_text(before + MEASURED + "\n" + text(results))
 
 
 def text(results: dict[str, Any]) -> str:
@@ -116,24 +106,6 @@ def score(measured: dict[str, Any], threads: int) -> str:
         ("the frozen graph alone", spread(measured["graph"], ",.0f"), ""),
     ]
     return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", ("", "rows/s", "of the graph"), lines)
-
-
-def section(title: str, how: str, header: Sequence[str], lines: Iterable[Sequence[str]], below: str = "") -> str:
-    """A heading, a sentence and a table."""
-    table = [header, ["---"] * len(header), *lines]
-    body = "\n".join("| " + " | ".join(line) + " |" for line in table)
-    return f"### {title}\n\n{how}\n\n{body}\n" + (f"\n{below}\n" if below else "")
-
-
-def spread(values: Sequence[float], how: str) -> str:
-    """Median, lowest and highest."""
-    median = format(statistics.median(values), how)
-    return median if len(values) == 1 else f"{median} ({format(min(values), how)} – {format(max(values), how)})"
-
-
-def cores(threads: int) -> str:
-    """What each process had."""
-    return f"{threads} thread{'s' if threads > 1 else ''} on as many cores"
 
 
 def mib(found: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from service.engine.ranking import Ranked
 from service.metrics import Metrics
 from service.repository import Repository, Served
 from service.settings import Settings
+from service.stages import Stages
 
 
 def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
@@ -24,15 +25,19 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
     router = APIRouter(tags=["ranking"])
 
     async def answer(http: Request, served: Served) -> Response:
+        stages: Stages = http.state.stages
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
         asked, columns = read(await http.body(), given, served, settings)
+        stages.end("parse")
         async with while_connected(http):
-            ranked = await engine.rank(served, asked, http.state.arrived)
+            ranked = await engine.rank(served, asked, stages)
         metrics.rows.labels(served.name).inc(len(asked.candidates))
         metrics.missing.labels(served.name).inc(ranked.missing.count)
         rest = summary(ranked, served, asked.options, http.state.request_id)
-        return Response(write(ranked, rest, form, columns=columns), media_type=form)
+        body = write(ranked, rest, form, columns=columns)
+        stages.end("write")
+        return Response(body, media_type=form)
 
     @router.post("/v1/rank", **RANKING)
     async def rank(http: Request) -> Response:
