@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -13,19 +16,15 @@ from ranking.encoded_table import Layout
 from ranking.encoding import Bag, scaled, transform_numbers
 from ranking.features import complete, id_array
 from ranking.frozen import FrozenRanker
-from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, Vocabulary
-from ranking.schema import (
-    BucketsFeature,
-    GivenFeature,
-    NumberFeature,
-    NumericFeature,
-    Owner,
-    PooledFeature,
-    SingleFeature,
-)
+from ranking.id_spaces import MISSING, FloatArray
+from ranking.schema import GivenFeature, NumberFeature, Owner
 from service.engine import values as of
+from service.engine.plan import Places, Plan
 from service.engine.rows import Rows
 from service.engine.values import Mask, Values
+
+PLANS = 256
+"""Sets of columns whose places are remembered."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,14 @@ class Owned:
         self._encoder, self._table = layout.encoder, ranker.encoded.get(owner)
         nulls = complete(pa.table({"": pa.nulls(1)}), schema, {})
         self._unknown = Rows.of(layout.encoder.encode(nulls), layout.encoder.hashes(nulls, layout.parts))
-        self._features: dict[str, list[GivenFeature]] = {}
-        for feature in schema.given:
-            self._features.setdefault(feature.column, []).append(feature)
-        self.readable: dict[str, GivenFeature] = {
-            column: next((f for f in features if not isinstance(f, NumberFeature)), features[0])
-            for column, features in self._features.items()
-            if column != self._key
-        }
-        scales = layout.encoder.scales
-        flagged = [number.name for number in schema.numerics if scales[number.name].flagged]
-        self._flag = {name: len(scales) + i for i, name in enumerate(flagged)}
-        self._place = {
-            f.name: i for kind in (schema.categoricals, schema.bags, schema.numerics) for i, f in enumerate(kind)
-        }
-        self._missing = {feature.name: i for i, feature in enumerate(schema.given)}
+        ids = [feature for feature in schema.given if not isinstance(feature, NumberFeature)]
+        readers: dict[str, GivenFeature] = {}
+        for feature in (*ids, *schema.numbers):
+            readers.setdefault(feature.column, feature)
+        self._key_is_read = self._key in readers
+        columns = dict.fromkeys(feature.column for feature in schema.given)
+        self.readable = {column: readers[column] for column in columns if column != self._key}
+        self._plan = lru_cache(maxsize=PLANS)(partial(Plan.of, layout))
 
     def encode(self, given: Given, count: int) -> Rows:
         """So many rows.
@@ -86,83 +78,58 @@ class Owned:
         known = None
         if self._table is not None and given.ids is not None:
             found = self._table.rows(given.ids)
-            rows, known = Rows.of(self._table.take(found), self._table.parts(found)), found >= 0
+            hashes = self._table.parts(found) if self.parts else self._unknown.hashes
+            rows, known = Rows.of(self._table.take(found), hashes), found >= 0
         else:
             rows = self._unknown.repeated(count)
-        if given.ids is not None and self._key in self._features and (known is None or not known.all()):
+        if self._key_is_read and given.ids is not None and (known is None or not known.all()):
             ids = given.ids if isinstance(given.ids, pa.Array) else id_array(given.ids).to_pylist()
-            self._put({self._key: ids}, rows, known)
+            self._put({str(self._key): ids}, rows, known)
         if given.columns:
             self._put(given.columns, rows)
         return rows
 
     def _put(self, columns: Mapping[str, Values], rows: Rows, keep: Mask | None = None) -> None:
         """Puts what columns give in the place of what was looked up, but for the rows to be kept."""
-        numbers: list[tuple[NumberFeature, Values]] = []
-        singles: list[SingleFeature] = []
-        ids: list[IdArray] = []
-        for column, values in columns.items():
-            for feature in self._features[column]:
-                if isinstance(feature, NumberFeature):
-                    numbers.append((feature, values))
-                    continue
-                if isinstance(feature, PooledFeature):
-                    self._put_lists(feature, values, rows)
-                    continue
-                space = self._encoder.id_spaces[feature.table]
-                assert isinstance(space, Vocabulary | HashBuckets)
-                singles.append(feature)
-                ids.append(of.rows(values, space, column))
-                if feature.name in self.parts:
-                    part, new = self.parts.index(feature.name), _but(ids[-1] != MISSING, keep)
-                    rows.hashes[:, part] = np.where(new, of.hashes(values), rows.hashes[:, part])
-        if numbers:
-            features = [feature for feature, _ in numbers]
-            found = of.numbers([values for _, values in numbers], features)
-            for i, feature in enumerate(features):
-                if isinstance(feature, BucketsFeature):
-                    buckets = self._encoder.id_spaces[feature.table]
-                    assert isinstance(buckets, Buckets)
-                    singles.append(feature)
-                    ids.append(buckets.rows_of(found[:, i]))
-            numerics = [(i, feature) for i, feature in enumerate(features) if isinstance(feature, NumericFeature)]
-            if numerics:
-                self._put_numbers([f for _, f in numerics], found[:, [i for i, _ in numerics]], rows, keep)
-        if singles:
-            self._put_ids(singles, np.stack(ids, 1), rows, keep)
+        plan = self._plan(tuple(columns))
+        for column, feature, place, missing in plan.lists:
+            new = of.known(columns[column])
+            if new.any():
+                lists = of.bag(columns[column], feature, self._encoder)
+                rows.bags[place] = _replaced(rows.bags[place], lists, new)
+                rows.missing[:, missing] &= ~new
+        ids = [of.rows(columns[column], space, column) for column, space, _ in plan.ids]
+        for (column, _, part), found in zip(plan.ids, ids, strict=True):
+            if part is not None:
+                hashes, at = of.hashes(columns[column])[:, None], slice(part, part + 1)
+                _write(rows.hashes, at, hashes, found[:, None] != MISSING, keep)
+        if plan.numbers:
+            numbers = of.numbers([columns[feature.column] for feature in plan.numbers], plan.numbers)
+            first = len(plan.shift)
+            ids += [space.rows_of(numbers[:, first + i]) for i, space in enumerate(plan.buckets)]
+            if first:
+                self._put_numbers(plan, numbers[:, :first], rows, keep)
+        if ids:
+            found = np.stack(ids, 1)
+            new = _write(rows.ids, plan.single_places, found, found != MISSING, keep)
+            rows.missing[:, plan.single_missing] &= ~new
 
-    def _put_lists(self, feature: PooledFeature, values: Values, rows: Rows) -> None:
-        new = of.known(values)
-        if new.any():
-            place = self._place[feature.name]
-            rows.bags[place] = _replaced(rows.bags[place], of.bag(values, feature, self._encoder), new)
-            rows.missing[:, self._missing[feature.name]] &= ~new
-
-    def _put_ids(self, features: Sequence[SingleFeature], found: IdArray, rows: Rows, keep: Mask | None) -> None:
-        new = _but(found != MISSING, keep)
-        places = [self._place[feature.name] for feature in features]
-        rows.ids[:, places] = np.where(new, found, rows.ids[:, places])
-        rows.missing[:, [self._missing[feature.name] for feature in features]] &= ~new
-
-    def _put_numbers(
-        self, features: Sequence[NumericFeature], numbers: FloatArray, rows: Rows, keep: Mask | None
-    ) -> None:
-        new = _but(~np.isnan(numbers), keep)
-        if logs := [i for i, feature in enumerate(features) if feature.transform == "log1p"]:
-            numbers[:, logs] = transform_numbers(numbers[:, logs], "log1p")
-        scales = [self._encoder.scales[feature.name] for feature in features]
-        numbers = scaled(numbers, np.array([s.shift for s in scales]), np.array([s.scale for s in scales]))
-        places = [self._place[feature.name] for feature in features]
-        rows.dense[:, places] = np.where(new, numbers, rows.dense[:, places])
-        rows.missing[:, [self._missing[feature.name] for feature in features]] &= ~new
-        if flagged := [i for i, feature in enumerate(features) if feature.name in self._flag]:
-            flags = [self._flag[features[i].name] for i in flagged]
-            rows.dense[:, flags] = np.where(new[:, flagged], 0.0, rows.dense[:, flags])
+    def _put_numbers(self, plan: Plan, numbers: FloatArray, rows: Rows, keep: Mask | None) -> None:
+        if plan.logs is not None:
+            numbers[:, plan.logs] = transform_numbers(numbers[:, plan.logs], "log1p")
+        numbers = scaled(numbers, plan.shift, plan.scale)
+        new = _write(rows.dense, plan.numeric_places, numbers, ~np.isnan(numbers), keep)
+        rows.missing[:, plan.numeric_missing] &= ~new
+        if plan.flagged is not None:
+            rows.dense[:, plan.flags] *= ~new[:, plan.flagged]  # 0 where it is known now
 
 
-def _but(new: Mask, keep: Mask | None) -> Mask:
-    """``new`` [rows] or [rows, features] without the rows to be kept."""
-    return new if keep is None else new & ~keep.reshape(-1, *[1] * (new.ndim - 1))
+def _write(array: npt.NDArray[Any], places: Places, values: npt.NDArray[Any], new: Mask, keep: Mask | None) -> Mask:
+    """Values into columns of an array, where they are new and not to be kept; where that was [rows, columns]."""
+    if keep is not None:
+        new &= ~keep[:, None]
+    array[:, places] = values if new.all() else np.where(new, values, array[:, places])
+    return new
 
 
 def _replaced(bag: Bag, other: Bag, new: Mask) -> Bag:
