@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -116,6 +117,9 @@ class EncodedTable:
         Raises:
             InvalidInputError: text that is no integer where the table's ids are integers.
         """
+        if isinstance(ids, list) and set(map(type, ids)) == {int if self._kind == pa.int64() else str}:
+            with suppress(OverflowError):  # an integer of more than 64 bits
+                return self._index.rows_of(ids)  # what requests hold: Arrow would cost more than the look-up
         return self._index.rows(as_type(id_array(ids), self._kind, self._layout.key))
 
     def take(self, rows: RowArray) -> Inputs:

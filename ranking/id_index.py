@@ -7,6 +7,7 @@ seldom more, in ``keys``, where binary search costs one for each bit of the numb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -101,11 +102,23 @@ class IdIndex:
         if ids.null_count:
             known = ids.is_valid().to_numpy(zero_copy_only=False)
             ids = ids.fill_null(0 if self._text is None else "")
-        keys = keys_of(ids)
-        rows = self._first(keys)
-        if self._text is not None:
-            self._compare(rows, keys, self._text, IdText.of(ids))
+        rows = self._find(keys_of(ids), None if self._text is None else IdText.of(ids))
         return rows if known is None else np.where(known, rows, UNKNOWN)
+
+    def rows_of(self, ids: Sequence[Any]) -> RowArray:
+        """The same of Python values: 64-bit integers if the index has integers, else text; none is None."""
+        if self._text is None:
+            return self._find(_mixed(np.array(ids, np.int64)), None)
+        texts = [str.encode(text) for text in ids]
+        keys = np.fromiter(map(xxhash.xxh3_64_intdigest, texts), np.uint64, len(texts))
+        ends = np.cumsum([0, *map(len, texts)])
+        return self._find(keys, IdText(np.frombuffer(b"".join([*texts, bytes(WORD)]), np.uint8), ends))
+
+    def _find(self, keys: KeyArray, wanted: IdText | None) -> RowArray:
+        rows = self._first(keys)
+        if self._text is not None and wanted is not None:
+            self._compare(rows, keys, self._text, wanted)
+        return rows
 
     def _first(self, keys: KeyArray) -> RowArray:
         """The first row with each key [n]."""
@@ -202,7 +215,11 @@ def keys_of(ids: pa.Array) -> KeyArray:
     """
     if ids.type == pa.string():
         return np.fromiter(map(xxhash.xxh3_64_intdigest, ids.view(pa.binary()).to_pylist()), np.uint64, len(ids))
-    key: KeyArray = ids.to_numpy().view(np.uint64)
+    return _mixed(ids.to_numpy())
+
+
+def _mixed(ids: npt.NDArray[np.int64]) -> KeyArray:
+    key: KeyArray = ids.view(np.uint64)
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return key ^ (key >> np.uint64(31))

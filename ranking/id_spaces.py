@@ -61,7 +61,7 @@ class Vocabulary:
             field: names the column in an error.
         """
         if isinstance(next((value for value in values if value is not None), None), self._kind | NoneType):
-            if self._span is not None:
+            if self._span is not None and len(values) > FEW:
                 with suppress(TypeError):  # a None
                     return self._span.rows(np.array(values, np.int64))
             return np.fromiter(map(self._row.get, values, repeat(UNSEEN)), np.int64, len(values))
@@ -95,6 +95,9 @@ class _Span:
         places = (ids - self._first).view(np.uint64)  # whatever lies before the first wraps around, and is too large
         return self._table.take(np.minimum(places, len(self._table) - 1).view(np.int64)).astype(np.int64)
 
+
+FEW = 8
+"""Look-ups that are sooner done one by one."""
 
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 """2⁶⁴ / golden ratio: multiplying by it spreads what differs in a few bits (Fibonacci hashing)."""

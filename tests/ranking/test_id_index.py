@@ -27,6 +27,8 @@ def require_exact(ids: list[Any], queries: list[Any], kind: pa.DataType, folder:
     index = IdIndex.open(folder, kind)
     assert len(index) == len(ids)
     found = index.rows(pa.array(ids + queries, kind))
+    values = [value for value in ids + queries if value is not None]
+    assert index.rows_of(values).tolist() == index.rows(pa.array(values, kind)).tolist()
     assert found.dtype == np.int64
     assert found.tolist() == [row.get(value, UNKNOWN) for value in ids + queries]
 
