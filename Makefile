@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo serve test test-fast lint bench-train clean
+.PHONY: demo serve test test-fast lint bench bench-train clean
 
 # A process a core; tests of one class share a process, and what it prepared.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadscope
@@ -28,6 +28,10 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# BENCH="--only rival", "--quick" …
+bench: .venv/bench
+	$(BIN)/ranker bench --docs docs $(BENCH)
 
 # KUAIRAND=folder of the original files; BENCH="--ten-million", "--only score", "--threads 1" …
 bench-train: .venv/bench

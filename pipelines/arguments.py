@@ -13,6 +13,10 @@ LEAST_ROWS = 2000
 JSON = "print the result as JSON"
 
 
+BENCH_PARTS = ("engines", "http", "open", "batching", "rival")
+"""What ``ranker bench`` measures."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their arguments; ``command`` is the name of the one that was given."""
     top = argparse.ArgumentParser(prog="ranker", description="Train, freeze, publish and serve a DSelect-k ranker.")
@@ -130,6 +134,35 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--workers", type=positive, default=1, help="processes (default: 1; with a GPU always 1)")
     serve.add_argument(
         "--threads", type=positive, help="threads of each process that score (default: the cores / the workers)"
+    )
+
+    bench = command("bench", "measure what scoring and serving cost on this machine")
+    bench.add_argument(
+        "bundle",
+        type=Path,
+        nargs="?",
+        metavar="BUNDLE",
+        help=f"{BUNDLE}; default: a reference model with random weights",
+    )
+    bench.add_argument(
+        "--only",
+        choices=BENCH_PARTS,
+        nargs="+",
+        default=BENCH_PARTS,
+        metavar="PART",
+        help=f"of {', '.join(BENCH_PARTS)}",
+    )
+    bench.add_argument(
+        "--threads", type=positive, default=1, help="and cores of what is measured; load comes from others (default: 1)"
+    )
+    bench.add_argument("--items", type=positive, help="in the reference model's table (default: 1000000)")
+    bench.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results; parts not measured now stay in it")
+    bench.add_argument(
+        "--docs",
+        type=Path,
+        metavar="DIR",
+        help="write DIR/results/serving.json and .svg, and tables in DIR/benchmarks.md",
     )
     return top
 

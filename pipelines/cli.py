@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.arguments import parser
 from ranking.errors import RankerError, UsageError
 
-TRAINING_EXTRAS = ("torchrec", "fbgemm_gpu", "sklearn", "optuna")
+TRAINING_EXTRAS = ("onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna")
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -195,6 +195,13 @@ def run_serve(arguments: argparse.Namespace) -> None:
     serve(settings, arguments.host, arguments.port)
 
 
+def run_bench(arguments: argparse.Namespace) -> None:
+    """``ranker bench``."""
+    from pipelines.bench.command import run
+
+    print(run(arguments))
+
+
 def as_json(data: dict[str, Any]) -> str:
     """A result for programs."""
     return json.dumps(data, indent=2)
@@ -214,6 +221,7 @@ COMMANDS: dict[str, Command] = {
     "publish": run_publish,
     "score": run_score,
     "serve": run_serve,
+    "bench": run_bench,
 }
 
 

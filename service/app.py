@@ -38,7 +38,9 @@ def create_app(settings: Settings) -> FastAPI:
         engine.close()
 
     app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
-    app.add_middleware(Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+    )
     problems.install(app)
     app.include_router(ranking_routes(settings, repository, engine, metrics))
     app.include_router(operations_routes(repository, metrics))

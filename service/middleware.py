@@ -1,4 +1,4 @@
-"""Around every request: its id and trace, its size limit, its arrival time, and its count in the metrics."""
+"""Around every request: its id and trace, its size limit, its stages, and its count in the metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.metrics import Metrics
+from service.stages import Stages
 
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -22,10 +23,12 @@ class Envelope:
         app: what it wraps.
         metrics: where ranking requests are counted.
         max_body_bytes: larger bodies are refused with 413, at the first byte too many.
+        server_timing: whether answers name the stages of a ranking request and their times.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, *, server_timing: bool = False) -> None:
         self._app, self._metrics, self._max_body_bytes = app, metrics, max_body_bytes
+        self._server_timing = server_timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request; passes anything but HTTP through."""
@@ -35,8 +38,8 @@ class Envelope:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if SAFE_ID.fullmatch(given) else str(uuid.uuid4())
-        arrived = time.monotonic()
-        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived)
+        stages = Stages()
+        scope.setdefault("state", {}).update(request_id=request_id, stages=stages)
         received = 0
         status = 500
 
@@ -56,6 +59,8 @@ class Envelope:
                 echo["X-Request-ID"] = request_id
                 if "traceparent" in headers:
                     echo["traceparent"] = headers["traceparent"]
+                if self._server_timing and (times := stages.header()):
+                    echo["Server-Timing"] = times
             await send(message)
 
         if not scope["path"].endswith("/rank"):
@@ -66,4 +71,4 @@ class Envelope:
                 await self._app(scope, limited, echoing)
         finally:
             self._metrics.requests.labels(str(status)).inc()
-            self._metrics.seconds.observe(time.monotonic() - arrived)
+            self._metrics.seconds.observe(time.monotonic() - stages.arrived)

@@ -35,7 +35,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         "log_config": None,
         "access_log": False,
         "backlog": BACKLOG,
-    }  # metrics count requests; a line each costs
+    }  # metrics count requests
     if settings.workers == 1:
         uvicorn.Server(uvicorn.Config(app(), **how)).run([listener])
         return

@@ -26,6 +26,7 @@ class Settings(BaseModel):
         workers: processes.
         threads: of each process that score; default: the cores divided by the workers. More than there are cores
             makes everything slower by far.
+        server_timing: answers say in a Server-Timing header how long each stage of the request took.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,6 +40,7 @@ class Settings(BaseModel):
     precision: Precision = "float32"
     workers: PositiveInt = 1
     threads: PositiveInt = 1
+    server_timing: bool = False
 
     @model_validator(mode="before")
     @classmethod

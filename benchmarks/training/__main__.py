@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.training import report, shape
 from benchmarks.training.prepared import prepare
+from pipelines.bench.tables import replace_part
 from pipelines.config import Config, ServingConfig, load
 from pipelines.logs import kuairand
 from pipelines.logs.synthetic import generate
@@ -35,14 +36,17 @@ RIVALS = {
 }
 """Name → what must be installed, our script, its further arguments."""
 
-OURS = {
-    "ranker": (),
-    "ranker, bfloat16": ("training.precision=bfloat16",),
-    "ranker, a budget of 4": ("model.gate.experts_budget=4",),
-}
+OURS = {"ranker": (), "ranker, bfloat16": ("training.precision=bfloat16",)}
 """Name → settings."""
 
-PARTS = ("rivals", "rows", "ids", "score")
+CHOSEN = {
+    "experts of 128": (),
+    "experts of 128, a budget of 4": ("model.gate.experts_budget=4",),
+    "experts of 256-256": ("model.expert_layers=[256, 256]",),
+}
+"""What is trained to see what dropping experts gains → settings."""
+
+PARTS = ("rivals", "chosen", "rows", "ids", "score")
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,17 @@ class Bench:
             for name, (package, script, options) in RIVALS.items():
                 if importlib.util.find_spec(package):
                     found[name] = self._child(script, rows, self._sizes.epochs, *options)
-            for name, settings in OURS.items():
-                with self._folder("run") as folder:
-                    found[name] = self._child("ours", config, folder, self._sizes.epochs, *shape.SETTINGS, *settings)
+            found |= {name: self._ours(config, *settings) for name, settings in OURS.items()}
+            turns.append(found)
+            say(f"turn {turn + 1}: {json.dumps(found)}")
+        return {"log": "KuaiRand" if raw else "generated", "turns": turns}
+
+    def chosen(self, raw: Path | None) -> dict[str, Any]:
+        """Our loop with all experts and with the chosen ones, for models that differ in what is not dropped."""
+        config, _ = self._rows(raw)
+        turns = []
+        for turn in range(self._sizes.repeats):
+            found = {name: self._ours(config, *settings) for name, settings in CHOSEN.items()}
             turns.append(found)
             say(f"turn {turn + 1}: {json.dumps(found)}")
         return {"log": "KuaiRand" if raw else "generated", "turns": turns}
@@ -103,6 +115,10 @@ class Bench:
         """``ranker score`` and the bare graph."""
         with self._folder("score") as folder:
             return self._child("scoring", folder, self._sizes.score_rows, max(3, self._sizes.repeats))
+
+    def _ours(self, config: Path, *settings: str) -> dict[str, Any]:
+        with self._folder("run") as folder:
+            return self._child("ours", config, folder, self._sizes.epochs, *shape.SETTINGS, *settings)
 
     def _growth(self, kind: str, size: int, *more: int) -> dict[str, Any]:
         with self._folder(kind) as folder:
@@ -180,11 +196,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     file = arguments.docs / "results" / "training.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for part in arguments.only:
-        measured = bench.rivals(arguments.kuairand) if part == "rivals" else getattr(bench, part)()
+        on = [arguments.kuairand] if part in ("rivals", "chosen") else []
+        measured = getattr(bench, part)(*on)
         results[part] = {"threads": arguments.threads, "measured": measured}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=1) + "\n")
-    report.into(arguments.docs / "benchmarks.md", results)
+    replace_part(arguments.docs / "benchmarks.md", "training", report.text(results))
 
 
 if __name__ == "__main__":

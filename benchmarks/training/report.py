@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-MEASURED = "\n## Measured\n"
-"""Everything below this heading is written anew."""
+from pipelines.bench.tables import cores, section, spread
 
 PHASES = {
     "all_experts": "all experts",
@@ -18,15 +14,9 @@ PHASES = {
 }
 
 
-def into(file: Path, results: dict[str, Any]) -> None:
-    """Replaces what was measured before."""
-    before = file.read_text().split(MEASURED)[0] if file.exists() else "# Benchmarks\n"
-    file.write_text(before + MEASURED + "\n" + text(results))
-
-
 def text(results: dict[str, Any]) -> str:
     """All tables."""
-    parts = {"rivals": rivals, "rows": rows, "ids": ids, "score": score}
+    parts = {"rivals": rivals, "chosen": chosen, "rows": rows, "ids": ids, "score": score}
     return "\n".join(table(**results[part]) for part, table in parts.items() if part in results)
 
 
@@ -48,22 +38,29 @@ def rivals(measured: dict[str, Any], threads: int) -> str:
         )
         for name, rates in found.items()
     ]
-    gains = [f"{name} {_gain([turn[name] for turn in turns])}" for name in ours]
     return section(
         f"Whole training loops on {measured['log']}",
         f"{cores(threads)}, {len(turns)} turns; median (lowest – highest).",
         ("", "rows/s", "of the fastest rival"),
         lines,
-        f"Chosen experts against all, in rows/s: {'; '.join(gains)}.",
     )
 
 
-def _gain(turns: list[dict[str, Any]]) -> str:
-    """What training the chosen experts alone gains, and the aim."""
-    last = turns[-1]
-    gained = spread([turn["after_convergence"] / turn["all_experts"] for turn in turns], ".2f")
-    aim = 0.6 * last["experts"] / last["experts_chosen"]
-    return f"{gained} with {last['experts_chosen']} of {last['experts']} (0.6 · n/|union| is {aim:.2f})"
+def chosen(measured: dict[str, Any], threads: int) -> str:
+    """What training the chosen experts alone gains, beside 0.6 of what it would gain if experts were all there is."""
+    turns = measured["turns"]
+    lines = []
+    for name, last in turns[-1].items():
+        gained = [turn[name]["after_convergence"] / turn[name]["all_experts"] for turn in turns]
+        aim = 0.6 * last["experts"] / last["experts_chosen"]
+        of = f"{last['experts_chosen']} of {last['experts']}"
+        lines.append((name, of, spread(gained, ".2f"), f"{aim:.2f}"))
+    return section(
+        f"Chosen experts against all, on {measured['log']}",
+        f"{cores(threads)}, {len(turns)} turns; rows/s after the choice over those with all experts.",
+        ("", "chosen", "rows/s, chosen / all", "0.6 · n/\\|union\\|"),
+        lines,
+    )
 
 
 def rows(measured: list[dict[str, Any]], threads: int) -> str:
@@ -109,24 +106,6 @@ def score(measured: dict[str, Any], threads: int) -> str:
         ("the frozen graph alone", spread(measured["graph"], ",.0f"), ""),
     ]
     return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", ("", "rows/s", "of the graph"), lines)
-
-
-def section(title: str, how: str, header: Sequence[str], lines: Iterable[Sequence[str]], below: str = "") -> str:
-    """A heading, a sentence and a table."""
-    table = [header, ["---"] * len(header), *lines]
-    body = "\n".join("| " + " | ".join(line) + " |" for line in table)
-    return f"### {title}\n\n{how}\n\n{body}\n" + (f"\n{below}\n" if below else "")
-
-
-def spread(values: Sequence[float], how: str) -> str:
-    """Median, lowest and highest."""
-    median = format(statistics.median(values), how)
-    return median if len(values) == 1 else f"{median} ({format(min(values), how)} – {format(max(values), how)})"
-
-
-def cores(threads: int) -> str:
-    """What each process had."""
-    return f"{threads} thread{'s' if threads > 1 else ''} on as many cores"
 
 
 def mib(found: dict[str, Any]) -> str:

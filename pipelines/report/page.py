@@ -58,7 +58,16 @@ def write_report(path: Path, out: Path | None = None) -> Path:
 
 def render(facts: Facts) -> str:
     """The page."""
-    environment = Environment(
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(facts=facts, summary=summary(facts), sections=[section(facts) for section in SECTIONS])
+    )
+
+
+def environment() -> Environment:
+    """The templates, with the forms that numbers take in them."""
+    made = Environment(
         loader=PackageLoader("pipelines.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -66,7 +75,5 @@ def render(facts: Facts) -> str:
         lstrip_blocks=True,
     )
     for form in (numbers.number, numbers.count, numbers.percent, numbers.short, numbers.rate):
-        environment.filters[form.__name__] = form
-    return environment.get_template("page.html.jinja").render(
-        facts=facts, summary=summary(facts), sections=[section(facts) for section in SECTIONS]
-    )
+        made.filters[form.__name__] = form
+    return made

@@ -134,7 +134,7 @@ def over_steps(
     title: str,
     series: Sequence[Series],
     *,
-    steps: int,
+    steps: float,
     label: str,
     moments: Sequence[Moment] = (),
     y_range: tuple[float, float] | None = None,

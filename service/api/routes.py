@@ -16,6 +16,7 @@ from service.metrics import Metrics
 from service.problems import DOCUMENTED, Problem
 from service.repository import Repository, Served
 from service.settings import Settings
+from service.stages import Stages
 
 
 def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
@@ -24,15 +25,19 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
     documented: Any = {"response_model": RankResponse, "responses": DOCUMENTED}
 
     async def answer(request: RankRequest, http: Request, served: Served) -> Response:
+        stages: Stages = http.state.stages
+        stages.end("parse")
         count = len(item_ids(request))
         if count > settings.max_candidates:
             raise Problem(413, f"{count} candidates: this service ranks at most {settings.max_candidates} at a time")
         async with while_connected(http):
-            ranked = await engine.rank(served, request, http.state.arrived)
+            ranked = await engine.rank(served, request, stages)
         metrics.rows.labels(served.name).inc(count)
         metrics.missing.labels(served.name).inc(sum(map(len, ranked.missing)))
         document = rank_document(ranked, served, request, http.state.request_id)
-        return Response(pydantic_core.to_json(document), media_type="application/json")
+        body = pydantic_core.to_json(document)
+        stages.end("write")
+        return Response(body, media_type="application/json")
 
     @router.post("/v1/rank", **documented)
     async def rank(request: RankRequest, http: Request) -> Response:

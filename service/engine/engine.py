@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -16,9 +18,22 @@ from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
 from service.problems import Problem
 from service.repository import Served
+from service.stages import Stages
 
 Key = tuple[Runtime, tuple[str, ...]]
 """What runs and the tasks that it scores: requests that agree in both share batches."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Candidates of one request, or a part of them, and the clock of its stages."""
+
+    halves: Halves
+    stages: Stages
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Candidates from ``start`` to ``stop``."""
+        return type(self)(self.halves.slice(start, stop), self.stages)
 
 
 class Engine:
@@ -29,29 +44,31 @@ class Engine:
     """
 
     def __init__(self, max_batch_rows: int) -> None:
-        self._batcher: Batcher[Key, Halves] = Batcher(_scores, max_batch_rows)
+        self._batcher: Batcher[Key, Work] = Batcher(_scores, max_batch_rows)
 
-    async def rank(self, served: Served, request: RankRequest, arrived: float) -> Ranked:
+    async def rank(self, served: Served, request: RankRequest, stages: Stages) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
 
         Args:
             served: what scores.
             request: what is ranked.
-            arrived: ``time.monotonic()`` of the request's arrival, from which its deadline counts.
+            stages: of the request; its deadline counts from its arrival.
 
         Raises:
             Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
             ScoringError: the runtime failed.
         """
         prepared = prepare(served.ranker, served.encoder, request)
+        stages.end("look-up")
         if not prepared.ids:
             return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))
         tasks = tuple(task.name for task in prepared.tasks)
-        deadline = math.inf if request.deadline_ms is None else arrived + request.deadline_ms / 1000
+        deadline = math.inf if request.deadline_ms is None else stages.arrived + request.deadline_ms / 1000
         try:
-            scores = await self._batcher.submit((served.runtime, tasks), prepared.halves, len(prepared.ids), deadline)
+            work = Work(prepared.halves, stages)
+            scores = await self._batcher.submit((served.runtime, tasks), work, len(prepared.ids), deadline)
         except DeadlinePassedError:
-            waited = (time.monotonic() - arrived) * 1000
+            waited = (time.monotonic() - stages.arrived) * 1000
             raise Problem(
                 504, f"deadline_ms = {request.deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
@@ -62,6 +79,11 @@ class Engine:
         self._batcher.close()
 
 
-def _scores(key: Key, batch: Sequence[Halves]) -> Scores:
+def _scores(key: Key, batch: Sequence[Work]) -> Scores:
     runtime, tasks = key
-    return runtime.scores(Halves.concat(list(batch)), tasks)
+    for work in batch:
+        work.stages.end("queue")
+    scores = runtime.scores(Halves.concat([work.halves for work in batch]), tasks)
+    for work in batch:
+        work.stages.end("forward")
+    return scores

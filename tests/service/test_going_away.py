@@ -16,7 +16,6 @@ import pytest
 import uvicorn
 
 from pipelines.demo import post
-from ranking.halves import Halves
 from service.app import create_app
 from service.engine import engine
 from service.engine.runtimes.base import Scores
@@ -33,8 +32,8 @@ class Held:
         self.rows: list[int] = []
         self.began, self.go = threading.Event(), threading.Event()
 
-    def __call__(self, key: engine.Key, batch: Sequence[Halves]) -> Scores:
-        self.rows.append(sum(map(len, batch)))
+    def __call__(self, key: engine.Key, batch: Sequence[engine.Work]) -> Scores:
+        self.rows.append(sum(len(work.halves) for work in batch))
         self.began.set()
         assert self.go.wait(SECONDS)
         return self._scores(key, batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from service.engine.runtimes import choose
 from service.engine.runtimes.base import Scores
 from service.problems import Problem
 from service.repository import Served
+from service.stages import Stages
 
 SECONDS = 30.0
 
@@ -81,7 +81,9 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def ask(engine: Engine, model: Served, asked: RankRequest, waited: float = 0.0) -> asyncio.Task[Ranked]:
-    return asyncio.create_task(engine.rank(model, asked, time.monotonic() - waited))
+    stages = Stages()
+    stages.arrived -= waited
+    return asyncio.create_task(engine.rank(model, asked, stages))
 
 
 async def ask_while_held(
@@ -164,7 +166,7 @@ def test_no_candidates_do_not_queue(hand_ranker: FrozenRanker, engine: Engine) -
     runtime = Held(hand_ranker)
 
     async def test() -> None:
-        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 0), time.monotonic())
+        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 0), Stages())
         assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
 
     run(test())
@@ -174,10 +176,10 @@ def test_no_candidates_do_not_queue(hand_ranker: FrozenRanker, engine: Engine) -
 def test_a_runtime_that_fails_fails_its_own_requests_only(hand_ranker: FrozenRanker, engine: Engine) -> None:
     async def test() -> None:
         with pytest.raises(ScoringError, match="no room"):
-            await engine.rank(served(hand_ranker, Broken()), request(1, 2), time.monotonic())
+            await engine.rank(served(hand_ranker, Broken()), request(1, 2), Stages())
         runtime = Held(hand_ranker)
         runtime.go.set()
-        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), time.monotonic())
+        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), Stages())
         assert ranked.ids == alone(hand_ranker, request(1, 2)).ids
 
     run(test())

@@ -1,0 +1,273 @@
+"""``ranker bench``: runs the measurements, each a process on cores of its own, and keeps what they found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipelines.bench.load import Load
+from pipelines.bench.requests import FORMS, Requests
+from pipelines.bench.rivalry import Rivalry
+from pipelines.bench.serving import Server, ours
+from pipelines.progress import say
+from pipelines.publishing import publish
+from ranking import bundle
+from ranking.errors import RankerError
+from service.settings import Settings
+
+PATH = "/v1/rank"
+PACKAGES = ("torch", "onnxruntime", "uvicorn", "uvloop", "httptools", "litserve")
+OPEN_FORM, OPEN_CLIENTS = "ids", 64
+FEW, MANY = 10, 32
+"""Candidates and clients that batching is measured with."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        items, users: of the reference model's tables.
+        candidates: of a request.
+        clients: of a closed loop.
+        open: candidates of a request in an open loop.
+        shares: of the closed loop's throughput, which an open loop asks for.
+        turns: of everything.
+        call_seconds: of a contender's turn within a process.
+        load_seconds: of a closed loop, after ``warm`` seconds.
+        open_seconds: of an open loop, as much after those.
+        tuning: batch sizes and time-outs that the rival is tried with.
+    """
+
+    items: int
+    users: int
+    candidates: tuple[int, ...]
+    clients: tuple[int, ...]
+    open: tuple[int, ...]
+    shares: tuple[float, ...]
+    turns: int
+    call_seconds: float
+    load_seconds: float
+    open_seconds: float
+    warm: float
+    tuning: tuple[tuple[int, float], ...]
+
+
+FULL = Sizes(
+    items=1_000_000,
+    users=10_000,
+    candidates=(1, 10, 100, 500, 1000, 4000),
+    clients=(1, 8, 32, 64),
+    open=(10, 100, 500),
+    shares=(0.3, 0.5, 0.7, 0.9),
+    turns=3,
+    call_seconds=0.4,
+    load_seconds=3.0,
+    open_seconds=10.0,
+    warm=0.5,
+    tuning=((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005)),
+)
+QUICK = Sizes(
+    items=2_000,
+    users=100,
+    candidates=(10, 100),
+    clients=(1, 4),
+    open=(100,),
+    shares=(0.5, 0.7),
+    turns=1,
+    call_seconds=0.05,
+    load_seconds=0.5,
+    open_seconds=1.0,
+    warm=0.2,
+    tuning=((8, 0.0),),
+)
+
+
+class Bench:
+    """Measures one bundle.
+
+    Args:
+        folder: the bundle.
+        repository: that holds it alone.
+        sizes: how much.
+        threads: cores of whatever is measured; load comes from the others, if there are any.
+    """
+
+    def __init__(self, folder: Path, repository: Path, sizes: Sizes, threads: int) -> None:
+        self._folder, self._repository, self._sizes, self._threads = folder, repository, sizes, threads
+        self._cores = sorted(os.sched_getaffinity(0))
+        if threads > len(self._cores):
+            raise RankerError(f"--threads {threads}: this process may use {len(self._cores)} cores")
+        ranker = bundle.load(folder)
+        self._requests = Requests(ranker, folder)
+        self._most = self._requests.most
+
+    def engines(self) -> dict[str, Any]:
+        """Contenders within one process."""
+        return self._engines(self._candidates(), self._sizes.turns)
+
+    def http(self) -> dict[str, Any]:
+        """The service in closed loops, every form of request, and the bare engine in between."""
+        sizes = self._sizes
+        turns: list[dict[str, Any]] = []
+        for _ in range(sizes.turns):
+            bare = self._engines(self._candidates(), 1, "frozen, default")["sizes"]
+            found: dict[str, Any] = {"bare": {size: spent["frozen, default"][0] for size, spent in bare.items()}}
+            with self._ours() as server:
+                for form in FORMS:
+                    for candidates in self._candidates():
+                        for clients in sizes.clients:
+                            found[f"{form} {candidates} {clients}"] = self._load(server, form, candidates, clients)
+            turns.append(found)
+        return {"forms": list(FORMS), "candidates": self._candidates(), "clients": sizes.clients, "turns": turns}
+
+    def open(self) -> dict[str, Any]:
+        """The service in open loops, at shares of what it does at most."""
+        sizes, turns = self._sizes, []
+        asked = [candidates for candidates in sizes.open if candidates <= self._most]
+        for turn in range(sizes.turns):
+            found: dict[str, Any] = {}
+            with self._ours() as server:
+                for candidates in asked:
+                    most = self._load(server, OPEN_FORM, candidates, OPEN_CLIENTS)["per_second"]
+                    found[f"{candidates} most"] = most
+                    for share in sizes.shares:
+                        load = self._load(server, OPEN_FORM, candidates, rate=share * most, seed=turn)
+                        found[f"{candidates} {share}"] = load
+            turns.append(found)
+        return {"form": OPEN_FORM, "candidates": asked, "shares": sizes.shares, "turns": turns}
+
+    def batching(self) -> dict[str, Any]:
+        """The service with batches of many requests, and with one request a batch."""
+        turns = []
+        for _ in range(self._sizes.turns):
+            with self._ours() as batched:
+                together = self._load(batched, OPEN_FORM, FEW, MANY)
+            with self._ours(max_batch_rows=FEW) as single:
+                alone = self._load(single, OPEN_FORM, FEW, MANY)
+            turns.append({"batches": together, "no batches": alone})
+        return {"candidates": FEW, "clients": MANY, "turns": turns}
+
+    def rival(self) -> dict[str, Any] | None:
+        """The service beside LitServe on the same cores; None where that is not installed."""
+        if importlib.util.find_spec("litserve") is None:
+            say("litserve is not installed (requirements/bench.lock): left out")
+            return None
+        rivalry = Rivalry(self._folder, self._sizes.tuning, self._sizes.turns, self._ours, self._load)
+        cases = [(candidates, cores) for cores in (1, 2) for candidates in (10, 100)]
+        return rivalry.measure([(n, self._cores[:cores]) for n, cores in cases if cores <= len(self._cores)])
+
+    def _candidates(self) -> list[int]:
+        return [candidates for candidates in self._sizes.candidates if candidates <= self._most]
+
+    def _engines(self, candidates: Sequence[int], turns: int, *contenders: str) -> dict[str, Any]:
+        sizes = ",".join(map(str, candidates))
+        how = (self._folder, sizes, turns, self._sizes.call_seconds, self._threads, *contenders)
+        return self._child("engines", *how, cores=self._cores[: self._threads])
+
+    def _ours(self, cores: Sequence[int] | None = None, **settings: Any) -> Server:
+        """The service, ready to be started."""
+        cores = cores or self._cores[: self._threads]
+        processes = {"workers": len(cores), "threads": 1}
+        return ours(Settings(repository=self._repository, server_timing=True, **processes, **settings), cores)
+
+    def _load(
+        self, server: Server, form: str, candidates: int, clients: int = 0, rate: float = 0.0, seed: int = 0
+    ) -> dict[str, Any]:
+        """What a load finds, and the server's CPU milliseconds a request."""
+        bodies = self._requests.bodies(form, candidates)
+        seconds = self._sizes.load_seconds if clients else self._sizes.open_seconds
+        load = Load(server.port, PATH, bodies, seconds, self._sizes.warm, clients, rate, seed)
+        before = server.cpu_seconds()
+        found = self._child("load", cores=self._beside(server.cores), given=load.to_json())
+        found["cpu"] = (server.cpu_seconds() - before) * 1000 / found["sent"]
+        how = f"{clients} clients" if clients else f"{rate:.0f}/s"
+        times = f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms"
+        say(f"{form} {candidates} {how}: {found['per_second']:.1f}/s, {times}")
+        return found
+
+    def _beside(self, cores: Sequence[int]) -> list[int]:
+        """The cores that load comes from."""
+        return [core for core in self._cores if core not in cores] or self._cores
+
+    def _child(self, script: str, *arguments: Any, cores: Sequence[int], given: str = "") -> dict[str, Any]:
+        command = [sys.executable, "-m", f"pipelines.bench.{script}", *map(str, arguments)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        done = subprocess.run(
+            command,
+            input=given,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        if done.returncode:
+            raise RankerError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return result
+
+
+def bench(
+    folder: Path | None, sizes: Sizes, threads: int, only: Sequence[str], earlier: dict[str, Any]
+) -> dict[str, Any]:
+    """Measures the parts asked for; the others stay as ``earlier`` has them.
+
+    Args:
+        folder: a bundle; None: the reference model, for which there are aims.
+        sizes: how much.
+        threads: cores of whatever is measured.
+        only: parts.
+        earlier: results of before.
+
+    Raises:
+        RankerError: a measurement failed; says what it wrote.
+    """
+    results = dict(earlier)
+    with tempfile.TemporaryDirectory() as work:
+        measured = folder or _reference(Path(work) / "bundle", sizes)
+        publish(measured, Path(work) / "repository")
+        runs = Bench(measured, Path(work) / "repository", sizes, threads)
+        about = {"threads": threads, "model": "reference" if folder is None else folder.name, "machine": machine()}
+        for part in only:
+            say(f"measuring: {part}")
+            found = getattr(runs, part)()
+            if found is not None:
+                results[part] = {**about, "measured": found}
+    return results
+
+
+def _reference(folder: Path, sizes: Sizes) -> Path:
+    from pipelines.bench.reference import write_reference  # needs what trains
+
+    write_reference(folder, sizes.items, sizes.users)
+    return folder
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": names[0].partition(":")[2].strip() if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

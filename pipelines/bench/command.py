@@ -1,0 +1,67 @@
+"""From arguments to measurements, tables, JSON and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.bench import plots, report
+from pipelines.bench.bench import FULL, QUICK, bench
+from pipelines.bench.tables import replace_part
+from ranking.errors import OutputError, UsageError
+from ranking.files import reason
+
+PART = "serving"
+"""Of docs/benchmarks.md, and the name of its files."""
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Measures, writes what is asked for, and returns the tables.
+
+    Raises:
+        UsageError: options that exclude each other.
+        OutputError: a file cannot be written.
+        RankerError: the bundle cannot be loaded, or a measurement failed.
+    """
+    sizes = QUICK if arguments.quick else FULL
+    if arguments.items is not None:
+        if arguments.bundle is not None:
+            raise UsageError("--items is of the reference model: leave it out, or leave out BUNDLE")
+        sizes = replace(sizes, items=arguments.items)
+    files = _files(arguments)
+    results = bench(arguments.bundle, sizes, arguments.threads, arguments.only, _earlier(files))
+    tables = report.text(results)
+    try:
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(results, indent=1) + "\n")
+        if arguments.docs is not None:
+            _document(arguments.docs, results, tables)
+    except OSError as error:
+        raise OutputError(f"{error.filename}: cannot be written ({reason(error)})") from None
+    return tables
+
+
+def _document(docs: Path, results: dict[str, Any], tables: str) -> None:
+    """Tables, and a picture of them if there is something to draw."""
+    if "open" in results:
+        (docs / "results" / f"{PART}.svg").write_text(plots.latency(results["open"]["measured"]))
+        tables += f"\n![latency against load](results/{PART}.svg)\n"
+    replace_part(docs / "benchmarks.md", PART, tables)
+
+
+def _files(arguments: argparse.Namespace) -> list[Path]:
+    files = [] if arguments.json is None else [arguments.json]
+    return files if arguments.docs is None else [*files, arguments.docs / "results" / f"{PART}.json"]
+
+
+def _earlier(files: Sequence[Path]) -> dict[str, Any]:
+    for file in files:
+        if file.exists():
+            found: dict[str, Any] = json.loads(file.read_text())
+            return found
+    return {}

@@ -1,0 +1,102 @@
+"""What a bundle would cost without its choice: every expert evaluated, mixed with the weights of the gate.
+
+A bundle holds the chosen experts only. The others take part here with random weights, which cost what any would, and
+are mixed with a weight of 0, so that scores stay those of the bundle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ranking.embeddings import Embeddings
+from ranking.frozen import FrozenRanker
+from ranking.gates import DSelectK, Gate
+from ranking.gates.config import DSelectKConfig
+from ranking.graph import FrozenGraph
+from ranking.model import Mixture, ModelConfig
+from ranking.onnx_body import onnx_body
+from ranking.schema import Schema
+from ranking.selection import Selection
+
+
+@torch.no_grad()
+def dense_model(ranker: FrozenRanker) -> Mixture:
+    """The model that the bundle could have been frozen from, in eval mode.
+
+    Raises:
+        ValueError: its gate decides per example.
+    """
+    graph, schema, selection = ranker.graph, ranker.schema, ranker.selection
+    if graph.gate is not None:
+        raise ValueError("a per-example gate has no dense model here")
+    widths = [len(bias) for _, bias in next(iter(graph.experts.values()))]
+    towers = [len(bias) for _, bias in graph.towers[schema.task_names[0]][:-1]]
+    gate = DSelectKConfig(k=max(map(len, selection.tasks.values())))
+    config = ModelConfig(
+        experts=selection.num_experts, expert_layers=tuple(widths), tower_layers=tuple(towers), gate=gate
+    )
+    embeddings = Embeddings(schema, {name: space.size for name, space in ranker.encoder.id_spaces.items()})
+    model = Mixture(config, len(schema.tasks), embeddings, ranker.encoder.dense_size)
+    for table in schema.tables:
+        embeddings.weight(table).copy_(graph.weights[f"embedding.{table}"])
+    nn.init.constant_(model.norm.running_var, 1.0 - model.norm.eps)  # folded into the experts already
+    for expert, layers in graph.experts.items():
+        for layer, (weight, bias) in zip(model.experts.stack, layers, strict=True):
+            layer.weight[expert], layer.bias[expert] = weight, bias
+    for t, task in enumerate(schema.task_names):
+        for layer, (weight, bias) in zip([*model.towers.stack, model.output], graph.towers[task], strict=True):
+            layer.weight[t], layer.bias[t] = weight, bias
+    choose(model.gate, selection)
+    return model.eval()
+
+
+@torch.no_grad()
+def choose(gate: Gate, selection: Selection) -> None:
+    """Brings a static DSelect-k gate to this choice, final and exact.
+
+    Raises:
+        ValueError: the gate is another.
+    """
+    if not isinstance(gate, DSelectK) or gate.per_example:
+        raise ValueError("only a static DSelect-k gate can be brought to a choice here")
+    for t, chosen in enumerate(selection.tasks.values()):
+        experts = list(chosen)
+        codes = torch.tensor([*experts, *experts[:1] * (gate.k - len(experts))])
+        gate.z[t] = torch.where(gate.bits[codes], gate.gamma, -gate.gamma)
+        gate.alpha[t] = torch.tensor([*chosen.values(), *[0.0] * (gate.k - len(experts))]).log()
+
+
+def dense_ranker(ranker: FrozenRanker) -> FrozenRanker:
+    """The ranker with a graph that evaluates and mixes all experts."""
+    selection, weights = ranker.selection, dict(ranker.graph.weights)
+    layers = next(iter(ranker.graph.experts))
+    for expert in set(range(selection.num_experts)) - set(selection.experts_used):
+        of_one = {name: value for name, value in weights.items() if name.startswith(f"expert.{layers}.")}
+        for name, value in of_one.items():
+            weights[name.replace(f"expert.{layers}.", f"expert.{expert}.", 1)] = torch.randn_like(value) * value.std()
+    everyone = {
+        task: {expert: chosen.get(expert, 0.0) for expert in range(selection.num_experts)}
+        for task, chosen in selection.tasks.items()
+    }
+    graph = FrozenGraph(
+        ranker.schema,
+        replace(selection, k=selection.num_experts, tasks=everyone),
+        weights,
+        calibration=ranker.graph.calibration,
+    )
+    return replace(ranker, graph=graph, body=None)
+
+
+def unsplit(ranker: FrozenRanker) -> FrozenRanker:
+    """The ranker with everything counted as the items': nothing is computed once a request."""
+    features = tuple(
+        feature.model_copy(update={"owner": "item"}) if hasattr(feature, "owner") else feature
+        for feature in ranker.schema.features
+    )
+    schema: Schema = ranker.schema.model_copy(update={"features": features})  # unchecked: ids keep their owner else
+    encoder = type(ranker.encoder)(schema, ranker.encoder.id_spaces, ranker.encoder.scales)
+    graph = FrozenGraph(schema, ranker.selection, ranker.graph.weights, calibration=ranker.graph.calibration)
+    return replace(ranker, schema=schema, encoder=encoder, graph=graph, body=onnx_body(graph, encoder))

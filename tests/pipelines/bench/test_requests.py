@@ -1,0 +1,77 @@
+"""Every form of a request is one that the service takes, and says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pipelines.bench.requests import DIFFERENT, FORMS, Requests
+from pipelines.publishing import publish
+from ranking import bundle
+from ranking.frozen import FrozenRanker
+from service.api.messages import RankRequest
+from service.app import create_app
+from service.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def client(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    repository = tmp_path_factory.mktemp("repository") / "repository"
+    publish(reference, repository)
+    with TestClient(create_app(Settings(repository=repository))) as client:
+        yield client
+
+
+def test_all_forms_of_a_request_get_the_same_answer(client: TestClient, ranker: FrozenRanker, reference: Path) -> None:
+    requests = Requests(ranker, reference)
+    table = requests.candidates(30)
+    answers = {}
+    for form, write in FORMS.items():
+        body = write(requests, table)
+        answer = client.post("/v1/rank", content=body.data, headers={"Content-Type": body.content_type})
+        assert answer.status_code == 200, answer.text
+        answers[form] = answer.json()["items"]
+        assert len(answers[form]) == 30
+        assert all(item["missing"] == [] for item in answers[form])
+    first = {item["id"]: item["scores"] for item in answers["ids"]}
+    for items in answers.values():
+        for item in items:
+            assert item["scores"] == pytest.approx(first[item["id"]], abs=1e-5)
+
+
+def test_ids_alone_carry_no_feature_that_can_be_looked_up(ranker: FrozenRanker, reference: Path) -> None:
+    parsed = RankRequest.model_validate_json(Requests(ranker, reference).body("ids", 5).data)
+    assert parsed.user.features == {}
+    assert len(parsed.context) == 8
+    assert parsed.items.features == {}  # type: ignore[union-attr]
+
+
+def test_candidates_differ_and_bodies_do_too(ranker: FrozenRanker, reference: Path) -> None:
+    requests = Requests(ranker, reference)
+    assert len(set(requests.item_ids(requests.most))) == requests.most == 300
+    bodies = requests.bodies("ids", 10)
+    assert len(set(bodies)) == DIFFERENT
+    assert requests.bodies("ids", 10) is bodies
+
+
+def test_what_has_no_table_comes_from_golden_rows(bundle_without_tables: Path) -> None:
+    ranker = bundle.load(bundle_without_tables)
+    requests = Requests(ranker, bundle_without_tables)
+    parsed = RankRequest.model_validate_json(requests.body("columns", 7).data)
+    assert set(parsed.user.features) == set(ranker.schema.owned_columns("user"))
+    assert set(parsed.items.features) == set(ranker.schema.owned_columns("item"))  # type: ignore[union-attr]
+    by_id = RankRequest.model_validate_json(requests.body("ids", 7).data)
+    assert set(by_id.user.features) == set(ranker.schema.owned_columns("user"))
+    assert len(requests.halves(7)) == 7
+
+
+@pytest.fixture
+def bundle_without_tables(ranker: FrozenRanker, reference: Path, tmp_path: Path) -> Path:
+    from dataclasses import replace
+
+    rows = Requests(ranker, reference).candidates(20)
+    bundle.write(replace(ranker, tables={}, stored=None), rows, tmp_path / "bare")
+    return tmp_path / "bare"
