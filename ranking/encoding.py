@@ -104,9 +104,14 @@ class Scale:
         Args:
             numbers: after their transform [rows]; NaN where null.
         """
-        scaled = (numbers - self.shift) / self.scale
-        unknown = np.isnan(scaled)
-        return np.where(unknown, self.fill, np.clip(scaled, -LARGEST, LARGEST)), unknown
+        numbers = scaled(numbers, self.shift, self.scale)
+        unknown = np.isnan(numbers)
+        return np.where(unknown, self.fill, numbers), unknown
+
+
+def scaled(numbers: FloatArray, shift: float | FloatArray, scale: float | FloatArray) -> FloatArray:
+    """Numbers as the model reads them, NaN where they are."""
+    return np.clip((numbers - shift) / scale, -LARGEST, LARGEST)
 
 
 class Encoder:
@@ -141,7 +146,7 @@ class Encoder:
         ids = np.empty((rows, len(single)), np.int64)
         for i, feature in enumerate(single):
             ids[:, i] = self._rows(values, feature)
-        bags = tuple(self._bag(values[bag.name], bag) for bag in schema.bags)
+        bags = tuple(self.bag(values[bag.name], bag) for bag in schema.bags)
         dense = np.empty((rows, self.dense_size), np.float32)
         flag = len(numerics)
         for i, number in enumerate(numerics):
@@ -177,7 +182,7 @@ class Encoder:
         assert isinstance(space, HashBuckets)
         return space.crossed([hash_column(values[name]) for name in feature.of])
 
-    def _bag(self, column: pa.Array, bag: PooledFeature) -> Bag:
+    def bag(self, column: pa.Array, bag: PooledFeature) -> Bag:
         """Rows of each list's ids; a null list is one missing id, nulls inside a list are left out."""
         if pa.types.is_null(column.type):
             column = pa.nulls(len(column), pa.large_list(pa.int64()))

@@ -229,11 +229,11 @@ def read_column(column: pa.Array, feature: GivenFeature) -> pa.Array:
             reason = f"holds integers, but the default of '{feature.name}' is {default!r}: give an integer"
             raise InvalidInputError(feature.column, reason) from None
     if isinstance(feature, SequenceFeature) and not pa.types.is_null(column.type):
-        column = _newest(column, feature.max_length)
+        column = newest(column, feature.max_length)
     return column
 
 
-def _newest(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
+def newest(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
     """The last ``count`` values of each list."""
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
     kept = np.minimum(lengths, count)

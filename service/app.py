@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from service import problems
+from service.api.document import describe
 from service.api.routes import operations_routes, ranking_routes
 from service.engine.engine import Engine
 from service.metrics import Metrics
@@ -44,4 +45,5 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(ranking_routes(settings, repository, engine, metrics))
     app.include_router(operations_routes(repository, metrics))
+    describe(app)
     return app

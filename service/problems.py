@@ -7,8 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -71,16 +70,6 @@ def install(app: FastAPI) -> None:
     async def _http(_: Request, error: HTTPException) -> Response:
         return response(Problem(error.status_code, str(error.detail), headers=dict(error.headers or {})))
 
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        reasons: dict[str, list[str]] = {}
-        for e in error.errors():
-            reasons.setdefault(_path(e), []).append(_reason(e))
-        fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()]
-        malformed = any(e["type"] == "json_invalid" for e in error.errors())
-        detail = "; ".join(f"{e.field}: {e.reason}" for e in fields)
-        return response(Problem(400 if malformed else 422, detail, fields))
-
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -91,13 +80,32 @@ def install(app: FastAPI) -> None:
         return response(Problem(500, "the service failed; its log says why"))
 
 
+def invalid_request(error: ValidationError) -> Problem:
+    """422 naming the fields of a request that are wrong."""
+    reasons: dict[str, list[str]] = {}
+    for e in error.errors(include_url=False, include_input=False):
+        reasons.setdefault(_path(e), []).append(_reason(e))
+    fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()]
+    return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
+
+
+def malformed(field: str, reason: str) -> Problem:
+    """400 for something that cannot be read at all."""
+    return Problem(400, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
+
+
+def too_many(candidates: int, most: int) -> Problem:
+    """413 for the number of candidates."""
+    return Problem(413, f"{candidates} candidates: this service ranks at most {most} at a time")
+
+
 def _path(error: Any) -> str:
-    """``items[3].features.price`` from pydantic's location; "body" and the branches of a union are no part of it."""
+    """``items[3].features.price`` from pydantic's location; the branches of a union are no part of it."""
     path = ""
-    for part in () if error["type"] == "json_invalid" else error["loc"]:
+    for part in error["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("body", "rows", "columns", "str", "int"):
+        elif part not in ("rows", "columns", "int", "constrained-int", "str"):
             path += f".{part}" if path else str(part)
     return path or "body"
 
@@ -110,21 +118,4 @@ def _joined(reasons: list[str]) -> str:
 
 
 def _reason(error: Any) -> str:
-    if error["type"] == "json_invalid":
-        return f"not valid JSON: {error['ctx']['error']} at character {error['loc'][-1]}"
-    if error["type"] == "extra_forbidden":
-        return "unknown field"
-    return str(error["msg"])
-
-
-PROBLEM_SCHEMA = ProblemDocument.model_json_schema()
-PROBLEM_SCHEMA["properties"]["errors"]["items"] = PROBLEM_SCHEMA.pop("$defs")["FieldError"]
-
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": HTTPStatus(status).phrase,
-        "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}},
-    }
-    for status in (400, 404, 413, 415, 422, 504)
-}
-"""Error responses for the OpenAPI document."""
+    return "unknown field" if error["type"] == "extra_forbidden" else str(error["msg"])

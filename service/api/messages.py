@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -10,7 +10,6 @@ from pydantic import (
     Discriminator,
     Field,
     FiniteFloat,
-    JsonValue,
     PositiveFloat,
     PositiveInt,
     StrictInt,
@@ -18,12 +17,23 @@ from pydantic import (
     Tag,
 )
 
-Id = Annotated[StrictInt | StrictStr, Field(description="an integer or a string, as in the log")]
+Id = Annotated[
+    Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | StrictStr,
+    Field(description="a 64-bit integer or a string, as in the log"),
+]
+Value = Any
+"""Of a feature: whatever JSON can hold; the ranker's schema decides, see ``engine.candidates``."""
 FEATURES = (
     "by the column's name in the log: a number, an id, or a list of ids, whose newest stands last if it is a sequence; "
     "null is left out"
 )
-Features = Annotated[dict[str, JsonValue], Field(description=FEATURES)]
+Features = Annotated[dict[str, Value], Field(description=FEATURES)]
+TASKS = "which scores to return, default all; only the experts that these tasks chose run"
+OBJECTIVE = (
+    "task → weight in the sum that sorts; default: the model's, as far as its tasks are asked for, "
+    "else the first task alone"
+)
+DEADLINE = "from arrival; if it has passed before scoring starts the answer is 504"
 
 
 class _Message(BaseModel):
@@ -48,30 +58,33 @@ class ItemColumns(_Message):
     """Candidates by column: the cheaper form; every list is as long as ``id``."""
 
     id: list[Id]
-    features: dict[str, list[JsonValue]] = {}
+    features: dict[str, list[Value]] = {}
 
 
 def _form(items: Any) -> str:
     return "columns" if isinstance(items, dict | ItemColumns) else "rows"
 
 
-class RankRequest(_Message):
-    """Candidates to put in order.
-
-    ``tasks``: which scores to return, default all; only the experts that these tasks chose run. ``objective``: task →
-    weight in the sum that sorts; default: the model's, as far as its tasks are asked for, else the first task alone.
-    ``deadline_ms``: from arrival; if it has passed before scoring starts the answer is 504.
-    """
+class RankOptions(_Message):
+    """A request without its candidates: in an Arrow stream JSON in the schema's metadata, under ``request``."""
 
     request_id: Annotated[str, Field(max_length=256)] | None = None
     user: User = User()
     context: Features = {}
-    items: Annotated[Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_form)]
-    tasks: Annotated[list[str], Field(min_length=1)] | None = None
-    objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
+    tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
+    objective: Annotated[
+        Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None, Field(description=OBJECTIVE)
+    ] = None
     top_n: PositiveInt | None = None
-    deadline_ms: PositiveFloat | None = None
+    deadline_ms: Annotated[PositiveFloat | None, Field(description=DEADLINE)] = None
     explain: bool = False
+
+
+class RankRequest(RankOptions):
+    """Candidates to put in order."""
+
+    items: Annotated[Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_form)]
+    layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -100,6 +113,15 @@ class RankedItem(_Message):
     missing: list[str]
 
 
+class RankedColumns(_Message):
+    """The same by column: ``missing`` has, for each feature that some of them lack, their positions in this answer."""
+
+    id: list[Id]
+    score: list[float]
+    scores: dict[str, list[float]]
+    missing: dict[str, list[int]]
+
+
 class Explanation(_Message):
     """``experts_run``: what was evaluated; ``tasks``: task → expert → weight (per example: mean over candidates)."""
 
@@ -108,15 +130,26 @@ class Explanation(_Message):
     tasks: dict[str, dict[str, float]]
 
 
-class RankResponse(_Message):
-    """Candidates, best first (ties in the order of the request)."""
+class RankSummary(_Message):
+    """An answer without its items: in an Arrow stream JSON in the schema's metadata, under ``response``."""
 
     request_id: str
     model: str
     version: str
     degraded: bool
-    items: list[RankedItem]
     explain: Explanation | None = None
+
+
+class RankResponse(RankSummary):
+    """Candidates, best first (ties in the order of the request)."""
+
+    items: list[RankedItem]
+
+
+class ColumnarRankResponse(RankSummary):
+    """Candidates, best first (ties in the order of the request), by column: for ``"layout": "columns"``."""
+
+    items: RankedColumns
 
 
 class ModelMetadata(_Message):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pydantic_core
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
+from service.api.document import DOCUMENTED, RANKING
+from service.api.formats import answer_format, body_format
 from service.api.leaving import while_connected
-from service.api.messages import ModelMetadata, RankRequest, RankResponse
-from service.engine.candidates import item_ids
+from service.api.messages import ModelMetadata, RankOptions
+from service.api.reading import read
+from service.api.writing import write
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked
 from service.metrics import Metrics
-from service.problems import DOCUMENTED, Problem
 from service.repository import Repository, Served
 from service.settings import Settings
 from service.stages import Stages
@@ -21,38 +22,37 @@ from service.stages import Stages
 
 def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
-    router = APIRouter(tags=["ranking"], dependencies=[Depends(require_json)])
-    documented: Any = {"response_model": RankResponse, "responses": DOCUMENTED}
+    router = APIRouter(tags=["ranking"])
 
-    async def answer(request: RankRequest, http: Request, served: Served) -> Response:
+    async def answer(http: Request, served: Served) -> Response:
         stages: Stages = http.state.stages
+        form = answer_format(http.headers.get("accept", ""))
+        given = body_format(http.headers.get("content-type", ""))
+        asked, columns = read(await http.body(), given, served, settings)
         stages.end("parse")
-        count = len(item_ids(request))
-        if count > settings.max_candidates:
-            raise Problem(413, f"{count} candidates: this service ranks at most {settings.max_candidates} at a time")
         async with while_connected(http):
-            ranked = await engine.rank(served, request, stages)
-        metrics.rows.labels(served.name).inc(count)
-        metrics.missing.labels(served.name).inc(sum(map(len, ranked.missing)))
-        document = rank_document(ranked, served, request, http.state.request_id)
-        body = pydantic_core.to_json(document)
+            ranked = await engine.rank(served, asked, stages)
+        metrics.rows.labels(served.name).inc(len(asked.candidates))
+        metrics.missing.labels(served.name).inc(ranked.missing.count)
+        rest = summary(ranked, served, asked.options, http.state.request_id)
+        body = write(ranked, rest, form, columns=columns)
         stages.end("write")
-        return Response(body, media_type="application/json")
+        return Response(body, media_type=form)
 
-    @router.post("/v1/rank", **documented)
-    async def rank(request: RankRequest, http: Request) -> Response:
+    @router.post("/v1/rank", **RANKING)
+    async def rank(http: Request) -> Response:
         """Ranks candidates with the default model."""
-        return await answer(request, http, repository.find())
+        return await answer(http, repository.find())
 
-    @router.post("/v1/models/{model}/rank", **documented)
-    async def rank_with_model(request: RankRequest, http: Request, model: str) -> Response:
+    @router.post("/v1/models/{model}/rank", **RANKING)
+    async def rank_with_model(http: Request, model: str) -> Response:
         """Ranks candidates with the current version of a model."""
-        return await answer(request, http, repository.find(model))
+        return await answer(http, repository.find(model))
 
-    @router.post("/v1/models/{model}/versions/{version}/rank", **documented)
-    async def rank_with_version(request: RankRequest, http: Request, model: str, version: str) -> Response:
+    @router.post("/v1/models/{model}/versions/{version}/rank", **RANKING)
+    async def rank_with_version(http: Request, model: str, version: str) -> Response:
         """Ranks candidates with a version of a model, if it is the one being served."""
-        return await answer(request, http, repository.find(model, version))
+        return await answer(http, repository.find(model, version))
 
     return router
 
@@ -91,32 +91,15 @@ def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
     return router
 
 
-def require_json(http: Request) -> None:
-    """Refuses a body that is not declared as JSON.
-
-    Raises:
-        Problem: 415.
-    """
-    kind = http.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() != "application/json":
-        raise Problem(415, f"Content-Type is {kind or 'missing'!r}: send application/json")
-
-
-def rank_document(ranked: Ranked, served: Served, request: RankRequest, request_id: str) -> dict[str, Any]:
-    """The answer as ``RankResponse`` describes it."""
+def summary(ranked: Ranked, served: Served, options: RankOptions, request_id: str) -> dict[str, Any]:
+    """The answer without its items, as ``RankSummary`` describes it."""
     document: dict[str, Any] = {
-        "request_id": request.request_id or request_id,
+        "request_id": options.request_id or request_id,
         "model": served.name,
         "version": served.version,
         "degraded": False,
-        "items": [
-            {"id": id_, "score": total, "scores": dict(zip(ranked.tasks, scores, strict=True)), "missing": missing}
-            for id_, total, scores, missing in zip(
-                ranked.ids, ranked.total.tolist(), ranked.scores.tolist(), ranked.missing, strict=True
-            )
-        ],
     }
-    if request.explain:
+    if options.explain:
         document["explain"] = {
             "experts_run": ranked.experts_run,
             "experts_total": served.ranker.selection.num_experts,

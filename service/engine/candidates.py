@@ -2,69 +2,124 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from types import NoneType
 from typing import Any, NoReturn
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ranking.errors import InvalidInputError
+from ranking.features import canonical
 from ranking.schema import GivenFeature, NumberFeature, Owner, PooledFeature, Schema
-from service.api.messages import ItemColumns, RankRequest
-from service.engine.encoding import Given
+from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
+from service.engine.owned import Given
+from service.engine.values import Values
 from service.problems import FieldError, Problem
 
+Readable = Mapping[Owner, Mapping[str, GivenFeature]]
+"""Owner → column → the feature that says what its values are."""
 
-def given_columns(request: RankRequest, schema: Schema) -> dict[Owner, Given]:
+
+@dataclass(frozen=True)
+class Candidates:
+    """What is to be ranked, in whatever form it came.
+
+    Attributes:
+        ids: one a candidate; Arrow's are int64 or string, without nulls.
+        features: column → values; Arrow's of any type.
+    """
+
+    ids: list[int | str] | pa.Array
+    features: Mapping[str, Values]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, items: list[Item] | ItemColumns) -> Candidates:
+        """Those of a JSON request."""
+        if isinstance(items, ItemColumns):
+            return cls(items.id, items.features)
+        features = [item.features for item in items]
+        names = dict.fromkeys(chain.from_iterable(features))
+        return cls([item.id for item in items], {name: [each.get(name) for each in features] for name in names})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, in whatever form it came.
+
+    Attributes:
+        options: how to rank.
+        candidates: what to rank.
+    """
+
+    options: RankOptions
+    candidates: Candidates
+
+    @classmethod
+    def of(cls, request: RankRequest) -> Asked:
+        """A JSON request."""
+        return cls(request, Candidates.of(request.items))
+
+
+def given_columns(asked: Asked, readable: Readable) -> dict[Owner, Given]:
     """What the request gives of each owner, checked: known columns, values of their types, distinct candidates.
 
     Raises:
         Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
+        InvalidInputError: an Arrow column whose type its feature cannot have.
     """
-    ids = item_ids(request)
+    request, ids, features = asked.options, asked.candidates.ids, asked.candidates.features
     _require_distinct(ids)
-    user = {name: [value] for name, value in request.user.features.items()}
-    context = {name: [value] for name, value in request.context.items()}
-    items = _item_features(request)
-    for column, values in items.items():
+    for column, values in features.items():
         if len(values) != len(ids):
             raise invalid(f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each")
-    for owner, columns in (("user", user), ("context", context), ("item", items)):
-        for column, feature in _known(schema, owner, columns).items():  # type: ignore[arg-type]
-            _check(columns[column], feature)
-    return {"user": Given([request.user.id], user), "context": Given(None, context), "item": Given(ids, items)}
+    user = {name: [value] for name, value in request.user.features.items()}
+    context = {name: [value] for name, value in request.context.items()}
+    return {
+        "user": Given([request.user.id], _checked("user", user, readable["user"])),
+        "context": Given(None, _checked("context", context, readable["context"])),
+        "item": Given(ids, _checked("item", features, readable["item"])),
+    }
 
 
-def item_ids(request: RankRequest) -> list[int | str]:
-    """Candidates' ids in the order of the request."""
-    return request.items.id if isinstance(request.items, ItemColumns) else [item.id for item in request.items]
-
-
-def _item_features(request: RankRequest) -> Mapping[str, Sequence[Any]]:
-    if isinstance(request.items, ItemColumns):
-        return request.items.features
-    names = dict.fromkeys(name for item in request.items for name in item.features)
-    return {name: [item.features.get(name) for item in request.items] for name in names}
-
-
-def _require_distinct(ids: Sequence[int | str]) -> None:
-    if len(set(ids)) < len(ids):
-        repeated = next(value for value, times in Counter(ids).items() if times > 1)
-        first, second = [i for i, value in enumerate(ids) if value == repeated][:2]
+def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:
+    distinct = pc.count_distinct(ids).as_py() if isinstance(ids, pa.Array) else len(set(ids))
+    if distinct < len(ids):
+        values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+        repeated = next(value for value, times in Counter(values).items() if times > 1)
+        first, second = [i for i, value in enumerate(values) if value == repeated][:2]
         raise invalid(
             f"items[{second}].id", f"candidate {repeated!r} stands at {first} already: send each candidate once"
         )
 
 
-def _known(schema: Schema, owner: Owner, names: Iterable[str]) -> dict[str, GivenFeature]:
-    """The owner's features by column, for the columns that the request names."""
-    features = {f.column: f for f in schema.given if f.owner == owner and f.column != schema.id_column(owner)}
-    for name in names:
-        if name not in features:
-            raise invalid(
-                f"{_place(owner)}.{name}", f"unknown {owner} feature: this ranker reads {', '.join(features) or 'none'}"
-            )
-    return {name: features[name] for name in names}
+def _checked(owner: Owner, columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Mapping[str, Values]:
+    """The columns, if they are the owner's and their values of the right types; Arrow's canonical."""
+    for name in columns:
+        require_known(owner, name, readable)
+    arrow = {n: canonical(c, readable[n]) for n, c in columns.items() if isinstance(c, pa.Array | pa.ChunkedArray)}
+    for name, values in columns.items():
+        if name not in arrow:
+            _check(values, readable[name])
+    return {**columns, **arrow}
+
+
+def require_known(owner: Owner, column: str, readable: Mapping[str, GivenFeature]) -> None:
+    """Whether an owner has a feature in this column.
+
+    Raises:
+        Problem: 422 saying which columns it has.
+    """
+    if column not in readable:
+        reason = f"unknown {owner} feature: this ranker reads {', '.join(readable) or 'none'}"
+        raise invalid(f"{_place(owner)}.{column}", reason)
 
 
 def _place(owner: Owner, row: int | None = None) -> str:
@@ -74,21 +129,20 @@ def _place(owner: Owner, row: int | None = None) -> str:
 
 def _check(values: Sequence[Any], feature: GivenFeature) -> None:
     """Values of a column are of its feature's type: whole columns at once, one by one only to name the wrong one."""
+    kinds = set(map(type, values))
     if isinstance(feature, NumberFeature):
-        if not set(map(type, values)) <= {int, float, NoneType}:
+        if not kinds <= {int, float, NoneType}:
             _refuse(values, feature, _is_number)
         return
+    flat = values
     if isinstance(feature, PooledFeature):
-        if not set(map(type, values)) <= {list, NoneType}:
+        if not kinds <= {list, NoneType}:
             _refuse(values, feature, _is_list_of_ids)
         flat = list(chain.from_iterable(ids for ids in values if ids is not None))
-        if not _are_ids(flat):
-            _refuse(values, feature, _is_list_of_ids)
-    else:
-        flat = list(values)
-        if not _are_ids(flat):
-            _refuse(values, feature, _is_id)
-    if {int, str} <= set(map(type, flat)):
+        kinds = set(map(type, flat))
+    if not _are_ids(flat, kinds):
+        _refuse(values, feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
+    if {int, str} <= kinds:
         raise invalid(f"{_place(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two")
 
 
@@ -102,9 +156,14 @@ ALLOWED = {
 """What the values of a kind of feature are."""
 
 
-def _are_ids(values: Sequence[Any]) -> bool:
-    kinds = set(map(type, values)) - {NoneType}
-    return kinds <= {str} or (kinds <= {int, str} and all(map(_is_id, values)))
+def _are_ids(values: Sequence[Any], kinds: set[type]) -> bool:
+    if kinds == {int}:
+        try:
+            array("q", values)  # the quickest way to ask whether all have 64 bits
+        except OverflowError:
+            return False
+        return True
+    return kinds <= {str, NoneType} or (kinds <= {int, str, NoneType} and all(map(_is_id, values)))
 
 
 def _is_id(value: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import Self
 import numpy as np
 
 from ranking.halves import Halves
-from service.api.messages import RankRequest
 from service.engine.batching import Batcher, DeadlinePassedError
+from service.engine.candidates import Asked
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
@@ -46,31 +46,32 @@ class Engine:
     def __init__(self, max_batch_rows: int) -> None:
         self._batcher: Batcher[Key, Work] = Batcher(_scores, max_batch_rows)
 
-    async def rank(self, served: Served, request: RankRequest, stages: Stages) -> Ranked:
+    async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
 
         Args:
             served: what scores.
-            request: what is ranked.
+            asked: what is ranked, and how.
             stages: of the request; its deadline counts from its arrival.
 
         Raises:
             Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
             ScoringError: the runtime failed.
         """
-        prepared = prepare(served.ranker, served.encoder, request)
+        prepared = prepare(served.ranker, served.encoder, asked)
         stages.end("look-up")
-        if not prepared.ids:
+        if not len(prepared.ids):
             return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))
         tasks = tuple(task.name for task in prepared.tasks)
-        deadline = math.inf if request.deadline_ms is None else stages.arrived + request.deadline_ms / 1000
+        deadline_ms = asked.options.deadline_ms
+        deadline = math.inf if deadline_ms is None else stages.arrived + deadline_ms / 1000
         try:
             work = Work(prepared.halves, stages)
             scores = await self._batcher.submit((served.runtime, tasks), work, len(prepared.ids), deadline)
         except DeadlinePassedError:
             waited = (time.monotonic() - stages.arrived) * 1000
             raise Problem(
-                504, f"deadline_ms = {request.deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
+                504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
         return order(prepared, scores)
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ranking.errors import InvalidInputError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves
 from ranking.schema import Task
-from service.api.messages import RankRequest
-from service.engine.candidates import explained, given_columns, invalid, item_ids
+from service.engine.candidates import Asked, explained, given_columns, invalid
 from service.engine.encoding import RequestEncoder
+from service.engine.missing import Missing
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,16 @@ class Prepared:
     Attributes:
         ids: of the candidates, as the request gave them.
         halves: the candidates, encoded.
-        missing: names of the features that each candidate lacks.
+        missing: features that the candidates lack.
         tasks: to score.
         weights: of the tasks in the objective [tasks] float64.
         top_n: so many of the best are asked for; None: all.
         experts: task → {expert: weight} that the scores will be made of, if the request asks for explanations.
     """
 
-    ids: list[int | str]
+    ids: list[int | str] | pa.Array
     halves: Halves
-    missing: list[list[str]]
+    missing: Missing
     tasks: list[Task]
     weights: npt.NDArray[np.float64]
     top_n: int | None
@@ -48,44 +49,44 @@ class Ranked:
         ids: as the request gave them.
         total: the objective [items], float64.
         scores: [items, tasks] float32.
-        missing: names of the features that each candidate lacked.
+        missing: features that they lacked.
         tasks: names of the columns of ``scores``.
         experts: task → {expert: weight} that the scores are made of, if the request asks for explanations.
     """
 
-    ids: list[int | str]
+    ids: list[int | str] | pa.Array
     total: npt.NDArray[np.float64]
     scores: npt.NDArray[np.float32]
-    missing: list[list[str]]
+    missing: Missing
     tasks: list[str]
     experts: dict[str, dict[int, float]]
 
     @property
     def experts_run(self) -> list[int]:
         """Experts that were evaluated, ascending; none for no candidates."""
-        return sorted({expert for chosen in self.experts.values() for expert in chosen}) if self.ids else []
+        return sorted({expert for chosen in self.experts.values() for expert in chosen}) if len(self.ids) else []
 
 
-def prepare(ranker: FrozenRanker, encoder: RequestEncoder, request: RankRequest) -> Prepared:
+def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prepared:
     """Checks, completes and encodes a request.
 
     Args:
         ranker: that will score it.
         encoder: of the ranker's requests.
-        request: what is to be ranked.
+        asked: the request.
 
     Raises:
         Problem: 422, naming the field that is wrong.
     """
+    request, candidates = asked.options, asked.candidates
     try:
         tasks = ranker.tasks(request.tasks)
         weights = objective_weights(ranker, tasks, request.objective)
-        ids = item_ids(request)
-        halves = encoder(given_columns(request, ranker.schema), len(ids))
+        halves = encoder(given_columns(asked, encoder.readable), len(candidates))
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
     return Prepared(
-        ids,
+        candidates.ids,
         halves,
         encoder.missing(halves),
         tasks,
@@ -104,11 +105,12 @@ def order(prepared: Prepared, scores: npt.NDArray[np.float32]) -> Ranked:
     """
     total = scores.astype(np.float64) @ prepared.weights
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
+    ids = prepared.ids
     return Ranked(
-        [prepared.ids[i] for i in best],
+        ids.take(pa.array(best)) if isinstance(ids, pa.Array) else [ids[i] for i in best.tolist()],
         total[best],
         scores[best],
-        [prepared.missing[i] for i in best],
+        prepared.missing.take(best),
         [task.name for task in prepared.tasks],
         prepared.experts,
     )

@@ -40,8 +40,9 @@ def test_metadata_says_what_goes_in_and_comes_out(client: TestClient, ranker: Fr
 def test_the_openapi_document_describes_request_answer_and_errors(client: TestClient) -> None:
     operation = client.get("/openapi.json").json()["paths"]["/v1/rank"]["post"]
     assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/RankRequest")
-    assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/RankResponse")
-    assert {"400", "404", "413", "415", "422", "504"} <= set(operation["responses"])
+    answers = operation["responses"]["200"]["content"]["application/json"]["schema"]["oneOf"]
+    assert [each["$ref"].rpartition("/")[2] for each in answers] == ["RankResponse", "ColumnarRankResponse"]
+    assert {"400", "404", "406", "413", "415", "422", "504"} <= set(operation["responses"])
     assert client.get("/docs").status_code == 200
 
 

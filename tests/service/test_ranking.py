@@ -18,6 +18,7 @@ from pipelines.scoring import score_log
 from ranking import FrozenRanker
 from ranking.graph import FrozenGraph
 from service.api.messages import RankRequest
+from service.engine.candidates import Asked
 from service.engine.encoding import RequestEncoder
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
@@ -164,9 +165,9 @@ def test_explain_names_the_experts_that_ran(
     assert explained["tasks"] == {"like": {str(expert): weight for expert, weight in chosen.items()}}
 
 
-def ranked(ranker: FrozenRanker, request: RankRequest) -> Ranked:
+def ranked(ranker: FrozenRanker, asked: Asked) -> Ranked:
     """As the service does it, but without its queue."""
-    prepared = prepare(ranker, RequestEncoder(ranker), request)
+    prepared = prepare(ranker, RequestEncoder(ranker), asked)
     runtime = choose(ranker, "torch")
     return order(prepared, runtime.scores(prepared.halves, [task.name for task in prepared.tasks]))
 
@@ -181,7 +182,7 @@ def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, r
         for name, weight in ranker.graph.weights.items()
     }
     graph = FrozenGraph(ranker.schema, ranker.selection, poisoned)
-    request = RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True})
+    request = Asked.of(RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}))
     clean, dirty = ranked(ranker, request), ranked(dataclasses.replace(ranker, graph=graph), request)
     assert dirty.experts_run == used
     np.testing.assert_array_equal(dirty.scores, clean.scores)

@@ -17,7 +17,8 @@ from ranking.errors import InvalidInputError
 from ranking.features import id_array
 from ranking.frozen import FrozenRanker
 from ranking.schema import Owner
-from service.engine.encoding import Given, RequestEncoder
+from service.engine.encoding import RequestEncoder
+from service.engine.owned import Given
 from tests.ranking.conftest import ITEMS, USERS
 from tests.ranking.test_halves import same
 
@@ -108,8 +109,18 @@ def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: Froz
     halves = encoder(request, 2)
     names = [f.name for f in hand_ranker.schema.given]
     expected = hand_ranker.encoder.encode(hand_ranker.complete(table(request))).missing
-    assert encoder.missing(halves) == [[n for n, gone in zip(names, row, strict=True) if gone] for row in expected]
-    assert encoder.missing(halves)[0] == ["country", "tab", "liked", "recent", "day_part", "price", "hour"]
+    assert encoder.missing(halves).by_candidate() == [
+        [n for n, gone in zip(names, row, strict=True) if gone] for row in expected
+    ]
+    assert encoder.missing(halves).by_candidate()[0] == [
+        "country",
+        "tab",
+        "liked",
+        "recent",
+        "day_part",
+        "price",
+        "hour",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ranking.frozen import FrozenRanker
 from ranking.halves import Halves
 from service.api.messages import RankRequest
 from service.engine.batching import ScoringError
+from service.engine.candidates import Asked
 from service.engine.encoding import RequestEncoder
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked, order, prepare
@@ -61,16 +62,16 @@ def engine() -> Iterator[Engine]:
     engine.close()
 
 
-def request(user: int, count: int, **options: Any) -> RankRequest:
+def request(user: int, count: int, **options: Any) -> Asked:
     items = [{"id": (7 * user + i) % 33} for i in range(min(count, 33))] + [{"id": 1000 + i} for i in range(count - 33)]
     user_and_context = {"user": {"id": f"u{user}"}, "context": {"tab": "home", "hour": user % 24}}
-    return RankRequest.model_validate(user_and_context | {"items": items} | options)
+    return Asked.of(RankRequest.model_validate(user_and_context | {"items": items} | options))
 
 
 FIRST = request(0, 3)
 
 
-def alone(ranker: FrozenRanker, asked: RankRequest) -> Ranked:
+def alone(ranker: FrozenRanker, asked: Asked) -> Ranked:
     prepared = prepare(ranker, RequestEncoder(ranker), asked)
     tasks = [task.name for task in prepared.tasks]
     return order(prepared, choose(ranker, "torch").scores(prepared.halves, tasks))
@@ -80,14 +81,14 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, SECONDS))
 
 
-def ask(engine: Engine, model: Served, asked: RankRequest, waited: float = 0.0) -> asyncio.Task[Ranked]:
+def ask(engine: Engine, model: Served, asked: Asked, waited: float = 0.0) -> asyncio.Task[Ranked]:
     stages = Stages()
     stages.arrived -= waited
     return asyncio.create_task(engine.rank(model, asked, stages))
 
 
 async def ask_while_held(
-    engine: Engine, runtime: Held, model: Served, asked: Sequence[tuple[Served, RankRequest, float]]
+    engine: Engine, runtime: Held, model: Served, asked: Sequence[tuple[Served, Asked, float]]
 ) -> list[asyncio.Task[Ranked]]:
     """The first candidates are being scored, alone; all that is asked stands in the queue."""
     first = ask(engine, model, FIRST)

@@ -1,0 +1,83 @@
+"""What was ranked → the bytes of an answer, from arrays, without a Python object a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+from service.api.arrow import write_stream
+from service.api.formats import ARROW
+from service.engine.missing import Missing
+from service.engine.ranking import Ranked
+
+NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+def write(ranked: Ranked, summary: dict[str, Any], form: str, *, columns: bool) -> bytes:
+    """The answer.
+
+    Args:
+        ranked: what is answered.
+        summary: the rest of it, as ``RankSummary`` describes it.
+        form: one of ``formats.FORMATS``.
+        columns: whether JSON's items lie in columns, not in rows.
+    """
+    if form == ARROW:
+        return write_stream(ranked, orjson.dumps(summary))
+    if columns:
+        return orjson.dumps(summary | {"items": _columns(ranked)}, option=NUMPY)
+    return orjson.dumps(summary)[:-1] + b',"items":' + _rows(ranked) + b"}"
+
+
+def _columns(ranked: Ranked) -> dict[str, Any]:
+    """As ``RankedColumns`` describes it."""
+    scores = np.ascontiguousarray(ranked.scores.T)
+    return {
+        "id": _ids(ranked),
+        "score": ranked.total,
+        "scores": dict(zip(ranked.tasks, scores, strict=True)),
+        "missing": ranked.missing.positions(),
+    }
+
+
+def _rows(ranked: Ranked) -> bytes:
+    """A list of ``RankedItem``: cells of each column as text, and between them what stands between them in every row.
+
+    Takes half as long as dicts, which would be made only to be written.
+    """
+    count = len(ranked.ids)
+    columns = [
+        (b'{"id":', list(map(orjson.dumps, _ids(ranked)))),
+        (b',"score":', _numbers(ranked.total)),
+    ]
+    before = b',"scores":{'
+    for task, scores in zip(ranked.tasks, np.ascontiguousarray(ranked.scores.T), strict=True):
+        columns.append((before + orjson.dumps(task) + b":", _numbers(scores)))
+        before = b","
+    columns.append((b'},"missing":', _missing(ranked.missing)))
+    pieces = [piece for name, _ in columns for piece in (name, b"")] + [b"},"]
+    width = len(pieces)
+    pieces *= count
+    for place, (_, cells) in enumerate(columns):
+        pieces[2 * place + 1 :: width] = cells
+    return b"[" + b"".join(pieces)[:-1] + b"]"
+
+
+def _numbers(values: npt.NDArray[np.floating[Any]]) -> list[bytes]:
+    """Each number as text, in as many digits as its type has."""
+    return orjson.dumps(values, option=NUMPY)[1:-1].split(b",") if len(values) else []
+
+
+def _missing(missing: Missing) -> list[bytes]:
+    """Of each candidate a list of names."""
+    lists = missing.by_candidate()
+    text = {id(names): orjson.dumps(names) for names in lists}  # they are shared
+    return [text[id(names)] for names in lists]
+
+
+def _ids(ranked: Ranked) -> list[int | str]:
+    return ranked.ids.to_pylist() if isinstance(ranked.ids, pa.Array) else ranked.ids

@@ -1,0 +1,66 @@
+"""Which features candidates lack: known neither from the request nor by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from service.engine.values import Mask
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Of some candidates of one request.
+
+    Attributes:
+        features: names, in order of declaration.
+        shared_places: which of them the candidates share.
+        item_places: which of them each candidate has its own.
+        shared: whether it is lacking, of each shared one [shared features].
+        items: of each other one [candidates, other features].
+    """
+
+    features: Sequence[str]
+    shared_places: Sequence[int]
+    item_places: Sequence[int]
+    shared: Mask
+    items: Mask
+
+    @property
+    def count(self) -> int:
+        """Over all candidates and features."""
+        return int(self.shared.sum()) * len(self.items) + int(self.items.sum())
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Missing:
+        """Of these candidates, in their order."""
+        return Missing(self.features, self.shared_places, self.item_places, self.shared, self.items.take(rows, 0))
+
+    def mask(self) -> Mask:
+        """Both halves side by side [candidates, features]."""
+        whole = np.empty((len(self.items), len(self.features)), np.bool_)
+        whole[:, self.shared_places] = self.shared
+        whole[:, self.item_places] = self.items
+        return whole
+
+    def positions(self) -> dict[str, npt.NDArray[np.int64]]:
+        """Of each feature that some candidate lacks, the positions of those that do."""
+        mask = self.mask()
+        return {self.features[i]: np.flatnonzero(mask[:, i]) for i in np.flatnonzero(mask.any(0)).tolist()}
+
+    def by_candidate(self) -> list[list[str]]:
+        """Names of the features that each candidate lacks; candidates that lack the same share a list."""
+        if not self.items.any():
+            mask = self.shared.tolist()
+            return [[self.features[i] for i, gone in zip(self.shared_places, mask, strict=True) if gone]] * len(
+                self.items
+            )
+        width, cells = len(self.features), self.mask().tobytes()
+        patterns = [cells[start : start + width] for start in range(0, len(cells), width)]
+        names = {
+            pattern: [name for name, gone in zip(self.features, pattern, strict=True) if gone]
+            for pattern in set(patterns)
+        }
+        return [names[pattern] for pattern in patterns]

@@ -1,0 +1,117 @@
+"""Values of one column as a request gives them, from JSON or from Arrow → numbers, embedding rows, hashes, bags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from ranking.encoding import Bag, Encoder
+from ranking.errors import InvalidInputError
+from ranking.features import newest
+from ranking.id_spaces import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hashes_of
+from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
+
+Values: TypeAlias = Sequence[Any] | pa.Array
+"""One a row: JSON's numbers, strings and lists, None where the request gives none; or Arrow's, canonical."""
+Mask = npt.NDArray[np.bool_]
+
+
+def known(values: Values) -> Mask:
+    """Where a value is given [rows]."""
+    if isinstance(values, pa.Array):
+        mask: Mask = values.is_valid().to_numpy(zero_copy_only=False)
+        return mask
+    return np.array([value is not None for value in values], np.bool_)
+
+
+def numbers(columns: Sequence[Values], features: Sequence[NumberFeature]) -> FloatArray:
+    """Values of columns as float64 [rows, columns], NaN where none is given.
+
+    Args:
+        columns: of numbers.
+        features: that read them.
+
+    Raises:
+        InvalidInputError: one that is NaN, infinite, no number, or −1 or less before log1p.
+    """
+    found: FloatArray
+    try:
+        if any(isinstance(values, pa.Array) for values in columns):
+            found = np.stack([_floats(values) for values in columns], 1)
+        else:
+            found = np.array(columns, np.float64).T
+    except (OverflowError, ValueError):
+        found = np.stack([_read(values, feature) for values, feature in zip(columns, features, strict=True)], 1)
+    bad = ~np.isfinite(found)
+    if bad.any() and (bad := bad & np.stack([known(values) for values in columns], 1)).any():
+        raise _invalid(bad, features, "is NaN or infinite: write null for unknown")
+    logs = [isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features]
+    if any(logs) and (low := (found <= -1.0) & logs).any():
+        raise _invalid(low, features, "is −1 or less, but its transform is log1p")
+    return found
+
+
+def _invalid(wrong: Mask, features: Sequence[NumberFeature], reason: str) -> InvalidInputError:
+    column = int(np.argmax(wrong.any(0)))
+    return InvalidInputError(features[column].column, reason, int(np.argmax(wrong[:, column])))
+
+
+def _floats(values: Values) -> FloatArray:
+    if isinstance(values, pa.Array):
+        found: FloatArray = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return found
+    return np.array(values, np.float64)
+
+
+def _read(values: Values, feature: NumberFeature) -> FloatArray:
+    """One column alone, where not all values are numbers that fit."""
+    try:
+        return _floats(values)
+    except OverflowError:  # an integer beyond all floats
+        return np.array([None if value is None else _as_float(value) for value in values], np.float64)
+    except ValueError:  # text, in a column that ids are read from too
+        raise InvalidInputError(feature.column, f"holds text, but '{feature.name}' is a number") from None
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def rows(values: Values, space: Vocabulary | HashBuckets, column: str) -> IdArray:
+    """Embedding rows of ids; ``MISSING`` where none is given, and nowhere else.
+
+    Raises:
+        InvalidInputError: text that is no integer where the ranker knows integers.
+    """
+    return space.rows(values, column) if isinstance(values, pa.Array) else space.rows_of(values, column)
+
+
+def hashes(values: Values) -> IdArray:
+    """``hash_column`` of ids."""
+    return hash_column(values) if isinstance(values, pa.Array) else hashes_of(values)
+
+
+def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> Bag:
+    """Lists of ids as embedding rows; what is no list is one missing id, None inside a list is left out."""
+    if isinstance(values, pa.Array):
+        if isinstance(feature, SequenceFeature) and not pa.types.is_null(values.type):
+            values = newest(values, feature.max_length)
+        return encoder.bag(values, feature)
+    if isinstance(feature, SequenceFeature):
+        values = [ids and ids[-feature.max_length :] for ids in values]
+    lists = [[None] if ids is None else [value for value in ids if value is not None] for ids in values]
+    space = encoder.id_spaces[feature.table]
+    assert isinstance(space, Vocabulary | HashBuckets)
+    return Bag(
+        torch.from_numpy(space.rows_of(list(chain.from_iterable(lists)), feature.column)),
+        torch.tensor([len(ids) for ids in lists], dtype=torch.int64),
+    )
