@@ -141,9 +141,11 @@ def _plain_size(column: pa.Array, limit: int) -> int:
 
 def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     """Bytes of each text; 0 of what has a fixed width."""
+    if not len(values):
+        return np.zeros(0, np.int64)
     if pa.types.is_string_view(values.type):
-        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)  # the first of four words is the length
-        return np.where(values.is_valid(), views[values.offset : values.offset + len(values), 0], 0).astype(np.int64)
+        words = np.frombuffer(values.buffers()[1], np.int32, 4 * len(values), 16 * values.offset)
+        return np.where(values.is_valid(), words[::4], 0).astype(np.int64)  # the first of a view's four is its length
     if _is_text(values.type):
         sizes: npt.NDArray[np.int64] = pc.binary_length(values).cast(pa.int64()).fill_null(0).to_numpy()
         return sizes

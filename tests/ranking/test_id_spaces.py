@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.id_spaces import MISSING, Buckets, HashBuckets, IdArray, hash_column
+from ranking.id_spaces import MISSING, UNSEEN, Buckets, HashBuckets, IdArray, Vocabulary, hash_column
 
 
 def crossed(space: HashBuckets, *columns: pa.Array) -> IdArray:
@@ -40,6 +40,38 @@ def test_a_number_lies_in_the_bucket_of_the_largest_boundary_not_above_it(
 
 def test_buckets_of_a_column_without_numbers_are_missing() -> None:
     assert Buckets(np.array([1.0])).rows(pa.nulls(2), "age").tolist() == [MISSING, MISSING]
+
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+NEAR = st.integers(-50, 50)
+
+
+@given(
+    st.lists(NEAR, unique=True) | st.lists(INTEGERS, unique=True) | st.lists(NEAR | INTEGERS, unique=True),
+    st.lists(st.none() | NEAR | INTEGERS),
+    st.integers(-(2**63), 2**63 - 101),
+)
+@settings(deadline=None)
+def test_integers_have_the_rows_of_a_dictionary_wherever_they_lie(
+    known: list[int], asked: list[int | None], start: int
+) -> None:
+    if start % 2:  # all of them far from 0
+        known, asked = (
+            [start + i for i in range(len(known))],
+            [start + i for i in range(-1, 3) if start + i >= -(2**63)],
+        )
+    space = Vocabulary(pa.array(known, pa.int64()))
+    expected = [MISSING if i is None else known.index(i) + 2 if i in known else UNSEEN for i in asked + known]
+    assert space.rows_of(asked + known, "id").tolist() == expected
+    assert space.rows(pa.array(asked + known, pa.int64()), "id").tolist() == expected
+
+
+def test_text_is_looked_up_as_integers_and_integers_as_text() -> None:
+    numbers, words = Vocabulary(pa.array([7, 8])), Vocabulary(pa.array(["7", "8"]))
+    assert numbers.rows_of(["8", None, "9"], "id").tolist() == [3, MISSING, UNSEEN]
+    assert words.rows_of([None, 8, 9], "id").tolist() == [MISSING, 3, UNSEEN]
+    assert words.rows_of([None], "id").tolist() == [MISSING]
+    assert words.rows_of([], "id").tolist() == []
 
 
 @given(IDS, st.data())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ranking.encoding import Inputs
 from ranking.errors import InvalidInputError
-from ranking.features import id_array
+from ranking.features import canonical, id_array
 from ranking.frozen import FrozenRanker
 from ranking.schema import Owner
 from service.engine.encoding import RequestEncoder
@@ -85,6 +85,22 @@ def test_as_the_completed_table(hand_ranker: FrozenRanker, tables: bool, request
     assert same(found, expected), (found, expected)
 
 
+@settings(deadline=None, max_examples=150)
+@given(request=requests(), dictionaries=st.booleans())
+def test_arrow_columns_as_lists(hand_ranker: FrozenRanker, request: dict[Owner, Given], dictionaries: bool) -> None:
+    encoder, item = RequestEncoder(hand_ranker), request["item"]
+    arrays = {name: pa.array(values) for name, values in item.columns.items()}
+    if dictionaries:
+        arrays = {n: a if pa.types.is_nested(a.type) else a.dictionary_encode() for n, a in arrays.items()}
+    readable = encoder.readable["item"]
+    columns = {name: canonical(array, readable[name]) for name, array in arrays.items()}
+    arrow = request | {"item": Given(id_array(item.ids or []), columns)}
+    count = len(item.ids or [])
+    found, expected = encoder(arrow, count), encoder(request, count)
+    assert same(encoder.sides.join(found), encoder.sides.join(expected)), (found, expected)
+    assert encoder.missing(found).by_candidate() == encoder.missing(expected).by_candidate()
+
+
 @settings(deadline=None, max_examples=50)
 @given(request=requests())
 def test_a_cross_of_items_with_what_is_shared(hand_ranker: FrozenRanker, request: dict[Owner, Given]) -> None:
@@ -129,6 +145,9 @@ def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: Froz
         ("price", [1.0, float("nan")], "is NaN or infinite"),
         ("price", [1.0, float("inf")], "is NaN or infinite"),
         ("price", [None, -1], "is −1 or less, but its transform is log1p"),
+        ("price", [None, 10**400], "is NaN or infinite"),
+        ("price", pa.array([None, float("nan")]), "is NaN or infinite"),
+        ("price", pa.array([1.0, -1.0]), "is −1 or less, but its transform is log1p"),
     ],
 )
 def test_a_number_that_no_log_holds_names_its_row(
@@ -154,3 +173,15 @@ def test_what_is_encoded_is_no_view_of_the_tables(hand_ranker: FrozenRanker) -> 
     assert same(encoder.sides.join(encoder(plain, 2)), before)
     assert torch.equal(before.ids, encoder.sides.join(encoder(plain, 2)).ids)
     assert np.isfinite(before.dense.numpy()).all()
+
+
+@pytest.mark.parametrize("values", [["3", "x"], pa.array(["3", "x"])])
+def test_text_in_a_column_that_a_number_is_read_from_too(hand_ranker: FrozenRanker, values: Any) -> None:
+    """Such a column may be an id's as well, so that text passes for a start."""
+    request: dict[Owner, Given] = {
+        "user": Given([None], {}),
+        "context": Given(None, {}),
+        "item": Given([1, 2], {"price": values}),
+    }
+    with pytest.raises(InvalidInputError, match="holds text, but 'price' is a number"):
+        RequestEncoder(hand_ranker)(request, 2)
