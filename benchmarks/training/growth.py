@@ -4,9 +4,9 @@
     python -m benchmarks.training.growth ids FOLDER IDS ROWS
     python -m benchmarks.training.growth log FOLDER ROWS
 
-Generated logs, their default model, batches of 2048, one epoch. For ``rows`` there are as many users and items in a short
-log as in a long one. For ``ids`` the log stays as it is and its item ids are
-hashed into so many rows of an embedding table, which training holds, with what its optimiser keeps for each of them.
+Generated logs, their default model, batches of 2048, one epoch. For ``rows`` there are as many users and items in a
+short log as in a long one. For ``ids`` the log stays as it is and its item ids are hashed into so many rows of an
+embedding table, which training holds, with what its optimiser keeps for each of them.
 """
 
 from __future__ import annotations
