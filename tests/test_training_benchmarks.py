@@ -30,6 +30,7 @@ def ours(before: float, after: float) -> dict[str, Any]:
         "before_convergence": (before + after) / 2,
         "after_convergence": after,
         "all_steps": (before + after) / 2,
+        "per_cpu_second": before,
         "experts": 8,
         "experts_chosen": 2,
         "seconds_in_all": 1.0,
@@ -64,7 +65,7 @@ class TestReport:
 
     def test_says_how_flat_rows_per_second_are_and_what_scoring_reaches(self) -> None:
         text = report.text(results())
-        assert "Slowest of fastest, all steps: 50%." in text
+        assert "Slowest of fastest: 50% of rows/s, all steps; 50% of rows per CPU second" in text
         assert "| `ranker score`, Parquet to Parquet | 55 (50 – 60) | 55% (50% – 60%) |" in text
 
 

@@ -73,38 +73,48 @@ TRUTHS = (
 OBJECTIVE = {"click": 1.0, "long_view": 1.0, "like": 5.0, "share": 10.0, "follow": 10.0, "dislike": -20.0}
 
 
-def generate(out: Path, rows: int = 200_000, seed: int = 0, conflict: float | None = None) -> None:
+def generate(
+    out: Path,
+    rows: int = 200_000,
+    seed: int = 0,
+    conflict: float | None = None,
+    *,
+    users: int | None = None,
+    items: int | None = None,
+) -> None:
     """Writes ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
 
     Args:
         out: new folder.
-        rows: impressions; there is a user for 20 of them and an item for 100, at least 50 of each.
+        rows: impressions.
         seed: of everything that is drawn.
         conflict: how far tasks disagree, from 0 (all follow one signal) to 1 (tasks that share no true expert follow
             independent signals): signals of tasks with other experts correlate at 1 − conflict, those with the same
             experts at 1. Default: every task mixes its two experts in its own way.
+        users: how many there are; default: one for 20 impressions, at least 50.
+        items: how many there are; default: one for 100 impressions, at least 50.
 
     Raises:
         OutputError: ``out`` holds something already, or cannot be written.
     """
     require_free(out)
     random = np.random.default_rng(seed)
-    users, user_factors = _users(max(50, rows // 20), random)
-    items, item_factors = _items(max(50, rows // 100), random)
+    of_users, user_factors = _users(users or max(50, rows // 20), random)
+    of_items, item_factors = _items(items or max(50, rows // 100), random)
     user = random.choice(len(user_factors), rows, p=_power_law(len(user_factors), 0.6))
     item = random.choice(len(item_factors), rows, p=_power_law(len(item_factors), 0.8))
     second = np.sort(random.integers(DAYS * 86_400, size=rows))
     surface = random.choice(3, rows, p=[0.6, 0.3, 0.1])
     log: dict[str, Any] = {
         "time": np.datetime64(FIRST_DAY, "ms") + (second * 1000).astype("timedelta64[ms]"),
-        "user_id": users["user_id"].take(pa.array(user)),
-        "item_id": items["item_id"].take(pa.array(item)),
+        "user_id": of_users["user_id"].take(pa.array(user)),
+        "item_id": of_items["item_id"].take(pa.array(item)),
         "surface": pa.array(np.array(["home", "search", "related"])[surface]),
         "hour": second // 3600 % 24,
     }
     x = np.hstack([user_factors[user], item_factors[item], user_factors[user] * item_factors[item], np.eye(3)[surface]])
     log |= _labels(x, conflict, random)
-    write_logs(out, _config(rows), pa.table(log), users=users, items=items)
+    write_logs(out, _config(rows), pa.table(log), users=of_users, items=of_items)
 
 
 def _power_law(count: int, exponent: float) -> Array:

@@ -21,7 +21,7 @@ from service.repository import Served
 from service.stages import Stages
 
 Key = tuple[Runtime, tuple[str, ...]]
-"""What runs and the tasks that it scores: requests that agree in both share batches."""
+"""What runs and the tasks that it scores, sorted: requests that agree in both share batches."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Engine:
         stages.end("look-up")
         if not len(prepared.ids):
             return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))
-        tasks = tuple(task.name for task in prepared.tasks)
+        asked_for = [task.name for task in prepared.tasks]
+        tasks = tuple(sorted(asked_for))
         deadline_ms = asked.options.deadline_ms
         deadline = math.inf if deadline_ms is None else stages.arrived + deadline_ms / 1000
         try:
@@ -73,7 +74,7 @@ class Engine:
             raise Problem(
                 504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
-        return order(prepared, scores)
+        return order(prepared, scores[:, [tasks.index(task) for task in asked_for]])
 
     def close(self) -> None:
         """Finishes what is queued."""

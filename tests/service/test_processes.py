@@ -19,7 +19,7 @@ from ranking.errors import RankerError
 from service import processes
 from service.settings import Settings
 
-WAIT = 60
+WAIT = 180
 """Seconds that starting or stopping may take on a busy machine."""
 
 

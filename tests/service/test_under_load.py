@@ -57,14 +57,14 @@ class Asked:
         totals = [item["score"] for item in items]
         if totals != sorted(totals, reverse=True):
             return f"{self.name}: not in order"
-        for item in items:
-            if list(item["scores"]) != self.tasks:
-                return f"{self.name}: tasks {list(item['scores'])}, not {self.tasks}"
-            expected = self.scores[item["id"]]
-            if not np.allclose(list(item["scores"].values()), expected, rtol=TOLERANCE, atol=TOLERANCE):
-                return f"{self.name}: {item['id']} has {item['scores']}, not {expected}"
-            if not np.isclose(item["score"], self.total[item["id"]], rtol=TOLERANCE, atol=TOLERANCE):
-                return f"{self.name}: {item['id']} has {item['score']}, not {self.total[item['id']]}"
+        if any(list(item["scores"]) != self.tasks for item in items):
+            return f"{self.name}: other tasks than were asked for"
+        found = np.array([[item["score"], *item["scores"].values()] for item in items])
+        expected = np.array([[self.total[item["id"]], *self.scores[item["id"]]] for item in items])
+        wrong = ~np.isclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE).all(1)
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            return f"{self.name}: {wrong.sum()} candidates are wrong, as {items[first]}, not {expected[first]}"
         return None
 
 
@@ -90,19 +90,20 @@ def draw(ranker: FrozenRanker, random: np.random.Generator, name: str, largest: 
 
 
 def talk(url: str, requests: list[Asked], until: float, failed: threading.Event) -> tuple[int, str | None]:
-    """One client: asks again and again over one connection; how many answers were right, and the first fault."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    """One client: asks again and again; how many answers were right, and the first fault."""
     right = 0
     while time.monotonic() < until and not failed.is_set():
         asked = requests[right % len(requests)]
+        # kept alive, the server would close it while 31 others keep this thread waiting
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         connection.request("POST", "/v1/rank", asked.body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         fault = asked.fault(response.status, response.read())
+        connection.close()
         if fault is not None:
             failed.set()
             return right, fault
         right += 1
-    connection.close()
     return right, None
 
 

@@ -104,7 +104,7 @@ def test_requests_of_the_same_tasks_share_batches_and_get_their_own_scores(
     runtime = Held(hand_ranker)
     model = served(hand_ranker, runtime)
     asked = [request(user, 1 + 2 * user) for user in range(1, 6)] + [request(9, 120)]
-    asked += [request(user, 4, tasks=["watch", "click"]) for user in range(3)]
+    asked += [request(user, 4, tasks=tasks) for user, tasks in enumerate((["watch", "click"], ["click", "watch"]) * 2)]
 
     async def test() -> None:
         tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
@@ -115,11 +115,11 @@ def test_requests_of_the_same_tasks_share_batches_and_get_their_own_scores(
             np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
 
     run(test())
-    everything = tuple(hand_ranker.schema.task_names)
+    everything = tuple(sorted(hand_ranker.schema.task_names))
     assert runtime.batches == [
         (1, 3, everything),
         (6, 50, everything),  # 35 candidates of five users, and the first of the large request
-        (3, 12, ("watch", "click")),
+        (4, 16, ("click", "watch")),  # in whichever order they were asked for
         (1, 50, everything),
         (1, 50, everything),
         (1, 5, everything),
