@@ -206,7 +206,7 @@ class TestFrozen:
         assert bool((chose.sum(-1) <= K).all())
         expert = ranker.selection.experts_used[0]
         assert 0 < int(chose[:, :, expert].sum()) < chose[:, :, expert].numel()
-        for weight, _ in graph._experts[expert]:
+        for weight, _ in graph.experts[expert]:
             weight.fill_(torch.nan)
         for t, task in enumerate(ranker.schema.task_names):
             spoilt = graph(inputs, [task])[:, 0].isnan()
