@@ -63,8 +63,10 @@ def message(body: bytes, model: type[Message], field: str) -> Message:
 def _lenient(body: bytes, field: str) -> Any:
     """JSON as Python reads it: it says where it is broken, and takes NaN, so that who checks it can name the field."""
     try:
-        return json.loads(body)
+        document = json.loads(body)
+        json.dumps(document, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which no text can hold
+        return document
     except json.JSONDecodeError as error:
         raise malformed(field, f"not valid JSON: {error.msg} at character {error.pos}") from None
-    except (ValueError, RecursionError):  # no text, a number of thousands of digits, lists within lists without end
+    except (ValueError, RecursionError):  # no text, a number of thousands of digits, lists in lists without end
         raise malformed(field, "not valid JSON") from None

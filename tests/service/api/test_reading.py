@@ -79,3 +79,9 @@ def test_a_number_beyond_all_floats_is_named(client: TestClient, value: str) -> 
 def test_an_unknown_layout_is_422(client: TestClient) -> None:
     response = client.post("/v1/rank", json={"items": [], "layout": "diagonal"})
     assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "layout")
+
+
+@pytest.mark.parametrize("half", [r'{"items": [{"id": "\ud800"}]}', r'{"items": [], "context": {"hour": "\udfff"}}'])
+def test_half_a_character_is_400(half: str) -> None:
+    """Python's reader, which is asked where the first one gives up, takes halves of surrogate pairs."""
+    assert refused(half.encode()).status == 400
