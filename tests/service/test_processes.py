@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Several:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         serve = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(self.port)]
-        self.process = subprocess.Popen([*serve, "--workers", "2", "--threads", "1"])
+        self.process = subprocess.Popen([*serve, "--workers", "2", "--threads", "1"], start_new_session=True)
 
     def listens(self) -> bool:
         with socket.socket() as probe:
@@ -61,7 +62,8 @@ def several(repository: Path) -> Iterator[Several]:
         until(service.listens, service.process)
         yield service
     finally:
-        service.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(service.process.pid, signal.SIGKILL)  # its processes too
         service.process.wait()
 
 
