@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
@@ -113,12 +114,30 @@ def load(folder: str | Path) -> FrozenRanker:
             raise ValueError("golden scores are not those of the tasks")
     except MISFITS as error:
         raise BundleError(f"{folder} does not hold together: {error}; freeze the run again") from error
-    for task, column in zip(ranker.schema.task_names, scores.numpy().T, strict=True):
-        golden_scores = expected[task].to_numpy()
-        if not np.allclose(column, golden_scores, rtol=TOLERANCE, atol=TOLERANCE):
-            worst = float(np.abs(column - golden_scores).max())
-            raise BundleError(f"{folder}: golden rows score differently here (task '{task}', by up to {worst:.2g})")
+    require_golden(scores.numpy(), expected, f"{folder}: golden rows score differently here")
     return ranker
+
+
+def require_golden(
+    scores: npt.NDArray[np.float32], expected: pa.Table, otherwise: str, tolerance: float = TOLERANCE, mend: str = ""
+) -> None:
+    """Compares scores of the golden rows [rows, tasks] with those that they must give.
+
+    Args:
+        scores: found.
+        expected: a column a task, in the same order.
+        otherwise: begins the message.
+        tolerance: largest difference, absolute and relative.
+        mend: ends the message.
+
+    Raises:
+        BundleError: a score differs by more; names the task.
+    """
+    for task, column in zip(expected.column_names, scores.T, strict=True):
+        golden_scores = expected[task].to_numpy()
+        if not np.allclose(column, golden_scores, rtol=tolerance, atol=tolerance):
+            worst = float(np.abs(column - golden_scores).max())
+            raise BundleError(f"{otherwise} (task '{task}', by up to {worst:.2g}){mend}")
 
 
 def golden(folder: Path) -> tuple[pa.Table, pa.Table]:

@@ -115,9 +115,13 @@ class FrozenRanker:
         scored, missing = [torch.empty(0, len(tasks))], [torch.empty(0, len(self.schema.given), dtype=torch.bool)]
         for start in range(0, table.num_rows, SCORE_ROWS):
             inputs = self.encoder.encode(table.slice(start, SCORE_ROWS))
-            scored.append(scores(self.graph(inputs, names), tasks).float())
+            scored.append(self.finished(self.graph.uncalibrated(inputs, names), names))
             missing.append(inputs.missing)
         return torch.cat(scored), torch.cat(missing)
+
+    def finished(self, outputs: Tensor, tasks: Sequence[str]) -> Tensor:
+        """Scores [rows, tasks] float32 of what the towers of these tasks give [rows, tasks], here or in a runtime."""
+        return scores(self.graph.calibration(outputs, tasks), self.tasks(tasks)).float()
 
     def tasks(self, names: Sequence[str] | None) -> list[Task]:
         """The named tasks, default all.

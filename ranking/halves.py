@@ -48,7 +48,7 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Side:
     """Where the features of one half stand among those of a whole ``Inputs``, and in the model's input.
 
     Attributes:
@@ -90,8 +90,8 @@ class Sides:
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        self.shared = _columns(encoder, items=False)
-        self.items = _columns(encoder, items=True)
+        self.shared = _side(encoder, items=False)
+        self.items = _side(encoder, items=True)
 
     def split(self, inputs: Inputs, request: Tensor) -> Halves:
         """Halves of whole rows.
@@ -117,7 +117,7 @@ class Sides:
         )
 
 
-def _columns(encoder: Encoder, *, items: bool) -> Columns:
+def _side(encoder: Encoder, *, items: bool) -> Side:
     schema = encoder.schema
     of_items = {feature.name for feature in schema.given if feature.owner == "item"}
     of_items |= {cross.name for cross in schema.crosses if of_items.intersection(cross.of)}
@@ -135,7 +135,7 @@ def _columns(encoder: Encoder, *, items: bool) -> Columns:
     joined = [c for i in ids for c in range(starts[i], starts[i + 1])]
     joined += [c for i in lists for c in range(starts[len(singles) + i], starts[len(singles) + i + 1])]
     joined += [starts[-1] + i for i in dense]
-    return Columns(
+    return Side(
         [singles[i] for i in ids],
         [bags[i] for i in lists],
         ids,

@@ -30,8 +30,8 @@ def create_app(settings: Settings) -> FastAPI:
     engine = Engine(settings.max_batch_rows)
     for served in repository:
         metrics.loaded(served)
-        backend = served.runtime.backend
-        log.info("serving %s version %s on %s, loaded in %.2f s", *served.label, backend, served.load_seconds)
+        backend, seconds = served.runtime.backend, served.load_seconds
+        log.info("serving %s version %s on %s, loaded in %.2f s", served.name, served.version, backend, seconds)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -36,11 +36,6 @@ class Served:
     runtime: Runtime
     load_seconds: float
 
-    @property
-    def label(self) -> tuple[str, str]:
-        """Name and version."""
-        return self.name, self.version
-
 
 class Repository:
     """Loads and verifies the current versions of all models of a repository.

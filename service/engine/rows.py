@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ranking.encoding import Bag, Encoder, Inputs
-from ranking.halves import Columns
+from ranking.halves import Side
 from ranking.id_spaces import HashBuckets, IdArray
 from ranking.schema import CrossFeature, Owner, Schema
 from service.engine.values import Mask
@@ -59,7 +59,7 @@ class Half:
         schemas: owner → its features without crosses, as its ``Rows`` hold them.
     """
 
-    def __init__(self, encoder: Encoder, columns: Columns, schemas: Mapping[Owner, Schema]) -> None:
+    def __init__(self, encoder: Encoder, columns: Side, schemas: Mapping[Owner, Schema]) -> None:
         self._owners, each = list(schemas), list(schemas.values())
         crosses = [f for f in columns.singles if isinstance(f, CrossFeature)]
         self._crosses = [(cross.of, encoder.id_spaces[cross.table]) for cross in crosses]

@@ -14,7 +14,6 @@ from ranking.encoding import Bag, Inputs
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
-from ranking.losses import scores
 from service.engine.runtimes.base import Precision, Scores
 from service.engine.runtimes.embedding import Embedding
 from service.engine.runtimes.stacked import Stacked
@@ -66,12 +65,11 @@ class CudaRuntime:
                 f"'{ranker.schema.name}' has a per-example gate, which the cuda backend cannot run: "
                 "serve it with the torch backend"
             )
-        self._graph, self._sides, self._device = ranker.graph, Sides(ranker.encoder), device
+        self._ranker, self._sides, self._device = ranker, Sides(ranker.encoder), device
         self.precision = precision
         self._dtype: torch.dtype = getattr(torch, precision)
         self._shared = Embedding(self._sides.shared, ranker.graph.weights).to(device)
         self._items = Embedding(self._sides.items, ranker.graph.weights).to(device)
-        self._tasks = {task.name: task for task in ranker.schema.tasks}
         self._recorded: OrderedDict[Size, _Recorded] = OrderedDict()
 
     @torch.inference_mode()
@@ -80,13 +78,13 @@ class CudaRuntime:
         if not len(halves):
             return np.empty((0, len(tasks)), np.float32)
         outputs = self._at(_size(halves, tasks)).run(halves)
-        found: Scores = scores(self._graph.calibration(outputs, tasks), [self._tasks[t] for t in tasks]).float().numpy()
+        found: Scores = self._ranker.finished(outputs, tasks).numpy()
         return found
 
     def _at(self, size: Size) -> _Recorded:
         recorded = self._recorded.pop(size, None)
         if recorded is None:
-            body = Stacked(self._graph, self._sides, size.tasks).to(self._device, self._dtype)
+            body = Stacked(self._ranker.graph, self._sides, size.tasks).to(self._device, self._dtype)
 
             def compute(batch: Halves) -> Tensor:
                 shared, items = self._shared(batch.shared), self._items(batch.items)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ranking.encoding import Inputs
-from ranking.halves import Columns
+from ranking.halves import Side
 from ranking.schema import SingleFeature
 
 
@@ -25,7 +25,7 @@ class Embedding(nn.Module):
         weights: of the graph; ``embedding.TABLE`` [rows, dim] float32.
     """
 
-    def __init__(self, columns: Columns, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, columns: Side, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         runs = [list(run) for _, run in itertools.groupby(columns.singles, lambda feature: feature.dim)]
         self._counts = [len(run) for run in runs]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ranking import bundle
-from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Sides
 from service.engine.runtimes.base import Runtime
@@ -27,11 +25,5 @@ def require_golden(runtime: Runtime, ranker: FrozenRanker, folder: Path) -> None
     halves = Sides(ranker.encoder).split(ranker.encoder.encode(rows), torch.arange(rows.num_rows))
     tolerance = bundle.TOLERANCE if runtime.precision == "float32" else HALF_TOLERANCE
     found = runtime.scores(halves, ranker.schema.task_names)
-    for task, column in zip(ranker.schema.task_names, found.T, strict=True):
-        golden = expected[task].to_numpy()
-        if not np.allclose(column, golden, rtol=tolerance, atol=tolerance):
-            worst = float(np.abs(column - golden).max())
-            raise BundleError(
-                f"{folder}: golden rows score differently on {runtime.backend} (task '{task}', by up to {worst:.2g}); "
-                "choose another backend"
-            )
+    otherwise = f"{folder}: golden rows score differently on {runtime.backend}"
+    bundle.require_golden(found, expected, otherwise, tolerance, "; choose another backend")

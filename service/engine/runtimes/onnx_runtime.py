@@ -14,7 +14,6 @@ from onnx.utils import Extractor
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
-from ranking.losses import scores
 from service.engine.runtimes.base import Precision, Scores
 from service.engine.runtimes.embedding import Embedding
 
@@ -50,14 +49,13 @@ class OnnxRuntime:
         sides = Sides(ranker.encoder)
         self._shared = Embedding(sides.shared, ranker.graph.weights)
         self._items = Embedding(sides.items, ranker.graph.weights)
-        self._calibration = ranker.graph.calibration
-        self._tasks = {task.name: task for task in ranker.schema.tasks}
+        self._ranker = ranker
         self._body = Extractor(_checked(ranker.body))
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads, self._options.inter_op_num_threads = threads, 1
         self._options.log_severity_level = 3
         self._sessions: OrderedDict[frozenset[str], onnxruntime.InferenceSession] = OrderedDict()
-        self._session(tuple(self._tasks))
+        self._session(ranker.schema.task_names)
 
     @torch.inference_mode()
     def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
@@ -69,7 +67,7 @@ class OnnxRuntime:
         feeds["request"] = request
         names = [f"output.{task}" for task in tasks]
         outputs = torch.from_numpy(np.concatenate(self._session(tasks).run(names, feeds), 1))
-        found: Scores = scores(self._calibration(outputs, tasks), [self._tasks[task] for task in tasks]).float().numpy()
+        found: Scores = self._ranker.finished(outputs, tasks).numpy()
         return found
 
     def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:

@@ -8,7 +8,6 @@ import torch
 
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
-from ranking.losses import scores
 from service.engine.runtimes.base import Precision, Scores
 
 
@@ -23,12 +22,11 @@ class Reference:
     precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker) -> None:
-        self._graph, self._sides = ranker.graph, Sides(ranker.encoder)
-        self._tasks = {task.name: task for task in ranker.schema.tasks}
+        self._ranker, self._sides = ranker, Sides(ranker.encoder)
 
     @torch.inference_mode()
     def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
         """Scores [candidates, tasks] float32."""
-        outputs = self._graph(self._sides.join(halves), tasks)
-        found: Scores = scores(outputs, [self._tasks[task] for task in tasks]).float().numpy()
+        outputs = self._ranker.graph.uncalibrated(self._sides.join(halves), tasks)
+        found: Scores = self._ranker.finished(outputs, tasks).numpy()
         return found
