@@ -128,12 +128,14 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--backend",
         choices=["auto", "onnxruntime", "cuda", "torch"],
-        default="auto",
         help="what executes the models (default: cuda if there is a GPU, else onnxruntime)",
     )
-    serve.add_argument("--workers", type=positive, default=1, help="processes (default: 1; with a GPU always 1)")
+    serve.add_argument("--workers", type=positive, help="processes (default: 1; with a GPU always 1)")
     serve.add_argument(
         "--threads", type=positive, help="threads of each process that score (default: the cores / the workers)"
+    )
+    serve.add_argument(
+        "--settings", type=Path, metavar="FILE", help="TOML with any of the service's settings; RANKER_… variables win"
     )
 
     bench = command("bench", "measure what scoring and serving cost on this machine")

@@ -183,16 +183,16 @@ def run_score(arguments: argparse.Namespace) -> None:
 def run_serve(arguments: argparse.Namespace) -> None:
     """``ranker serve``."""
     from service.processes import serve
-    from service.settings import Settings
+    from service.settings import read
 
-    settings = Settings(
-        repository=arguments.repository,
-        default_model=arguments.model,
-        backend=arguments.backend,
-        workers=arguments.workers,
-        threads=arguments.threads,
-    )
-    serve(settings, arguments.host, arguments.port)
+    given = {
+        "repository": arguments.repository,
+        "default_model": arguments.model,
+        "backend": arguments.backend,
+        "workers": arguments.workers,
+        "threads": arguments.threads,
+    }
+    serve(read(given, arguments.settings), arguments.host, arguments.port)
 
 
 def run_bench(arguments: argparse.Namespace) -> None:

@@ -10,9 +10,12 @@ from pydantic import ValidationError
 
 EXPECTED = {
     "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "float_type": "must be a number",
+    "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "string_type": "must be text in quotes",
     "tuple_type": "must be a list",
     "model_type": "must be a table of keys and values",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 
+from ranking.errors import ConfigError
+from ranking.explaining import explain
+from ranking.files import reason
 from service.engine.runtimes import Backend, Precision
+
+PREFIX = "RANKER_"
+"""Of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
 
 
 class Settings(BaseModel):
@@ -49,3 +57,37 @@ class Settings(BaseModel):
         if given.get("threads") is None and isinstance(workers, int) and workers > 0:
             return given | {"threads": max(1, len(os.sched_getaffinity(0)) // workers)}
         return given
+
+
+def read(given: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from all the places where an operator may write them.
+
+    Args:
+        given: on the command line; these win, None stands for what was not given.
+        file: TOML; a setting is taken from it that neither the command line nor the environment has.
+        environ: variables, ``PREFIX`` and a setting's name in capitals; others are not looked at.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown or wrong; says where.
+    """
+    places: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _toml(file)}
+    places["the environment"] = {
+        name: environ[PREFIX + name.upper()] for name in Settings.model_fields if PREFIX + name.upper() in environ
+    }
+    places["the command line"] = {name: value for name, value in given.items() if value is not None}
+    merged = {name: value for place in places.values() for name, value in place.items()}
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        wrong = {str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}
+        where = [place for place, settings in places.items() if wrong & settings.keys()] or ["settings"]
+        raise ConfigError(f"{' and '.join(where)}: {explain(error, merged)}") from None
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({reason(error)})") from None
+    except ValueError as error:  # no UTF-8, no TOML
+        raise ConfigError(f"{file} is no TOML: {error}") from None
