@@ -1,0 +1,45 @@
+"""Where settings come from, which place wins, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ranking.errors import ConfigError
+from service.settings import read
+
+REPOSITORY = {"repository": Path("repository")}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "service.toml"
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(file: Path) -> None:
+    file.write_text("workers = 2\nmax_candidates = 20\nmax_batch_rows = 200")
+    environ = {"RANKER_WORKERS": "3", "RANKER_MAX_CANDIDATES": "30", "HOME": "/"}
+    settings = read({**REPOSITORY, "workers": 4, "backend": None}, file, environ)
+    assert (settings.workers, settings.max_candidates, settings.max_batch_rows) == (4, 30, 200)
+    assert settings.backend == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "said"),
+    [
+        ("wrokers = 2", {}, "service.toml: wrokers: unknown key"),
+        ("max_candidates = 0", {}, "service.toml: max_candidates: must be greater than 0"),
+        ("", {"RANKER_MAX_CANDIDATES": "many"}, "the environment: max_candidates: must be a whole number"),
+        ("workers", {}, "service.toml is no TOML"),
+    ],
+)
+def test_a_wrong_one_is_told_with_its_place(file: Path, text: str, environ: dict[str, str], said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read(REPOSITORY, file, environ)
+
+
+def test_a_file_that_is_not_there(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"service\.toml: cannot be read"):
+        read(REPOSITORY, file, {})
