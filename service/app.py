@@ -16,6 +16,7 @@ from service.metrics import Metrics
 from service.middleware import Envelope
 from service.repository import Repository
 from service.settings import Settings
+from service.store.opening import open_lookup
 
 log = logging.getLogger("ranker.service")
 
@@ -25,9 +26,11 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         BundleError: nothing can be served; says which bundle and why.
+        ConfigError: the store's address means nothing.
     """
     repository, metrics = Repository(settings), Metrics()
-    engine = Engine(settings.max_batch_rows)
+    lookup = open_lookup(settings, metrics)
+    engine = Engine(settings.max_batch_rows, lookup)
     for served in repository:
         metrics.loaded(served)
         backend, seconds = served.runtime.backend, served.load_seconds
@@ -37,6 +40,8 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.close()
+        if lookup is not None:
+            await lookup.close()
 
     app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
     app.add_middleware(

@@ -32,6 +32,12 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self.fallbacks = Counter(
+            "ranker_fallbacks",
+            "Requests for which a store did not give what it should have, by reason.",
+            ["store", "reason"],
+            registry=registry,
+        )
         self.in_flight = Gauge("ranker_requests_in_flight", "Ranking requests being worked on.", registry=registry)
         self.models = Gauge(
             "ranker_model_info", "1 for each version being served.", ["model", "version"], registry=registry

@@ -6,13 +6,24 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ranking.errors import ConfigError
 from ranking.explaining import explain
 from ranking.files import reason
+from ranking.shared_store import PREFIX as STORE_PREFIX
+from ranking.shared_store import require_address
 from service.engine.runtimes import Backend, Precision
 
 PREFIX = "RANKER_"
@@ -35,6 +46,12 @@ class Settings(BaseModel):
         threads: of each process that score; default: the cores divided by the workers. More than there are cores
             makes everything slower by far.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
+        store: address of a Redis in which items and users are looked up before the bundle's tables; it may hold a
+            password, and is never shown with it. Default: only the bundle's tables.
+        store_timeout_ms: that a look-up there may take; then the request goes on without, and is degraded.
+        store_prefix: of the store's keys.
+        store_breaker_failures: look-ups in a row that fail before the store is left alone,
+        store_breaker_seconds: and for how long, until one look-up tries again.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,6 +66,18 @@ class Settings(BaseModel):
     workers: PositiveInt = 1
     threads: PositiveInt = 1
     server_timing: bool = False
+    store: SecretStr | None = None
+    store_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
+    store_prefix: Annotated[str, Field(min_length=1)] = STORE_PREFIX
+    store_breaker_failures: PositiveInt = 5
+    store_breaker_seconds: Annotated[float, Field(gt=0, le=3600)] = 1.0
+
+    @field_validator("store")
+    @classmethod
+    def _store_has_an_address(cls, store: SecretStr | None) -> SecretStr | None:
+        if store is not None:
+            require_address(store.get_secret_value())
+        return store
 
     @model_validator(mode="before")
     @classmethod

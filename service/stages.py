@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-Stage = Literal["parse", "queue", "look-up", "forward", "write"]
+Stage = Literal["parse", "store", "look-up", "queue", "forward", "write"]
 
 
 class Stages:

@@ -97,7 +97,7 @@ def summary(ranked: Ranked, served: Served, options: RankOptions, request_id: st
         "request_id": options.request_id or request_id,
         "model": served.name,
         "version": served.version,
-        "degraded": False,
+        "degraded": ranked.degraded,
     }
     if options.explain:
         document["explain"] = {

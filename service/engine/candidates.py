@@ -20,6 +20,7 @@ from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
 from service.engine.owned import Given
 from service.engine.values import Values
 from service.problems import FieldError, Problem
+from service.store.base import NOTHING, Stored
 
 Readable = Mapping[Owner, Mapping[str, GivenFeature]]
 """Owner → column → the feature that says what its values are."""
@@ -68,8 +69,13 @@ class Asked:
         return cls(request, Candidates.of(request.items))
 
 
-def given_columns(asked: Asked, readable: Readable) -> dict[Owner, Given]:
+def given_columns(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> dict[Owner, Given]:
     """What the request gives of each owner, checked: known columns, values of their types, distinct candidates.
+
+    Args:
+        asked: the request.
+        readable: what each owner's columns hold.
+        stored: what a store has for the request.
 
     Raises:
         Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
@@ -83,9 +89,9 @@ def given_columns(asked: Asked, readable: Readable) -> dict[Owner, Given]:
     user = {name: [value] for name, value in request.user.features.items()}
     context = {name: [value] for name, value in request.context.items()}
     return {
-        "user": Given([request.user.id], _checked("user", user, readable["user"])),
+        "user": Given([request.user.id], _checked("user", user, readable["user"]), stored.columns.get("user", {})),
         "context": Given(None, _checked("context", context, readable["context"])),
-        "item": Given(ids, _checked("item", features, readable["item"])),
+        "item": Given(ids, _checked("item", features, readable["item"]), stored.columns.get("item", {})),
     }
 
 

@@ -19,6 +19,8 @@ from service.engine.runtimes.base import Scores
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
+from service.store.base import NOTHING
+from service.store.lookup import Lookup
 
 Key = tuple[Runtime, tuple[str, ...]]
 """What runs and the tasks that it scores, sorted: requests that agree in both share batches."""
@@ -41,9 +43,11 @@ class Engine:
 
     Args:
         max_batch_rows: candidates that are scored at a time.
+        lookup: into a store for what requests leave out, if there is one.
     """
 
-    def __init__(self, max_batch_rows: int) -> None:
+    def __init__(self, max_batch_rows: int, lookup: Lookup | None = None) -> None:
+        self._lookup = lookup
         self._batcher: Batcher[Key, Work] = Batcher(_scores, max_batch_rows)
 
     async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
@@ -58,7 +62,11 @@ class Engine:
             Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
             ScoringError: the runtime failed.
         """
-        prepared = prepare(served.ranker, served.encoder, asked)
+        stored = NOTHING
+        if self._lookup is not None:
+            stored = await self._lookup(served, asked)
+            stages.end("store")
+        prepared = prepare(served.ranker, served.encoder, asked, stored)
         stages.end("look-up")
         if not len(prepared.ids):
             return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))

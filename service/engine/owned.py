@@ -1,9 +1,9 @@
-"""The features of one owner: looked up by id, then what a request gives in their place."""
+"""The features of one owner: looked up by id, then what a store and a request give in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -34,10 +34,12 @@ class Given:
     Attributes:
         ids: one a row; None for the context, which has none.
         columns: column → values; types are those of the column's features.
+        stored: the same from a store, for what ``columns`` leave out: known before them, and after the bundle's table.
     """
 
     ids: Sequence[int | str | None] | pa.Array | None
     columns: Mapping[str, Values]
+    stored: Mapping[str, Values] = field(default_factory=dict)
 
 
 class Owned:
@@ -85,6 +87,8 @@ class Owned:
         if self._key_is_read and given.ids is not None and (known is None or not known.all()):
             ids = given.ids if isinstance(given.ids, pa.Array) else id_array(given.ids).to_pylist()
             self._put({str(self._key): ids}, rows, known)
+        if given.stored:
+            self._put(given.stored, rows)
         if given.columns:
             self._put(given.columns, rows)
         return rows

@@ -16,6 +16,7 @@ from ranking.schema import Task
 from service.engine.candidates import Asked, explained, given_columns, invalid
 from service.engine.encoding import RequestEncoder
 from service.engine.missing import Missing
+from service.store.base import NOTHING, Stored
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Prepared:
         weights: of the tasks in the objective [tasks] float64.
         top_n: so many of the best are asked for; None: all.
         experts: task → {expert: weight} that the scores will be made of, if the request asks for explanations.
+        degraded: see ``Stored``.
     """
 
     ids: list[int | str] | pa.Array
@@ -39,6 +41,7 @@ class Prepared:
     weights: npt.NDArray[np.float64]
     top_n: int | None
     experts: dict[str, dict[int, float]]
+    degraded: bool
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Ranked:
         missing: features that they lacked.
         tasks: names of the columns of ``scores``.
         experts: task → {expert: weight} that the scores are made of, if the request asks for explanations.
+        degraded: see ``Stored``.
     """
 
     ids: list[int | str] | pa.Array
@@ -60,6 +64,7 @@ class Ranked:
     missing: Missing
     tasks: list[str]
     experts: dict[str, dict[int, float]]
+    degraded: bool
 
     @property
     def experts_run(self) -> list[int]:
@@ -67,13 +72,14 @@ class Ranked:
         return sorted({expert for chosen in self.experts.values() for expert in chosen}) if len(self.ids) else []
 
 
-def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prepared:
+def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked, stored: Stored = NOTHING) -> Prepared:
     """Checks, completes and encodes a request.
 
     Args:
         ranker: that will score it.
         encoder: of the ranker's requests.
         asked: the request.
+        stored: what a store has for it.
 
     Raises:
         Problem: 422, naming the field that is wrong.
@@ -82,7 +88,7 @@ def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prep
     try:
         tasks = ranker.tasks(request.tasks)
         weights = objective_weights(ranker, tasks, request.objective)
-        halves = encoder(given_columns(asked, encoder.readable), len(candidates))
+        halves = encoder(given_columns(asked, encoder.readable, stored), len(candidates))
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
     return Prepared(
@@ -93,6 +99,7 @@ def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prep
         weights,
         request.top_n,
         ranker.graph.explain(encoder.sides.join(halves), [t.name for t in tasks]) if request.explain else {},
+        stored.degraded,
     )
 
 
@@ -113,6 +120,7 @@ def order(prepared: Prepared, scores: npt.NDArray[np.float32]) -> Ranked:
         prepared.missing.take(best),
         [task.name for task in prepared.tasks],
         prepared.experts,
+        prepared.degraded,
     )
 
 
