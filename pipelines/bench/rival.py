@@ -23,8 +23,8 @@ from pipelines.bench.serving import Server
 from ranking import bundle
 from ranking.halves import Halves
 from ranking.schema import Owner
-from service.engine.encoding import RequestEncoder
 from service.engine import request as of
+from service.engine.encoding import RequestEncoder
 from service.engine.runtimes import choose
 
 PATH = "/v1/rank"
