@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -56,10 +56,12 @@ class Stored:
 
     Attributes:
         columns: owner → column → values, as a request could give them.
+        form: which columns these are and of which types, see ``Request``.
         degraded: something that the store should have given is not here, because something went wrong.
     """
 
     columns: Mapping[Owner, Mapping[str, Values]] = field(default_factory=dict)
+    form: Hashable = ()
     degraded: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -17,6 +17,20 @@ Value = Any
 """Of a JSON document, as orjson reads it: its numbers are finite, its text is UTF-8."""
 
 LEAST, MOST = -(2**63), 2**63 - 1
+
+
+class Usable(NamedTuple):
+    """Values of a column that can be read.
+
+    Attributes:
+        values: None in place of those that cannot.
+        kind: type of the others, or of what their lists hold; numbers count as float.
+        wrong: how many cannot be read.
+    """
+
+    values: list[Value]
+    kind: type
+    wrong: int
 
 
 class Column:
@@ -33,33 +47,33 @@ class Column:
         self._ids = not all(isinstance(feature, NumberFeature) for feature in features)
         self._logs = any(isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features)
         spaces = [encoder.id_spaces[feature.table] for feature in features if not isinstance(feature, NumberFeature)]
-        self._integers = any(isinstance(space, Vocabulary) and pa.types.is_integer(space.ids.type) for space in spaces)
+        integers = any(isinstance(space, Vocabulary) and pa.types.is_integer(space.ids.type) for space in spaces)
+        self._types = {int, float} if not self._ids else {int} if integers or self._numbers else {int, str}
 
-    def usable(self, values: list[Value]) -> tuple[list[Value], int]:
-        """The values, None in place of those that cannot be read, and how many these are.
-
-        The column is looked at as a whole first, and value by value only if something is wrong.
-        """
+    def usable(self, values: list[Value]) -> Usable:
+        """The values that can be read: found for the column as a whole, one by one only if some are wrong."""
         if not self._lists:
-            if self._fine(values):
-                return values, 0
-            read = [self._single(value) for value in values]
+            kind = self._kind(values)
+        elif set(map(type, values)) <= {list, NoneType}:
+            kind = self._kind(list(chain(*filter(None, values))))
         else:
-            if set(map(type, values)) <= {list, NoneType} and self._fine(list(chain(*filter(None, values)))):
-                return values, 0
-            read = [self._list(value) for value in values]
-        return read, read.count(None) - values.count(None)
+            kind = None
+        if kind is not None:
+            return Usable(values, kind, 0)
+        read = [self._list(value) if self._lists else self._single(value) for value in values]
+        kind = (str if str in self._types else int) if self._ids else float
+        return Usable(read, kind, read.count(None) - values.count(None))
 
-    def _fine(self, values: list[Value]) -> bool:
-        """Whether all can be read as they are."""
+    def _kind(self, values: list[Value]) -> type | None:
+        """The type of values that can all be read as they are; None if one cannot."""
         kinds = set(map(type, values)) - {NoneType}
-        if self._numbers:
-            fine = kinds <= ({int} if self._ids else {int, float})
-            if fine and self._logs:
-                fine = min(filter(None, values), default=0) > -1
-        else:
-            fine = kinds <= {int} or (kinds == {str} and not self._integers)
-        return fine and not (self._ids and int in kinds and max(filter(None, values), default=0) > MOST)
+        if not kinds <= self._types or (self._ids and len(kinds) > 1):
+            return None
+        if self._logs and min(filter(None, values), default=0) <= -1:
+            return None
+        if self._ids and int in kinds and max(filter(None, values), default=0) > MOST:
+            return None
+        return (kinds.pop() if kinds else NoneType) if self._ids else float
 
     def _list(self, value: Value) -> list[Value] | None:
         if type(value) is not list:
@@ -74,10 +88,10 @@ class Column:
             return None
         if not self._ids:
             return value
-        if kind is str and self._integers:
+        if kind is str and str not in self._types:
             value, kind = _integer(value), int
         if kind is int and value is not None and LEAST <= value <= MOST:
-            return value if self._integers or self._numbers else str(value)  # as text, for others of the column are
+            return value if str not in self._types else str(value)  # as others of the column
         return value if kind is str else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -28,10 +28,12 @@ class Documents:
 
     Attributes:
         columns: column → values, one an id, None where the store has none.
+        form: names and types of the columns, see ``Request``.
         faults: what was wrong, if anything → what to tell of it; holds no ids and no values.
     """
 
     columns: Mapping[str, list[Any]]
+    form: Hashable
     faults: Mapping[Fault, str]
 
 
@@ -68,14 +70,12 @@ class Reader:
         unknown = columns.keys() - self.columns.keys() - {self._key}
         if unknown:
             faults["unknown_column"] = f"no feature of {self._owner}s reads {_listed(unknown)}"
-        read, wrong = {}, []
-        for name in columns.keys() & self.columns.keys():
-            read[name], count = self.columns[name].usable(columns[name])
-            if count:
-                wrong.append(name)
+        read = {name: column.usable(columns[name]) for name, column in self.columns.items() if name in columns}
+        wrong = [name for name, usable in read.items() if usable.wrong]
         if wrong:
             faults["wrong_type"] = f"values of {self._owner}s are of a wrong type in {_listed(wrong)}"
-        return Documents(read, faults)
+        form = tuple((name, usable.kind) for name, usable in read.items())
+        return Documents({name: usable.values for name, usable in read.items()}, form, faults)
 
 
 def _listed(names: Iterable[str]) -> str:

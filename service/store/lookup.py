@@ -82,18 +82,19 @@ class Lookup:
     def _read(
         self, readers: Readers, wanted: Mapping[Owner, Sequence[int | str]], values: list[bytes | None]
     ) -> Stored:
-        columns, faults = {}, set[Fault]()
+        columns, forms, faults = {}, [], set[Fault]()
         start = 0
         for owner, ids in wanted.items():
             documents = readers[owner].read(values[start : start + len(ids)])
             start += len(ids)
             columns[owner] = documents.columns
+            forms.append((owner, documents.form))
             if documents.faults:
                 faults |= documents.faults.keys()
                 self._tell(list(documents.faults.values()))
         for fault in faults:
             self._count(fault)
-        return Stored(columns, degraded=not LOST.isdisjoint(faults))
+        return Stored(columns, tuple(forms), degraded=not LOST.isdisjoint(faults))
 
     def _failed(self, error: StoreError) -> None:
         self._count(error.reason)
