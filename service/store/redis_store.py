@@ -1,4 +1,4 @@
-"""Redis as a store: one MGET a look-up, over connections that stay open."""
+"""Redis as a store: one MGET a look-up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
@@ -18,9 +18,14 @@ from redis.exceptions import TimeoutError as TooLateError
 from ranking.errors import ConfigError
 from ranking.shared_store import meaningless, shown
 from service.store.base import StoreError
+from service.store.pipeline import Pipeline
+from service.store.within import Within
 
 CONNECT_SECONDS = 2.0
 """In which a connection must stand; TLS and a password take longer than a look-up may."""
+
+HANGS_SECONDS = 1.0
+"""Of silence after which a connection is given up: the other end may be gone without a word."""
 
 OPTIONS: dict[str, Any] = {
     "protocol": 2,  # nothing of the third is needed, and it costs a round trip to ask for it
@@ -32,10 +37,9 @@ OPTIONS: dict[str, Any] = {
 
 
 class RedisStore:
-    """Reads from one Redis, within a time.
+    """Reads from one Redis over one connection, within a time.
 
-    A connection of its own for each look-up under way, because redis-py's pool takes twice as long as Redis does. They
-    are opened one at a time, and go on being opened if whoever wanted one cannot wait: the next one finds it open.
+    The connection goes on being opened if whoever wanted it cannot wait: the next one finds it open.
 
     Args:
         url: address, see ``ranking.shared_store``.
@@ -56,8 +60,8 @@ class RedisStore:
         except (TypeError, ValueError, RedisError):
             raise ConfigError(f"store: {meaningless(url)}") from None
         self._make = partial(connection, **options)
-        self._idle: list[AbstractConnection] = []
-        self._opening: asyncio.Task[None] | None = None
+        self._pipeline: Pipeline | None = None
+        self._opening: asyncio.Task[Pipeline] | None = None
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key, None where there is none.
@@ -67,59 +71,44 @@ class RedisStore:
         """
         command = hiredis.pack_command(("MGET", *keys))  # type: ignore[arg-type]  # its stub knows tuples of one
         try:
-            async with asyncio.timeout(self._seconds):
-                return await self._answer(command)
+            async with Within(self._seconds):
+                found: list[bytes | None] = await (await self._standing()).ask(command)
+                return found
         except (TimeoutError, TooLateError):
-            await self._drop_idle()  # where one connection hangs, the others do
+            if self._pipeline is not None and self._pipeline.silent_seconds > HANGS_SECONDS:
+                await self._pipeline.close()  # the next look-up opens another
             raise StoreError("timeout", f"no answer within {self._seconds * 1000:g} ms") from None
         except (AuthenticationError, BusyLoadingError) as error:  # to redis-py they are failures of the connection
             raise StoreError("error", str(error)) from None
         except (NoConnectionError, OSError) as error:
-            await self._drop_idle()
             raise StoreError("unreachable", str(error)) from None
         except RedisError as error:
             raise StoreError("error", str(error)) from None
 
     async def close(self) -> None:
-        """Gives its connections up."""
+        """Gives the connection up."""
         if self._opening is not None:
             self._opening.cancel()
-        await self._drop_idle()
+        if self._pipeline is not None:
+            await self._pipeline.close()
 
-    async def _answer(self, command: bytes) -> list[bytes | None]:
-        connection = await self._connection()
-        try:
-            await connection.send_packed_command(command, check_health=False)
-            answer: list[bytes | None] = await connection.read_response()
-            return answer
-        finally:
-            if connection.is_connected:  # redis-py closes one from which an answer may still come
-                self._idle.append(connection)
+    async def _standing(self) -> Pipeline:
+        """The connection, opened anew if it was lost; everybody waits for the same one."""
+        if self._pipeline is not None and self._pipeline.stands:
+            return self._pipeline
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
 
-    async def _connection(self) -> AbstractConnection:
-        """One that nobody uses: the last used, or a new one."""
-        while True:
-            while self._idle:
-                connection = self._idle.pop()
-                if not await connection.can_read():
-                    return connection
-                await connection.disconnect(nowait=True)  # the server closed it
-            if self._opening is None:
-                self._opening = asyncio.create_task(self._open())
-                self._opening.add_done_callback(self._opened)
-            await asyncio.shield(self._opening)
-
-    async def _open(self) -> None:
+    async def _open(self) -> Pipeline:
         connection = self._make()
         async with asyncio.timeout(CONNECT_SECONDS):
             await connection.connect()
-        self._idle.append(connection)
+        self._pipeline = Pipeline(connection)
+        return self._pipeline
 
-    def _opened(self, opening: asyncio.Task[None]) -> None:
+    def _opened(self, opening: asyncio.Task[Pipeline]) -> None:
         self._opening = None
         if not opening.cancelled():
             opening.exception()  # nobody may be left to whom it could be told
-
-    async def _drop_idle(self) -> None:
-        while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
