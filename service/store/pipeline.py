@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from copy import copy
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -57,7 +58,7 @@ class Pipeline:
 
     async def _read(self) -> None:
         """Hands answers to who waits for them until the connection is lost."""
-        lost = NoConnectionError("the connection was given up")
+        lost: RedisError = NoConnectionError("the connection was given up")
         try:
             while True:
                 try:
@@ -66,14 +67,16 @@ class Pipeline:
                     found = refusal
                 self._silent_since = time.monotonic()
                 _hand(self._waiting.popleft(), found)
-        except (RedisError, OSError) as error:
+        except RedisError as error:
+            lost = error
+        except OSError as error:
             lost = NoConnectionError(str(error))
         except IndexError:
             lost = NoConnectionError("Redis answered what nobody had asked")
         finally:
             await self._connection.disconnect(nowait=True)
             while self._waiting:
-                _hand(self._waiting.popleft(), lost)
+                _hand(self._waiting.popleft(), copy(lost))  # one raised in several tasks would gather all tracebacks
 
 
 def _hand(answer: asyncio.Future[Any], found: Any) -> None:

@@ -1,0 +1,81 @@
+"""A timeout that does not count the time in which this process was late itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import uvloop
+
+from service.store.within import EXTENSIONS, Within
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+async def answered_after(late: float) -> bytes:
+    """What arrives through a socket while the event loop does something else for so many seconds."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"here")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    try:
+        async with Within(0.02):
+            asyncio.get_running_loop().call_soon(time.sleep, late)
+            return await reader.readexactly(4)
+    finally:
+        writer.close()
+        server.close()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_answer_that_came_while_the_event_loop_was_late_is_read(loop: type) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(answered_after(0.3)) == b"here"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_does_not_come_is_not_waited_for(loop: type) -> None:
+    async def waits() -> None:
+        async with Within(0.02):
+            await asyncio.sleep(60)
+
+    with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(TimeoutError):
+        runner.run(waits())
+
+
+def test_a_loop_that_is_always_late_waits_for_nobody_for_ever() -> None:
+    turns = 0
+
+    async def waits() -> None:
+        def late() -> None:
+            nonlocal turns
+            turns += 1
+            time.sleep(0.03)
+            loop.call_soon(late)
+
+        loop = asyncio.get_running_loop()
+        loop.call_soon(late)
+        async with Within(0.02):
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(waits())
+    assert turns <= 3 * (EXTENSIONS + 2)
+
+
+def test_who_is_cancelled_from_outside_is_cancelled() -> None:
+    async def cancelled() -> None:
+        async def waits() -> None:
+            async with Within(0.5):
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
