@@ -6,7 +6,7 @@ that any program can refresh an item with one SET.
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from ranking.schema import Owner
 
@@ -38,7 +38,7 @@ def require_address(url: str) -> str:
 def shown(url: str) -> str:
     """How messages call an address: without user name, password and options."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def meaningless(url: str) -> str:

@@ -120,6 +120,14 @@ def test_what_is_sent_wins_and_what_the_store_lacks_is_the_bundles(
     assert not rank(both, body)["degraded"]
 
 
+def test_without_the_store_all_is_as_the_bundle_has_it_but_degraded(with_tables: Path, known: TestClient) -> None:
+    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2, 3]}}
+    with serving(with_tables, store="redis://127.0.0.1:1") as client:
+        for _ in range(10):
+            assert rank(client, body) == rank(known, body) | {"degraded": True}
+        assert client.get("/v2/health/ready").status_code == 200
+
+
 def test_ids_are_the_same_as_integers_and_as_text(loaded: RedisServer, stored: TestClient) -> None:
     integers = rank(stored, {"items": [{"id": 1}, {"id": 2}]})["items"]
     texts = rank(stored, {"items": [{"id": "1"}, {"id": "2"}]})["items"]
