@@ -15,8 +15,10 @@ from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
 from service.app import create_app
+from service.metrics import Metrics
 from service.repository import Repository
 from service.settings import Settings
+from service.store.opening import open_lookup
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -55,6 +57,7 @@ def _application(settings: Settings) -> FastAPI:
 
 def _require_servable(settings: Settings) -> None:
     """Raises here what would otherwise end every process that is started."""
+    open_lookup(settings, Metrics())
     repository = Repository(settings)
     if any(served.runtime.backend == "cuda" for served in repository):
         raise RankerError(
