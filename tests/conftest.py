@@ -22,6 +22,12 @@ from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from ranking.schema import Schema
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Of the processes that tests start, as ``_one_thread`` has it for their own.
+
+Models here are small, and threads that wait for each other on a busy machine cost twenty times the work.
+"""
+
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 ROWS = 6_000
@@ -164,5 +170,4 @@ def _same_draws() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Models here are small, and threads that wait for each other on a busy machine cost twenty times the work."""
     torch.set_num_threads(1)
