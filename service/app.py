@@ -43,7 +43,7 @@ def create_app(settings: Settings) -> FastAPI:
         Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
     )
     problems.install(app)
-    app.include_router(ranking_routes(settings, repository, engine, metrics))
-    app.include_router(operations_routes(repository, metrics))
+    for router in (ranking_routes(settings, repository, engine, metrics), operations_routes(repository, metrics)):
+        app.router.routes.extend(router.routes)  # an included router would match each request twice
     describe(app)
     return app

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from service.api.direct import DirectRoute
 from service.api.document import DOCUMENTED, RANKING
 from service.api.formats import answer_format, body_format
 from service.api.leaving import while_connected
@@ -22,19 +23,19 @@ from service.stages import Stages
 
 def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
-    router = APIRouter(tags=["ranking"])
+    router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
     async def answer(http: Request, served: Served) -> Response:
         stages: Stages = http.state.stages
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
-        asked, columns = read(await http.body(), given, served, settings)
+        asked = read(await http.body(), given, served, settings)
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         metrics.rows.labels(served.name).inc(len(asked.candidates))
         metrics.missing.labels(served.name).inc(ranked.missing.count)
         rest = summary(ranked, served, asked.options, http.state.request_id)
-        body = write(ranked, rest, form, columns=columns)
+        body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
         return Response(body, media_type=form)
 
