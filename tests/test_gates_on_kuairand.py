@@ -39,7 +39,7 @@ KINDS = {
     "attentive": 'kind = "attentive"',
     "shared_bottom": 'kind = "shared_bottom"',
 }
-SETTINGS = ["--set", "training.batch_size=512"]
+SETTINGS = ["--set", "training.batch_size=1024", "--set", "training.checks_per_epoch=2"]
 DAYS = {f"date=202205{day:02d}" for day in (1, 2, 3, 4)}
 """Of the log: two train, one validates, one tests. test_quality.py trains on all of them."""
 
