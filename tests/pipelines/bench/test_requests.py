@@ -12,8 +12,8 @@ from pipelines.bench.requests import DIFFERENT, FORMS, Requests
 from pipelines.publishing import publish
 from ranking import bundle
 from ranking.frozen import FrozenRanker
-from service.api.messages import RankRequest
 from service.api.formats import JSON
+from service.api.messages import RankRequest
 from service.app import create_app
 from service.settings import Settings
 
