@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from service import problems
+from service import problems, tracing
 from service.api.document import describe
 from service.api.routes import operations_routes, ranking_routes
 from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.middleware import Envelope
+from service.observer import Observer
 from service.repository import Repository
 from service.settings import Settings
 
@@ -26,8 +27,8 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         BundleError: nothing can be served; says which bundle and why.
     """
-    repository, metrics = Repository(settings), Metrics()
-    engine = Engine(settings.max_batch_rows)
+    repository, metrics, traces = Repository(settings), Metrics(), tracing.from_environment()
+    engine = Engine(settings.max_batch_rows, metrics)
     for served in repository:
         metrics.loaded(served)
         backend, seconds = served.runtime.backend, served.load_seconds
@@ -37,13 +38,18 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.close()
+        if traces is not None:
+            traces.close()
 
     app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
     app.add_middleware(
-        Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+        Envelope,
+        observer=Observer(metrics, settings.slow_ms, traces),
+        max_body_bytes=settings.max_body_bytes,
+        server_timing=settings.server_timing,
     )
     problems.install(app)
-    app.include_router(ranking_routes(settings, repository, engine, metrics))
+    app.include_router(ranking_routes(settings, repository, engine))
     app.include_router(operations_routes(repository, metrics))
     describe(app)
     return app

@@ -16,6 +16,7 @@ from service.engine.candidates import Asked
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
+from service.metrics import Metrics
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
@@ -41,10 +42,12 @@ class Engine:
 
     Args:
         max_batch_rows: candidates that are scored at a time.
+        metrics: where they are counted.
     """
 
-    def __init__(self, max_batch_rows: int) -> None:
-        self._batcher: Batcher[Key, Work] = Batcher(_scores, max_batch_rows)
+    def __init__(self, max_batch_rows: int, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._batcher: Batcher[Key, Work] = Batcher(self._scores, max_batch_rows)
 
     async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
@@ -74,18 +77,19 @@ class Engine:
             raise Problem(
                 504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
+        self._metrics.scored(served, tasks, scores, prepared.missing.count)
         return order(prepared, scores[:, [tasks.index(task) for task in asked_for]])
 
     def close(self) -> None:
         """Finishes what is queued."""
         self._batcher.close()
 
-
-def _scores(key: Key, batch: Sequence[Work]) -> Scores:
-    runtime, tasks = key
-    for work in batch:
-        work.stages.end("queue")
-    scores = runtime.scores(Halves.concat([work.halves for work in batch]), tasks)
-    for work in batch:
-        work.stages.end("forward")
-    return scores
+    def _scores(self, key: Key, batch: Sequence[Work]) -> Scores:
+        runtime, tasks = key
+        for work in batch:
+            work.stages.end("queue")
+        scores = runtime.scores(Halves.concat([work.halves for work in batch]), tasks)
+        for work in batch:
+            work.stages.end("forward")
+        self._metrics.batched(len(scores))
+        return scores
