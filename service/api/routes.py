@@ -27,10 +27,11 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine) -
 
     async def answer(http: Request, served: Served) -> Response:
         stages: Stages = http.state.stages
+        http.state.subject = subject = Subject(served.name, served.version)
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
         asked, columns = read(await http.body(), given, served, settings)
-        http.state.subject = Subject(served.name, served.version, len(asked.candidates), asked.options.tasks)
+        subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
         stages.end("parse")
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
