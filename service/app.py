@@ -31,6 +31,7 @@ def create_app(settings: Settings) -> FastAPI:
     engine = Engine(settings.max_batch_rows, metrics)
     for served in repository:
         metrics.loaded(served)
+        metrics.role(served.name, served.version, "current", served=True)
         backend, seconds = served.runtime.backend, served.load_seconds
         log.info("serving %s version %s on %s, loaded in %.2f s", served.name, served.version, backend, seconds)
 

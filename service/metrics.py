@@ -109,16 +109,15 @@ class Metrics:
         self._stage = {stage: self._stages.labels(stage) for stage in STAGES}
         self._rejection = {status: self._rejections.labels(reason) for status, reason in REJECTIONS.items()}
 
-    def loaded(self, served: Served, role: str = "current") -> None:
-        """Notes a version that is now served."""
-        self._models.labels(served.name, served.version, role).set(1)
+    def loaded(self, served: Served) -> None:
+        """Notes a version that has been loaded and verified."""
         self._load_seconds.labels(served.name).set(served.load_seconds)
         self._experts.labels(served.name).set(len(served.ranker.selection.experts_used))
         self._scored(served.name, served.version), self._lacking(served.name)  # from 0 on, for rates
 
-    def unloaded(self, model: str, version: str, role: str) -> None:
-        """Notes a version that is no longer served in this role."""
-        self._models.labels(model, version, role).set(0)
+    def role(self, model: str, version: str, role: str, *, served: bool) -> None:
+        """Notes that a version is served as "current", "canary" or "shadow" from now on, or no longer."""
+        self._models.labels(model, version, role).set(served)
 
     def answered(self, status: int, model: str, seconds: float, stages: Mapping[Stage, float]) -> None:
         """Counts a ranking request that has been answered.
