@@ -19,7 +19,7 @@ SAMPLE = 32
 
 
 class BulkHistogram(Collector):
-    """A histogram by model and task, into which the scores of a request go in one pass.
+    """A histogram by model and task, into which the scores of a batch go in one pass.
 
     Alone, a process counts in memory. Several processes count in files of a folder, a process never in another's, and
     each reads the sum of all. What a process that died has counted stays.

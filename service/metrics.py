@@ -44,7 +44,7 @@ class Metrics:
     Attributes:
         fallbacks: by store and reason.
         load_failures: by model.
-        queue_rows: candidates that wait for their turn.
+        queue_rows: candidates that wait for their turn or are being scored.
         in_flight: ranking requests being worked on.
         shadow_difference: ``observe(model, tasks, absolute differences [rows, tasks])``.
     """
@@ -87,7 +87,7 @@ class Metrics:
         self._seconds = histogram("request_seconds", "From a ranking request's arrival to its answer.", SECONDS)
         self._stages = histogram("stage_seconds", "Of a ranking request, by stage.", STAGE_SECONDS, ["stage"])
         self._batch_rows = histogram("batch_rows", "Candidates scored at a time.", ROWS)
-        self.queue_rows = total("queue_rows", "Candidates that wait for their turn.")
+        self.queue_rows = total("queue_rows", "Candidates that wait for their turn or are being scored.")
         self.in_flight = total("requests_in_flight", "Ranking requests being worked on.")
         self._models = Gauge(
             "ranker_model_info",
@@ -99,7 +99,7 @@ class Metrics:
         self._load_seconds = latest("model_load_seconds", "To load and verify what was loaded last.", ["model"])
         self.load_failures = counter("model_load_failures", "Versions that were refused.", ["model"])
         self._experts = latest("experts", "Experts in the frozen graph.", ["model"])
-        self._score = scores("score", "Of a sample of each request's candidates.", SCORES)
+        self._score = scores("score", "Of a sample of each batch.", SCORES)
         self.shadow_difference = scores(
             "shadow_score_difference", "Between a shadow's scores and those that were served, absolute.", DIFFERENCES
         )
@@ -136,22 +136,19 @@ class Metrics:
             self._rejection[status].inc()
 
     def scored(self, served: Served, tasks: Sequence[str], scores: npt.NDArray[np.float32], missing: int) -> None:
-        """Counts a request's candidates.
+        """Counts a batch.
 
         Args:
-            served: the version that scored them.
+            served: the version that scored it.
             tasks: names of the columns of ``scores``.
             scores: [candidates, tasks].
-            missing: features that they lack, over all of them.
+            missing: features that the candidates lack, over all of them.
         """
+        self._batch_rows.observe(len(scores))
         self._scored(served.name, served.version).inc(len(scores))
         if missing:
             self._lacking(served.name).inc(missing)
         self._score.observe(served.name, tasks, scores)
-
-    def batched(self, rows: int) -> None:
-        """Counts a batch of so many candidates."""
-        self._batch_rows.observe(rows)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
-import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +15,7 @@ from service.stages import Stages
 
 log = logging.getLogger("ranker.service")
 
-SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
+SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 
 
 class Envelope:
@@ -38,12 +37,12 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if SAFE_ID.fullmatch(given) else str(uuid.uuid4())
-        logs.request_id.set(request_id)
-        stages = Stages()
-        scope.setdefault("state", {}).update(request_id=request_id, stages=stages)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if SAFE_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
+        stages, name = Stages(), request_id.decode()
+        logs.request_id.set(name)
+        scope.setdefault("state", {}).update(request_id=name, stages=stages)
         received = 0
         status = 0
 
@@ -59,12 +58,12 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                echo = MutableHeaders(scope=message)
-                echo["X-Request-ID"] = request_id
-                if "traceparent" in headers:
-                    echo["traceparent"] = headers["traceparent"]
+                echo = message["headers"]
+                echo.append((b"x-request-id", request_id))
+                if b"traceparent" in headers:
+                    echo.append((b"traceparent", headers[b"traceparent"]))
                 if self._server_timing and (times := stages.header()):
-                    echo["Server-Timing"] = times
+                    echo.append((b"server-timing", times.encode()))
             await send(message)
 
         async def answer() -> None:

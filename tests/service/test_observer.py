@@ -31,7 +31,7 @@ def test_a_slow_request_is_a_line_with_its_stages(
     line = vars(record)
     told = {"status": 200, "model": "feed", "version": "1", "candidates": 12, "tasks": ["click"]}
     assert told.items() <= line.items()
-    assert list(line["stages"]) == ["parse", "look-up", "queue", "forward", "write"]
+    assert list(line["stages"]) == ["parse", "queue", "look-up", "forward", "write"]
     assert 0 < sum(line["stages"].values()) <= line["milliseconds"]
     text = logs.JsonLines().format(record)
     assert "u3" not in text  # the user

@@ -109,7 +109,7 @@ def test_a_request_is_a_span_below_its_caller_s_with_one_for_each_stage(
         "ranker.tasks": ["click"],
     }
     # 12 candidates in batches of 5
-    assert [span.name for span in stages] == ["parse", "look-up", *["queue", "forward"] * 3, "write"]
+    assert [span.name for span in stages] == ["parse", *["queue", "look-up", "forward"] * 3, "write"]
     assert {span.parent_span_id for span in stages} == {server.span_id}
     assert {span.trace_id for span in stages} == {server.trace_id}
     ends = [server.start_time_unix_nano, *(span.end_time_unix_nano for span in stages)]
