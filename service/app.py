@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
 from service import problems, tracing
 from service.api.document import describe
@@ -20,6 +21,9 @@ from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
 
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own would tell all of it a second time, and what is in wrong requests."""
+
 
 def create_app(settings: Settings) -> FastAPI:
     """The service as an ASGI application, its models loaded and verified.
@@ -31,7 +35,6 @@ def create_app(settings: Settings) -> FastAPI:
     engine = Engine(settings.max_batch_rows, metrics)
     for served in repository:
         metrics.loaded(served)
-        metrics.role(served.name, served.version, "current", served=True)
         backend, seconds = served.runtime.backend, served.load_seconds
         log.info("serving %s version %s on %s, loaded in %.2f s", served.name, served.version, backend, seconds)
 
@@ -42,7 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
         if traces is not None:
             traces.close()
 
-    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
+    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY)
     app.add_middleware(
         Envelope,
         observer=Observer(metrics, settings.slow_ms, traces),
@@ -50,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
         server_timing=settings.server_timing,
     )
     problems.install(app)
-    app.include_router(ranking_routes(settings, repository, engine))
-    app.include_router(operations_routes(repository, metrics))
+    for router in (ranking_routes(settings, repository, engine), operations_routes(repository, metrics)):
+        app.router.routes.extend(router.routes)  # an included router would match each request twice
     describe(app)
     return app

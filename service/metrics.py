@@ -31,7 +31,14 @@ SCORES = (0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 
 """Fine where probabilities lie, rare ones too; coarse for what regressions give."""
 DIFFERENCES = (0, 0.00001, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 10)
 
-REJECTIONS = {413: "too_large", 429: "queue_full", 499: "client_gone", 503: "unavailable", 504: "deadline"}
+REJECTIONS = {
+    408: "slow_body",
+    413: "too_large",
+    429: "queue_full",
+    499: "client_gone",
+    503: "not_ready",
+    504: "deadline",
+}
 """Answers by which the service protects itself: status → reason. Wrong requests (400, 404, 422) are not among them."""
 
 
@@ -42,11 +49,14 @@ class Metrics:
     each then answers for all of them. Labels cannot be taken back there: what is no longer served is 0.
 
     Attributes:
+        requests: by status and model; empty if they named none that is served, or were not read.
+        rejections: by reason.
         fallbacks: by store and reason.
         load_failures: by model.
         queue_rows: candidates that wait for their turn or are being scored.
         in_flight: ranking requests being worked on.
-        shadow_difference: ``observe(model, tasks, absolute differences [rows, tasks])``.
+        shadowed: by model and outcome.
+        shadow_difference: by model and task.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -74,16 +84,13 @@ class Metrics:
         def latest(name: str, text: str, labels: Sequence[str]) -> Gauge:
             return Gauge(f"ranker_{name}", text, labels, registry=registry, multiprocess_mode="livemostrecent")
 
-        def scores(name: str, text: str, buckets: Sequence[float]) -> BulkHistogram:
-            made = BulkHistogram(f"ranker_{name}", text, buckets, folder)
-            self._registry.register(made)
-            return made
-
-        self._requests = counter("requests", "Ranking requests by status code.", ["status", "model"])
-        self._rejections = counter("rejections", "Ranking requests not served, to protect the rest.", ["reason"])
+        self.requests = counter("requests", "Ranking requests by status code.", ["status", "model"])
+        self.rejections = counter("rejections", "Requests and connections turned away, by reason.", ["reason"])
         self._rows = counter("rows_scored", "Candidates scored.", ["model", "version"])
         self._missing = counter("missing_features", "Feature values known neither in the request nor by id.", ["model"])
-        self.fallbacks = counter("fallbacks", "Look-ups that another store answered.", ["store", "reason"])
+        self.fallbacks = counter(
+            "fallbacks", "Requests for which a store did not give what it should have, by reason.", ["store", "reason"]
+        )
         self._seconds = histogram("request_seconds", "From a ranking request's arrival to its answer.", SECONDS)
         self._stages = histogram("stage_seconds", "Of a ranking request, by stage.", STAGE_SECONDS, ["stage"])
         self._batch_rows = histogram("batch_rows", "Candidates scored at a time.", ROWS)
@@ -99,25 +106,35 @@ class Metrics:
         self._load_seconds = latest("model_load_seconds", "To load and verify what was loaded last.", ["model"])
         self.load_failures = counter("model_load_failures", "Versions that were refused.", ["model"])
         self._experts = latest("experts", "Experts in the frozen graph.", ["model"])
-        self._score = scores("score", "Of a sample of each batch.", SCORES)
-        self.shadow_difference = scores(
-            "shadow_score_difference", "Between a shadow's scores and those that were served, absolute.", DIFFERENCES
+        self._score = BulkHistogram("ranker_score", "Of a sample of each batch.", SCORES, folder)
+        self._registry.register(self._score)
+        self.shadowed = counter(
+            "shadow_requests",
+            "Requests that a shadow was to score: scored, dropped under load, or failed.",
+            ["model", "outcome"],
         )
-        self._request = cache(self._requests.labels)  # finding a child costs more than counting in it
+        self.shadow_difference = histogram(
+            "shadow_score_difference",
+            "Between a shadow's scores and those that were served, absolute, mean of a request's candidates.",
+            DIFFERENCES,
+            ["model", "task"],
+        )
+        self._request = cache(self.requests.labels)  # finding a child costs more than counting in it
         self._scored = cache(self._rows.labels)
         self._lacking = cache(self._missing.labels)
         self._stage = {stage: self._stages.labels(stage) for stage in STAGES}
-        self._rejection = {status: self._rejections.labels(reason) for status, reason in REJECTIONS.items()}
+        self._rejection = {status: self.rejections.labels(reason) for status, reason in REJECTIONS.items()}
 
-    def loaded(self, served: Served) -> None:
-        """Notes a version that has been loaded and verified."""
+    def loaded(self, served: Served, role: str = "current") -> None:
+        """Notes a version that is now served in this role: current, canary or shadow."""
+        self._models.labels(served.name, served.version, role).set(1)
         self._load_seconds.labels(served.name).set(served.load_seconds)
         self._experts.labels(served.name).set(len(served.ranker.selection.experts_used))
         self._scored(served.name, served.version), self._lacking(served.name)  # from 0 on, for rates
 
-    def role(self, model: str, version: str, role: str, *, served: bool) -> None:
-        """Notes that a version is served as "current", "canary" or "shadow" from now on, or no longer."""
-        self._models.labels(model, version, role).set(served)
+    def unloaded(self, model: str, version: str, role: str) -> None:
+        """Notes a version that is no longer served in this role."""
+        self._models.labels(model, version, role).set(0)
 
     def answered(self, status: int, model: str, seconds: float, stages: Mapping[Stage, float]) -> None:
         """Counts a ranking request that has been answered.

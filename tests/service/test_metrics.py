@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
 from service.metrics import Metrics
+from service.repository import Repository
 from service.settings import Settings
 
 FAMILIES = {
@@ -29,6 +29,7 @@ FAMILIES = {
     "ranker_stage_seconds": "histogram",
     "ranker_batch_rows": "histogram",
     "ranker_score": "histogram",
+    "ranker_shadow_requests": "counter",
     "ranker_shadow_score_difference": "histogram",
     "ranker_queue_rows": "gauge",
     "ranker_requests_in_flight": "gauge",
@@ -119,20 +120,13 @@ def test_two_apps_of_a_process_do_not_mix(client: TestClient, repository: Path) 
         assert samples(other.get("/metrics").text)["ranker_request_seconds_count"] == 0
 
 
-def test_a_version_that_is_no_longer_served_is_0() -> None:
+def test_a_version_that_is_no_longer_served_is_0(repository: Path) -> None:
     metrics = Metrics()
-    metrics.role("feed", "3", "canary", served=True)
-    metrics.role("feed", "3", "canary", served=False)
-    assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=3"] == 0
-
-
-def test_a_shadow_s_differences_are_counted_by_task() -> None:
-    metrics = Metrics()
-    metrics.shadow_difference.observe("feed", ["click", "like"], np.array([[0.0, 0.2], [0.02, 0.0]], np.float32))
-    now = samples(metrics.exposition().decode())
-    assert now["ranker_shadow_score_difference_bucket,le=0.0,model=feed,task=click"] == 1
-    assert now["ranker_shadow_score_difference_bucket,le=0.03,model=feed,task=click"] == 2
-    assert now["ranker_shadow_score_difference_sum,model=feed,task=like"] == pytest.approx(0.2)
+    (served,) = Repository(Settings(repository=repository))
+    metrics.loaded(served, "canary")
+    assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 1
+    metrics.unloaded("feed", "1", "canary")
+    assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 0
 
 
 @pytest.mark.parts
