@@ -17,6 +17,9 @@ from prometheus_client.registry import Collector
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Variable that prometheus_client reads once, when it is imported: processes started while it is set share metrics."""
 
+MEMORY = Path("/dev/shm")
+"""On a disk, writing back what was counted would now and then hold a request up, and a full one end the process."""
+
 
 def shared_folder() -> Path | None:
     """Where this process shares its metrics with others; None if it is alone."""
@@ -25,8 +28,9 @@ def shared_folder() -> Path | None:
 
 @contextmanager
 def shared_metrics() -> Iterator[Path]:
-    """A new folder for the processes that are started meanwhile; removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="ranker-metrics-", ignore_cleanup_errors=True) as folder:
+    """A new folder for the processes that are started meanwhile, in memory unless TMPDIR is set; removed at the end."""
+    place = MEMORY if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ranker-metrics-", dir=place, ignore_cleanup_errors=True) as folder:
         os.environ[FOLDER] = folder
         try:
             yield Path(folder)
