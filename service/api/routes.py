@@ -31,12 +31,12 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine) -
         http.state.subject = subject = Subject(served.name, served.version)
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
-        asked, columns = read(await http.body(), given, served, settings)
+        asked = read(await http.body(), given, served, settings)
         subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         rest = summary(ranked, served, asked.options, http.state.request_id)
-        body = write(ranked, rest, form, columns=columns)
+        body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
         return Response(body, media_type=form)
 
