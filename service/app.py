@@ -7,18 +7,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
-from service import problems
+from service import problems, tracing
 from service.api.document import describe
 from service.api.routes import operations_routes, ranking_routes
 from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.middleware import Envelope
+from service.observer import Observer
 from service.repository import Repository
 from service.settings import Settings
 from service.store.opening import open_lookup
 
 log = logging.getLogger("ranker.service")
+
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own would tell all of it a second time, and what is in wrong requests."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -28,9 +33,9 @@ def create_app(settings: Settings) -> FastAPI:
         BundleError: nothing can be served; says which bundle and why.
         ConfigError: the store's address means nothing.
     """
-    repository, metrics = Repository(settings), Metrics()
+    repository, metrics, traces = Repository(settings), Metrics(), tracing.from_environment()
     lookup = open_lookup(settings, metrics)
-    engine = Engine(settings.max_batch_rows, lookup)
+    engine = Engine(settings.max_batch_rows, metrics, lookup)
     for served in repository:
         metrics.loaded(served)
         backend, seconds = served.runtime.backend, served.load_seconds
@@ -42,13 +47,18 @@ def create_app(settings: Settings) -> FastAPI:
         engine.close()
         if lookup is not None:
             await lookup.close()
+        if traces is not None:
+            traces.close()
 
-    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
+    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY)
     app.add_middleware(
-        Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+        Envelope,
+        observer=Observer(metrics, settings.slow_ms, traces),
+        max_body_bytes=settings.max_body_bytes,
+        server_timing=settings.server_timing,
     )
     problems.install(app)
-    for router in (ranking_routes(settings, repository, engine, metrics), operations_routes(repository, metrics)):
+    for router in (ranking_routes(settings, repository, engine), operations_routes(repository, metrics)):
         app.router.routes.extend(router.routes)  # an included router would match each request twice
     describe(app)
     return app

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PositiveFloat,
     PositiveInt,
     SecretStr,
     ValidationError,
@@ -25,6 +26,7 @@ from ranking.files import reason
 from ranking.shared_store import PREFIX as STORE_PREFIX
 from ranking.shared_store import require_address
 from service.engine.runtimes import Backend, Precision
+from service.logs import LogFormat
 
 PREFIX = "RANKER_"
 """Of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
@@ -46,6 +48,8 @@ class Settings(BaseModel):
         threads: of each process that score; default: the cores divided by the workers. More than there are cores
             makes everything slower by far.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
+        slow_ms: a request that took longer is logged, with the time of each stage.
+        log_format: of log lines; default: text on a terminal, else JSON.
         store: address of a Redis in which items and users are looked up before the bundle's tables; it may hold a
             password, and is never shown with it. Default: only the bundle's tables.
         store_timeout_ms: that a look-up there may take; then the request goes on without, and is degraded.
@@ -66,6 +70,8 @@ class Settings(BaseModel):
     workers: PositiveInt = 1
     threads: PositiveInt = 1
     server_timing: bool = False
+    slow_ms: PositiveFloat = 1000.0
+    log_format: LogFormat | None = None
     store: SecretStr | None = None
     store_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
     store_prefix: Annotated[str, Field(min_length=1)] = STORE_PREFIX

@@ -19,9 +19,20 @@ def open_lookup(settings: Settings, metrics: Metrics) -> Lookup | None:
     Raises:
         ConfigError: its address has options that mean nothing.
     """
-    if settings.store is None:
+    store = open_store(settings)
+    if store is None:
         return None
-    store = RedisStore(settings.store.get_secret_value(), settings.store_timeout_ms / 1000)
     breaker = Breaker(settings.store_breaker_failures, settings.store_breaker_seconds)
     log.info("items and users are looked up in %s, within %g ms", store.shown, settings.store_timeout_ms)
     return Lookup(store, settings.store_prefix, breaker, metrics)
+
+
+def open_store(settings: Settings) -> RedisStore | None:
+    """The store, None if none is set; nothing is connected yet.
+
+    Raises:
+        ConfigError: its address has options that mean nothing.
+    """
+    if settings.store is None:
+        return None
+    return RedisStore(settings.store.get_secret_value(), settings.store_timeout_ms / 1000)
