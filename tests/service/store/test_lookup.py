@@ -184,7 +184,7 @@ def shared(hand_ranker: FrozenRanker) -> Room:
     return Room(hand_ranker)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_whatever_a_store_holds_requests_can_be_encoded_alone_and_with_others(
     shared: Room, values: dict[str, bytes]
