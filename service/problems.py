@@ -118,4 +118,4 @@ def _joined(reasons: list[str]) -> str:
 
 
 def _reason(error: Any) -> str:
-    return "unknown field" if error["type"] == "extra_forbidden" else str(error["msg"])
+    return "unknown field" if error["type"] == "extra_forbidden" else str(error["msg"]).removeprefix("Value error, ")

@@ -4,59 +4,99 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
+import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
 from service.app import create_app
-from service.repository import Repository
 from service.settings import Settings
+from service.versions.start import Start
+
+log = logging.getLogger("ranker.service")
+
+GiveUp = Callable[[Exception], None]
+"""What is done if nothing can be served."""
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
-    """Serves until the process is told to stop. Connections are refused until a process has loaded its models.
+    """Serves until the process is told to stop. It listens at once, and is ready when its models are loaded.
 
     Raises:
         BundleError: nothing can be served.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
     listener = _bound(host, port)
-    app = partial(_application, settings)
     how: Any = {
         "log_config": None,
         "access_log": False,
         "backlog": BACKLOG,
     }  # metrics count requests
     if settings.workers == 1:
-        uvicorn.Server(uvicorn.Config(app(), **how)).run([listener])
+        _serve_alone(settings, listener, how)
         return
-    _require_servable(settings)
-    Multiprocess(uvicorn.Config(app, factory=True, workers=settings.workers, **how), [listener]).run()
+    _require_no_gpu(settings)
+    worker = partial(_worker, settings, Start(settings.workers))
+    supervisor = Multiprocess(uvicorn.Config(worker, factory=True, workers=settings.workers, **how), [listener])
+    supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise RankerError("the service has nothing to serve; its log says why")
 
 
-def _application(settings: Settings) -> FastAPI:
-    """The application of one process."""
+def _serve_alone(settings: Settings, listener: socket.socket, how: dict[str, Any]) -> None:
+    failures: list[Exception] = []
+
+    def give_up(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    server = uvicorn.Server(uvicorn.Config(_application(settings, give_up), **how))
+    server.run([listener])
+    if failures:
+        raise failures[0]
+
+
+def _worker(settings: Settings, start: Start) -> FastAPI:
+    """The application of one process of several."""
+    if not start.over:
+        return _application(settings, _end_service, start)
+    try:
+        return _application(settings, None, start)
+    except RankerError as error:  # others serve what they have loaded, and the supervisor tries again
+        log.error("a process has nothing to serve: %s", error)
+        sys.exit(1)
+
+
+def _end_service(error: Exception) -> None:
+    """Ends this process, and by its exit code the service: another process would find the same."""
+    log.error("nothing can be served: %s", error)
+    os._exit(STARTUP_FAILURE)  # this is not the main thread; no request has been admitted
+
+
+def _application(settings: Settings, give_up: GiveUp | None, start: Start | None = None) -> FastAPI:
+    """The application of one process, as ``create_app`` has it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     torch.set_num_threads(settings.threads)
-    app = create_app(settings)
+    app = create_app(settings, give_up, start)
     gc.collect()
-    gc.freeze()  # the models stay: walking over them at each collection would hold requests up
+    gc.freeze()  # what stays is not walked over at each collection, which would hold requests up; nor are models
     return app
 
 
-def _require_servable(settings: Settings) -> None:
-    """Raises here what would otherwise end every process that is started."""
-    repository = Repository(settings)
-    if any(served.runtime.backend == "cuda" for served in repository):
+def _require_no_gpu(settings: Settings) -> None:
+    if settings.backend == "cuda" or (settings.backend == "auto" and torch.cuda.is_available()):
         raise RankerError(
             f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
         )

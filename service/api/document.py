@@ -7,10 +7,19 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from ranking.release import Release
 from service.api.formats import ARROW, JSON
-from service.api.messages import ColumnarRankResponse, RankOptions, RankRequest, RankResponse, RankSummary
+from service.api.messages import (
+    ColumnarRankResponse,
+    IndexRequest,
+    RankOptions,
+    RankRequest,
+    RankResponse,
+    RankSummary,
+)
 from service.problems import ProblemDocument
 
 REF = "#/components/schemas/{model}"
@@ -18,7 +27,10 @@ REF = "#/components/schemas/{model}"
 _, _MODELS = models_json_schema(
     [
         (model, "validation")
-        for model in (RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary, ProblemDocument)
+        for model in (
+            *(RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary, ProblemDocument),
+            *(IndexRequest, Release),
+        )
     ],
     ref_template=REF,
 )
@@ -43,14 +55,16 @@ def _ref(model: type) -> dict[str, str]:
     return {"$ref": REF.format(model=model.__name__)}
 
 
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": HTTPStatus(status).phrase,
-        "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
-    }
-    for status in (400, 404, 406, 413, 415, 422, 504)
-}
-"""Errors by status."""
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Errors by status, for FastAPI's decorators."""
+    content = {"application/problem+json": {"schema": _ref(ProblemDocument)}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def documented_body(model: type[BaseModel], *, required: bool = False) -> dict[str, Any]:
+    """A JSON body that the operation reads itself."""
+    return {"requestBody": {"required": required, "content": {JSON: {"schema": _ref(model)}}}}
+
 
 RANKED: dict[str, Any] = {
     "description": "Candidates, best first",
@@ -61,7 +75,7 @@ RANKED: dict[str, Any] = {
 }
 
 RANKING: dict[str, Any] = {
-    "responses": {200: RANKED, **DOCUMENTED},
+    "responses": {200: RANKED, **documented(400, 404, 406, 413, 415, 422, 503, 504)},
     "response_model": None,
     "openapi_extra": {
         "requestBody": {

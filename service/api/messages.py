@@ -152,6 +152,12 @@ class ColumnarRankResponse(RankSummary):
     items: RankedColumns
 
 
+class IndexRequest(_Message):
+    """Which versions are listed; ``ready``: only those that answer."""
+
+    ready: bool = False
+
+
 class ModelMetadata(_Message):
     """Names of the Open Inference Protocol, and what this ranker needs and gives.
 

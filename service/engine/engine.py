@@ -17,8 +17,8 @@ from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
 from service.problems import Problem
-from service.repository import Served
 from service.stages import Stages
+from service.versions.served import Served
 
 Key = tuple[Runtime, tuple[str, ...]]
 """What runs and the tasks that it scores, sorted: requests that agree in both share batches."""
@@ -45,6 +45,12 @@ class Engine:
 
     def __init__(self, max_batch_rows: int) -> None:
         self._batcher: Batcher[Key, Work] = Batcher(_scores, max_batch_rows)
+        self._ranking = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being ranked."""
+        return self._ranking > 0
 
     async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
@@ -58,6 +64,13 @@ class Engine:
             Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
             ScoringError: the runtime failed.
         """
+        self._ranking += 1
+        try:
+            return await self._rank(served, asked, stages)
+        finally:
+            self._ranking -= 1
+
+    async def _rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
         prepared = prepare(served.ranker, served.encoder, asked)
         stages.end("look-up")
         if not len(prepared.ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ class TestWorkspaces:
     def test_go_at_the_end_however_it_comes(self, tmp_path: Path) -> None:
         with repository.workspace(tmp_path, "feed") as work:
             (work / "new").mkdir()
-        with pytest.raises(ZeroDivisionError), repository.workspace(tmp_path, "feed") as work:
+        with suppress(ZeroDivisionError), repository.workspace(tmp_path, "feed") as work:
             (work / "file").write_text("x")
             raise ZeroDivisionError
         assert [file.name for file in (tmp_path / "feed").iterdir()] == [repository.LOCK]

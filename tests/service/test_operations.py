@@ -63,7 +63,7 @@ def test_metrics_count_requests_rows_and_missing_features(repository: Path) -> N
     assert samples["ranker_request_seconds_count",] == 3
     assert samples["ranker_rows_scored_total", "feed"] == 2
     assert samples["ranker_missing_features_total", "feed"] > 0
-    assert samples["ranker_model_info", "feed", "1"] == 1
+    assert samples["ranker_model_info", "feed", "current", "1"] == 1
 
 
 def test_request_id_and_trace_are_echoed(client: TestClient, request_body: dict[str, Any]) -> None:

@@ -21,8 +21,8 @@ from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
 from service.engine.runtimes.base import Scores
 from service.problems import Problem
-from service.repository import Served
 from service.stages import Stages
+from service.versions.served import Served
 
 SECONDS = 30.0
 
