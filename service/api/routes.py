@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from service.api.direct import DirectRoute
 from service.api.document import RANKING, documented
 from service.api.formats import ARROW, answer_format, body_format
 from service.api.leaving import while_connected
@@ -26,7 +27,7 @@ from service.versions.shadowing import Answered, Shadows
 
 def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: Shadows, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
-    router = APIRouter(tags=["ranking"])
+    router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
     async def answer(http: Request, lineup: Lineup) -> Response:
         served = lineup.current
@@ -38,7 +39,6 @@ def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: 
             served = lineup.choose(asked.options.user.id, asked.options.request_id or http.state.request_id)
             if served is lineup.canary and given == ARROW:  # a stream has the columns of its version
                 asked, columns = read(await http.body(), given, served, settings)
-        stages.end("parse")
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         metrics.rows.labels(served.name).inc(len(asked.candidates))

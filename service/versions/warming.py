@@ -11,7 +11,7 @@ from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.schema import Owner
 from service.engine.encoding import RequestEncoder
-from service.engine.owned import Given
+from service.engine.request import Given, Request
 from service.engine.runtimes import Runtime
 
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
@@ -27,7 +27,7 @@ def warm_up(ranker: FrozenRanker, encoder: RequestEncoder, runtime: Runtime, fol
         folder: its bundle, whose golden rows are run.
         max_rows: of a batch.
     """
-    encoder.missing(encoder(dict.fromkeys(OWNERS, Given(None, {})), max_rows))
+    encoder(Request(dict.fromkeys(OWNERS, Given(None, {})), [max_rows]))
     golden, _ = bundle.golden(folder)
     if not golden.num_rows:
         return
