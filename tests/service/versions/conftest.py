@@ -1,8 +1,7 @@
-"""A repository with two versions of one model that score differently, and what makes versions served."""
+"""What makes versions of a repository served, without HTTP."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,41 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import config as configs
-from pipelines.freezing import freeze_run
-from pipelines.publishing import publish
 from pipelines.releasing import change
-from pipelines.train import train
 from service.metrics import Metrics
 from service.settings import Settings
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
-from tests.conftest import SMALL
-
-
-@pytest.fixture(scope="session")
-def candidate(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the same features and tasks as the shared one, whose scores are others; read only."""
-    folder = tmp_path_factory.mktemp("candidate")
-    trained = train(configs.load(logs / "ranker.toml", [*SMALL, "training.seed=1"]), folder / "run")
-    freeze_run(trained.path, folder / "bundle")
-    return folder / "bundle"
-
-
-@pytest.fixture(scope="session")
-def both(bundle: Path, candidate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of both as versions 1 and 2 of "feed", 1 being current; read only."""
-    folder = tmp_path_factory.mktemp("both")
-    publish(bundle, folder)
-    publish(candidate, folder)
-    change(folder, "feed", {"version": 1})
-    return folder
-
-
-@pytest.fixture
-def repo(both: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return shutil.copytree(both, tmp_path / "repository")
 
 
 @dataclass(frozen=True)

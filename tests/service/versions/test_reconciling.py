@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +25,10 @@ def alter(file: Path) -> bytes:
     middle = len(content) // 2
     file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     return content
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -153,7 +156,7 @@ class TestRefusing:
     ) -> None:
         service = serve(repo)
         with monkeypatch.context() as patch:
-            patch.setattr("service.versions.reconciling.load", lambda *_: os.stat(repo / "nothing"))
+            patch.setattr("service.versions.reconciling.load", lambda *_: (repo / "nothing").stat())
             service.release(version=2)
         service.reconciler.look()
         assert service.roles == {"current": "1"}
@@ -216,13 +219,13 @@ class TestDraining:
     def test_versions_do_not_pile_up(self, repo: Path, serve: Serve) -> None:
         service = serve(repo)
         served = []
-        files = len(os.listdir("/proc/self/fd"))
+        files = open_files()
         for turn in range(6):
             service.release(version=2 - turn % 2)
             served.append(weakref.ref(service.models.find("feed").current))
         assert [each() is not None for each in served] == [False] * 5 + [True]
         assert self.mapped(repo) == {"1"}
-        assert len(os.listdir("/proc/self/fd")) == files
+        assert open_files() == files
 
     def test_what_is_hidden_from_the_collector_goes_too_and_even_in_a_cycle(self, repo: Path, serve: Serve) -> None:
         gc.freeze()
