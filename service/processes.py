@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
+from service import logs
 from service.app import create_app
 from service.settings import Settings
+from service.shared_metrics import forget_dead, shared_metrics
 from service.versions.start import Start
 
 log = logging.getLogger("ranker.service")
@@ -38,6 +41,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         BundleError: nothing can be served.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
+    logs.configure(settings.log_format)
     listener = _bound(host, port)
     how: Any = {
         "log_config": None,
@@ -49,10 +53,25 @@ def serve(settings: Settings, host: str, port: int) -> None:
         return
     _require_no_gpu(settings)
     worker = partial(_worker, settings, Start(settings.workers))
-    supervisor = Multiprocess(uvicorn.Config(worker, factory=True, workers=settings.workers, **how), [listener])
-    supervisor.run()
+    config = uvicorn.Config(worker, factory=True, workers=settings.workers, **how)
+    with shared_metrics() as folder:
+        supervisor = Supervisor(config, [listener], folder)
+        supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise RankerError("the service has nothing to serve; its log says why")
+
+
+class Supervisor(Multiprocess):
+    """Starts processes, replaces those that died, and takes back what those said of their present state."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], metrics: Path) -> None:
+        super().__init__(config, sockets)
+        self._metrics = metrics
+
+    def keep_subprocess_alive(self) -> None:
+        """Called twice a second."""
+        super().keep_subprocess_alive()
+        forget_dead(self._metrics, {process.pid for process in self.processes})
 
 
 def _serve_alone(settings: Settings, listener: socket.socket, how: dict[str, Any]) -> None:
@@ -87,7 +106,7 @@ def _end_service(error: Exception) -> None:
 
 def _application(settings: Settings, give_up: GiveUp | None, start: Start | None = None) -> FastAPI:
     """The application of one process, as ``create_app`` has it."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
     app = create_app(settings, give_up, start)
     gc.collect()

@@ -19,32 +19,34 @@ from service.metrics import Metrics
 from service.problems import Problem
 from service.settings import Settings
 from service.stages import Stages
+from service.subject import Subject
 from service.versions.lineup import Lineup
 from service.versions.models import RETRY, Models
 from service.versions.served import Served
 from service.versions.shadowing import Answered, Shadows
 
 
-def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: Shadows, metrics: Metrics) -> APIRouter:
+def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: Shadows) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
     router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
     async def answer(http: Request, lineup: Lineup) -> Response:
         served = lineup.current
         stages: Stages = http.state.stages
+        http.state.subject = subject = Subject(served.name, served.version)
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
-        asked, columns = read(await http.body(), given, served, settings)
+        asked = read(await http.body(), given, served, settings)
         if lineup.canary is not None:
             served = lineup.choose(asked.options.user.id, asked.options.request_id or http.state.request_id)
+            subject.version = served.version
             if served is lineup.canary and given == ARROW:  # a stream has the columns of its version
-                asked, columns = read(await http.body(), given, served, settings)
+                asked = read(await http.body(), given, served, settings)
+        subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
-        metrics.rows.labels(served.name).inc(len(asked.candidates))
-        metrics.missing.labels(served.name).inc(ranked.missing.count)
         rest = summary(ranked, served, asked.options, http.state.request_id)
-        body = write(ranked, rest, form, columns=columns)
+        body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
         if lineup.shadow is not None:
             shadows.offer(Answered(lineup.shadow, asked, ranked, served.version))

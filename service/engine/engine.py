@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from service.engine.batching import Batcher, DeadlinePassedError
 from service.engine.candidates import Asked, explained
 from service.engine.ranking import Prepared, Ranked, order, prepare
 from service.engine.scoring import Key, Scored, Work, score
+from service.metrics import Metrics
 from service.problems import Problem
 from service.stages import Stages
 from service.versions.served import Served
@@ -22,10 +24,12 @@ class Engine:
 
     Args:
         max_batch_rows: candidates that are scored at a time.
+        metrics: where they are counted.
     """
 
-    def __init__(self, max_batch_rows: int) -> None:
-        self._batcher: Batcher[Key, Work, Scored] = Batcher(score, max_batch_rows)
+    def __init__(self, max_batch_rows: int, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
         self._ranking = 0
 
     @property
@@ -33,13 +37,14 @@ class Engine:
         """Whether a request is being ranked."""
         return self._ranking > 0
 
-    async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
+    async def rank(self, served: Served, asked: Asked, stages: Stages, *, counted: bool = True) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
 
         Args:
             served: what scores.
             asked: what is ranked, and how.
             stages: of the request; its deadline counts from its arrival.
+            counted: whether it is part of what metrics say of scoring.
 
         Raises:
             Problem: 504 if the deadline has passed before scoring starts; 422 naming the field that is wrong.
@@ -47,35 +52,48 @@ class Engine:
         """
         self._ranking += 1
         try:
-            return await self._rank(served, asked, stages)
+            return await self._rank(served, asked, stages, counted)
         finally:
             self._ranking -= 1
 
-    async def _rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
+    async def _rank(self, served: Served, asked: Asked, stages: Stages, counted: bool) -> Ranked:
         prepared = prepare(served.ranker, served.encoder, asked)
         stages.end("parse")
         try:
-            return await self._ranked(served, prepared, asked.options.deadline_ms, stages)
+            return await self._ranked(served, prepared, asked.options.deadline_ms, stages, counted)
         except InvalidInputError as error:
             raise explained(error, served.ranker.schema) from None
 
-    async def _ranked(self, served: Served, prepared: Prepared, deadline_ms: float | None, stages: Stages) -> Ranked:
+    async def _ranked(
+        self, served: Served, prepared: Prepared, deadline_ms: float | None, stages: Stages, counted: bool
+    ) -> Ranked:
         request, asked_for = prepared.request, [task.name for task in prepared.tasks]
         if not len(request):
             (missing,) = served.encoder.missing(served.encoder(request), request.counts)
             return order(prepared, np.empty((0, len(asked_for)), np.float32), missing)
         tasks = tuple(sorted(asked_for))
         deadline = math.inf if deadline_ms is None else stages.arrived + deadline_ms / 1000
+        self._metrics.queue_rows.inc(len(request))
         try:
-            parts = await self._batcher.submit((served, tasks), Work(request, stages), len(request), deadline)
+            parts = await self._batcher.submit((served, tasks), Work(request, stages, counted), len(request), deadline)
         except DeadlinePassedError:
             waited = (time.monotonic() - stages.arrived) * 1000
             raise Problem(
                 504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
+        finally:
+            self._metrics.queue_rows.dec(len(request))
         scored = Scored.concat(parts)
         return order(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
 
     def close(self) -> None:
         """Finishes what is queued."""
         self._batcher.close()
+
+    def _score(self, key: Key, batch: Sequence[Work]) -> list[Scored | Exception]:
+        found = score(key, batch)
+        right = [each for each, work in zip(found, batch, strict=True) if isinstance(each, Scored) and work.counted]
+        if right:
+            scores = np.concatenate([each.scores for each in right])
+            self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
+        return found

@@ -95,7 +95,7 @@ class Shadows:
         tasks = [task for task in ranked.tasks if task in shadow.ranker.schema.task_names]
         changes = {"tasks": tasks, "objective": None, "top_n": None, "deadline_ms": None, "explain": False}
         asked = Asked(answered.asked.options.model_copy(update=changes), answered.asked.candidates)
-        again = await self._engine.rank(shadow, asked, Stages())
+        again = await self._engine.rank(shadow, asked, Stages(), counted=False)
         at = {item: row for row, item in enumerate(_listed(again.ids))}
         rows = [at[item] for item in _listed(ranked.ids)]
         if not rows:

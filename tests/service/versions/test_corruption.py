@@ -68,7 +68,7 @@ def test_line_ends_of_the_checksums_are_bytes_too(repo: Path, serve: Callable[[P
 
 def scores(service: Service) -> np.ndarray:
     """Of some candidates, by whatever version is current."""
-    engine = Engine(max_batch_rows=500)
+    engine = Engine(500, service.metrics)
     asked = Asked.of(RankRequest.model_validate({"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}))
     try:
         return asyncio.run(engine.rank(service.models.find("feed").current, asked, Stages())).scores

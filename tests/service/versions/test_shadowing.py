@@ -37,8 +37,8 @@ def service(repo: Path, serve: Callable[[Path], Service]) -> Service:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine(max_batch_rows=500)
+def engine(service: Service) -> Iterator[Engine]:
+    engine = Engine(500, service.metrics)
     yield engine
     engine.close()
 
@@ -76,9 +76,10 @@ def test_differences_of_the_candidates_that_were_answered_are_metrics(
         asked = request(**options)
         answered = await shadow(service, engine, shadows, asked)
         await settled(shadows)
-        again = await engine.rank(answered.shadow, request(tasks=options.get("tasks")), Stages())
+        again = await engine.rank(answered.shadow, request(tasks=options.get("tasks")), Stages(), counted=False)
         rows = [again.ids.index(item) for item in answered.ranked.ids]
         assert service.metric(COUNT("scored")) == 1
+        assert service.metric('ranker_rows_scored_total{model="feed",version="2"}') == 0  # nobody was answered by it
         for column, task in enumerate(answered.ranked.tasks):
             expected = np.abs(answered.ranked.scores[:, column] - again.scores[rows, column]).mean()
             labels = f'{{model="feed",task="{task}"}}'
@@ -118,10 +119,10 @@ def test_a_shadow_that_cannot_rank_is_told_once_and_without_values(
 ) -> None:
     rank = engine.rank
 
-    async def refusing(served: Any, asked: Asked, stages: Stages) -> Any:
+    async def refusing(served: Any, asked: Asked, stages: Stages, **how: Any) -> Any:
         if served.version == "2":
             raise unreadable("secret")
-        return await rank(served, asked, stages)
+        return await rank(served, asked, stages, **how)
 
     async def test() -> None:
         monkeypatch.setattr(engine, "rank", refusing)
