@@ -5,27 +5,41 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp
 
 from service import problems
 from service.api.document import describe
-from service.api.routes import operations_routes, ranking_routes
+from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
 from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.middleware import Envelope
+from service.ports import Ports
 from service.repository import Repository
+from service.security.guard import Guard
+from service.security.keyring import Keyring
 from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
 
+PAGES: dict[str, Any] = {"redoc_url": None, "swagger_ui_oauth2_redirect_url": None}
+"""Of FastAPI that nobody needs: /docs is enough."""
 
-def create_app(settings: Settings) -> FastAPI:
+
+def create_app(settings: Settings, operations_port: int | None = None) -> ASGIApp:
     """The service as an ASGI application, its models loaded and verified.
+
+    Args:
+        settings: of the service.
+        operations_port: where alone metrics and admin operations are; None: where everything is.
 
     Raises:
         BundleError: nothing can be served; says which bundle and why.
+        ConfigError: the key file cannot be read.
     """
+    keyring = Keyring(settings.keys) if settings.keys else None
     repository, metrics = Repository(settings), Metrics()
     engine = Engine(settings.max_batch_rows)
     for served in repository:
@@ -38,12 +52,21 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         engine.close()
 
-    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
-    app.add_middleware(
-        Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
-    )
-    problems.install(app)
-    app.include_router(ranking_routes(settings, repository, engine, metrics))
-    app.include_router(operations_routes(repository, metrics))
-    describe(app)
-    return app
+    def app(*routers: APIRouter) -> FastAPI:
+        made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, redirect_slashes=False, **PAGES)
+        if keyring is not None:
+            made.add_middleware(Guard, keyring=keyring)
+        made.add_middleware(
+            Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+        )
+        problems.install(made)
+        for router in (*routers, health_routes()):
+            made.include_router(router)
+        describe(made, guarded=keyring is not None)
+        return made
+
+    main = [ranking_routes(settings, repository, engine, metrics), model_routes(repository)]
+    operations = [metrics_routes(metrics)]
+    if operations_port is None:
+        return app(*main, *operations)
+    return Ports(app(*main), app(*operations), operations_port)

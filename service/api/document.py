@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from service.api.formats import ARROW, JSON
 from service.api.messages import ColumnarRankResponse, RankOptions, RankRequest, RankResponse, RankSummary
 from service.problems import ProblemDocument
+from service.security.scopes import needed
 
 REF = "#/components/schemas/{model}"
 
@@ -43,12 +44,15 @@ def _ref(model: type) -> dict[str, str]:
     return {"$ref": REF.format(model=model.__name__)}
 
 
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {
+def _problem(status: int) -> dict[str, Any]:
+    return {
         "description": HTTPStatus(status).phrase,
         "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
     }
-    for status in (400, 404, 406, 413, 415, 422, 504)
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: _problem(status) for status in (400, 404, 406, 413, 415, 422, 504)
 }
 """Errors by status."""
 
@@ -73,14 +77,33 @@ RANKING: dict[str, Any] = {
 """Of the operations that rank, for FastAPI's decorators: they read and write their bodies themselves."""
 
 
-def describe(app: FastAPI) -> None:
-    """Makes the document of an app name the schemas that ``RANKING`` refers to."""
+SCHEMES: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "an API key"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+"""Ways to send an API key."""
+
+
+def describe(app: FastAPI, *, guarded: bool) -> None:
+    """Makes the document of an app name the schemas that ``RANKING`` refers to, and the keys, if it wants any."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
             made.setdefault("components", {}).setdefault("schemas", {}).update(_MODELS["$defs"])
+            if guarded:
+                _add_keys(made)
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _add_keys(document: dict[str, Any]) -> None:
+    """Says of each operation which scope it needs and how it refuses."""
+    document["components"]["securitySchemes"] = SCHEMES
+    for path, operations in document["paths"].items():
+        scope = needed(path)
+        for operation in operations.values() if scope else ():
+            operation["security"] = [{scheme: [scope]} for scheme in SCHEMES]
+            operation["responses"] |= {"401": _problem(401), "403": _problem(403)}

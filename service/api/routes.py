@@ -57,10 +57,9 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
     return router
 
 
-def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
-    """Health and metadata by the Open Inference Protocol's names, and metrics."""
-    router = APIRouter(tags=["operations"])
-    not_found: Any = {404: DOCUMENTED[404]}
+def health_routes() -> APIRouter:
+    """Health by the Open Inference Protocol's names."""
+    router = APIRouter(tags=["health"])
 
     @router.get("/v2/health/live")
     async def live() -> dict[str, bool]:
@@ -72,6 +71,14 @@ def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
         """Models are loaded, verified, and requests are welcome: the process does not listen before."""
         return {"ready": True}
 
+    return router
+
+
+def model_routes(repository: Repository) -> APIRouter:
+    """Metadata by the Open Inference Protocol's names."""
+    router = APIRouter(tags=["models"])
+    not_found: Any = {404: DOCUMENTED[404]}
+
     @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=not_found)
     async def metadata(model: str) -> ModelMetadata:
         """What a model reads and predicts."""
@@ -82,6 +89,13 @@ def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
         """Whether a model is being served, and which version."""
         served = repository.find(model)
         return {"name": served.name, "version": served.version, "ready": True}
+
+    return router
+
+
+def metrics_routes(metrics: Metrics) -> APIRouter:
+    """What Prometheus reads."""
+    router = APIRouter(tags=["operations"])
 
     @router.get("/metrics")
     async def exposition() -> Response:
