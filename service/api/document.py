@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -83,6 +84,11 @@ SCHEMES: dict[str, Any] = {
 }
 """Ways to send an API key."""
 
+REQUEST_ID: dict[str, Any] = {
+    "X-Request-ID": {"required": True, "schema": {"type": "string"}, "description": "the request's, or one made for it"}
+}
+CHALLENGE: dict[str, Any] = {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}
+
 
 def describe(app: FastAPI, *, guarded: bool) -> None:
     """Makes the document of an app name the schemas that ``RANKING`` refers to, and the keys, if it wants any."""
@@ -93,6 +99,9 @@ def describe(app: FastAPI, *, guarded: bool) -> None:
             made.setdefault("components", {}).setdefault("schemas", {}).update(_MODELS["$defs"])
             if guarded:
                 _add_keys(made)
+            for operation in _operations(made):
+                for answer in operation["responses"].values():
+                    answer["headers"] = answer.get("headers", {}) | REQUEST_ID
             app.openapi_schema = made
         return app.openapi_schema
 
@@ -106,4 +115,10 @@ def _add_keys(document: dict[str, Any]) -> None:
         scope = needed(path)
         for operation in operations.values() if scope else ():
             operation["security"] = [{scheme: [scope]} for scheme in SCHEMES]
-            operation["responses"] |= {"401": _problem(401), "403": _problem(403)}
+            for status in (401, 403):
+                operation["responses"][str(status)] = _problem(status) | {"headers": CHALLENGE}
+
+
+def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for operations in document["paths"].values():
+        yield from operations.values()

@@ -11,7 +11,7 @@ from pydantic import (
     Field,
     FiniteFloat,
     PositiveFloat,
-    PositiveInt,
+    StrictBool,
     StrictInt,
     StrictStr,
     Tag,
@@ -21,6 +21,8 @@ Id = Annotated[
     Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | StrictStr,
     Field(description="a 64-bit integer or a string, as in the log"),
 ]
+Weight = Annotated[FiniteFloat, Field(strict=True)]
+Milliseconds = Annotated[PositiveFloat, Field(strict=True)]
 Value = Any
 """Of a feature: whatever JSON can hold; the ranker's schema decides, see ``engine.candidates``."""
 FEATURES = (
@@ -72,12 +74,10 @@ class RankOptions(_Message):
     user: User = User()
     context: Features = {}
     tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
-    objective: Annotated[
-        Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None, Field(description=OBJECTIVE)
-    ] = None
-    top_n: PositiveInt | None = None
-    deadline_ms: Annotated[PositiveFloat | None, Field(description=DEADLINE)] = None
-    explain: bool = False
+    objective: Annotated[Annotated[dict[str, Weight], Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
+    top_n: Annotated[StrictInt, Field(gt=0)] | None = None
+    deadline_ms: Annotated[Milliseconds | None, Field(description=DEADLINE)] = None
+    explain: StrictBool = False
 
 
 class RankRequest(RankOptions):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from service.api.document import DOCUMENTED, RANKING
 from service.api.formats import answer_format, body_format
@@ -97,7 +98,7 @@ def metrics_routes(metrics: Metrics) -> APIRouter:
     """What Prometheus reads."""
     router = APIRouter(tags=["operations"])
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def exposition() -> Response:
         """Prometheus metrics."""
         return Response(metrics.exposition(), media_type=metrics.content_type)
