@@ -30,7 +30,6 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
         asked, columns = read(await http.body(), given, served, settings)
-        stages.end("parse")
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         metrics.rows.labels(served.name).inc(len(asked.candidates))

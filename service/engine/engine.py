@@ -1,39 +1,20 @@
-"""The engine behind the API: encodes a request, waits for its scores, puts its candidates in order."""
+"""The engine behind the API: checks a request, waits for its scores, puts its candidates in order."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
-from ranking.halves import Halves
+from ranking.errors import InvalidInputError
 from service.engine.batching import Batcher, DeadlinePassedError
-from service.engine.candidates import Asked
-from service.engine.ranking import Ranked, order, prepare
-from service.engine.runtimes import Runtime
-from service.engine.runtimes.base import Scores
+from service.engine.candidates import Asked, explained
+from service.engine.ranking import Prepared, Ranked, order, prepare
+from service.engine.scoring import Key, Scored, Work, score
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
-
-Key = tuple[Runtime, tuple[str, ...]]
-"""What runs and the tasks that it scores, sorted: requests that agree in both share batches."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Candidates of one request, or a part of them, and the clock of its stages."""
-
-    halves: Halves
-    stages: Stages
-
-    def slice(self, start: int, stop: int) -> Self:
-        """Candidates from ``start`` to ``stop``."""
-        return type(self)(self.halves.slice(start, stop), self.stages)
 
 
 class Engine:
@@ -44,7 +25,7 @@ class Engine:
     """
 
     def __init__(self, max_batch_rows: int) -> None:
-        self._batcher: Batcher[Key, Work] = Batcher(_scores, max_batch_rows)
+        self._batcher: Batcher[Key, Work, Scored] = Batcher(score, max_batch_rows)
 
     async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
@@ -55,37 +36,33 @@ class Engine:
             stages: of the request; its deadline counts from its arrival.
 
         Raises:
-            Problem: 504 if the deadline has passed before scoring starts; 422 as ``ranking.prepare``.
+            Problem: 504 if the deadline has passed before scoring starts; 422 naming the field that is wrong.
             ScoringError: the runtime failed.
         """
         prepared = prepare(served.ranker, served.encoder, asked)
-        stages.end("look-up")
-        if not len(prepared.ids):
-            return order(prepared, np.empty((0, len(prepared.tasks)), np.float32))
-        asked_for = [task.name for task in prepared.tasks]
+        stages.end("parse")
+        try:
+            return await self._ranked(served, prepared, asked.options.deadline_ms, stages)
+        except InvalidInputError as error:
+            raise explained(error, served.ranker.schema) from None
+
+    async def _ranked(self, served: Served, prepared: Prepared, deadline_ms: float | None, stages: Stages) -> Ranked:
+        request, asked_for = prepared.request, [task.name for task in prepared.tasks]
+        if not len(request):
+            (missing,) = served.encoder.missing(served.encoder(request), request.counts)
+            return order(prepared, np.empty((0, len(asked_for)), np.float32), missing)
         tasks = tuple(sorted(asked_for))
-        deadline_ms = asked.options.deadline_ms
         deadline = math.inf if deadline_ms is None else stages.arrived + deadline_ms / 1000
         try:
-            work = Work(prepared.halves, stages)
-            scores = await self._batcher.submit((served.runtime, tasks), work, len(prepared.ids), deadline)
+            parts = await self._batcher.submit((served, tasks), Work(request, stages), len(request), deadline)
         except DeadlinePassedError:
             waited = (time.monotonic() - stages.arrived) * 1000
             raise Problem(
                 504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
-        return order(prepared, scores[:, [tasks.index(task) for task in asked_for]])
+        scored = Scored.concat(parts)
+        return order(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
 
     def close(self) -> None:
         """Finishes what is queued."""
         self._batcher.close()
-
-
-def _scores(key: Key, batch: Sequence[Work]) -> Scores:
-    runtime, tasks = key
-    for work in batch:
-        work.stages.end("queue")
-    scores = runtime.scores(Halves.concat([work.halves for work in batch]), tasks)
-    for work in batch:
-        work.stages.end("forward")
-    return scores
