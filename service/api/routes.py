@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from service.api.direct import DirectRoute
 from service.api.document import DOCUMENTED, RANKING
 from service.api.formats import answer_format, body_format
 from service.api.leaving import while_connected
@@ -23,7 +24,7 @@ from service.stages import Stages
 
 def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
-    router = APIRouter(tags=["ranking"])
+    router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
     async def answer(http: Request, served: Served) -> Response:
         stages: Stages = http.state.stages
