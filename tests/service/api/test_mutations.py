@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from service.api.formats import ARROW, JSON
 from tests.service.api.json_schema import fits
 from tests.service.api.streams import stream
+from tests.service.discretion import indiscretions
 
 Path = tuple[str | int, ...]
 
@@ -134,6 +135,7 @@ def answered(client: TestClient, document: dict[str, Any], body: bytes, form: st
         assert fits(summary, document["components"]["schemas"]["RankSummary"], document)
     else:
         assert fits(response.json(), told[kind]["schema"], document)
+    assert not indiscretions(response.text if response.status_code >= 400 else "")
 
 
 @pytest.fixture(scope="module")
