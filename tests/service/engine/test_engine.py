@@ -23,6 +23,7 @@ from service.engine.runtimes.base import Scores
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
+from tests.service.engine.lacking import by_candidate
 
 SECONDS = 30.0
 
@@ -207,7 +208,7 @@ def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRan
         for each, ranked in zip([FIRST, *asked], await asyncio.gather(*tasks), strict=True):
             expected = alone(hand_ranker, each)
             assert ranked.ids == expected.ids
-            assert ranked.missing.by_candidate() == expected.missing.by_candidate()
+            assert by_candidate(ranked.missing) == by_candidate(expected.missing)
             np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
 
     run(test())
