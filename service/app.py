@@ -12,8 +12,10 @@ from starlette.types import ASGIApp
 
 from service import problems
 from service.api.document import describe
+from service.api.feedback import feedback_routes
 from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
 from service.engine.engine import Engine
+from service.feedback.writer import FeedbackWriter
 from service.metrics import Metrics
 from service.middleware import Envelope
 from service.ports import Ports
@@ -38,8 +40,10 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
     Raises:
         BundleError: nothing can be served; says which bundle and why.
         ConfigError: the key file cannot be read.
+        OutputError: the folder of feedback cannot be written.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
+    feedback = FeedbackWriter.of(settings)
     repository, metrics = Repository(settings), Metrics()
     engine = Engine(settings.max_batch_rows)
     for served in repository:
@@ -51,6 +55,8 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.close()
+        if feedback is not None:
+            feedback.close()
 
     def app(*routers: APIRouter) -> FastAPI:
         made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, redirect_slashes=False, **PAGES)
@@ -65,7 +71,11 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
         describe(made, guarded=keyring is not None)
         return made
 
-    main = [ranking_routes(settings, repository, engine, metrics), model_routes(repository)]
+    main = [
+        ranking_routes(settings, repository, engine, metrics),
+        model_routes(repository),
+        feedback_routes(settings, feedback),
+    ]
     operations = [metrics_routes(metrics)]
     if operations_port is None:
         return app(*main, *operations)

@@ -24,6 +24,7 @@ PLAINLY = {
     "dict_type": "must be an object",
     "list_type": "must be a list",
     "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
 }
 """What pydantic says in terms of Python, and of our classes."""
 

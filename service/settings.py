@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from ranking.errors import ConfigError
 from ranking.explaining import explain
@@ -38,6 +38,9 @@ class Settings(BaseModel):
         no_keys: serve without keys, though other machines can reach the service.
         operations_port: a port of its own for metrics and admin operations; default: 8001 if other machines can reach
             the service, else the port of all the rest.
+        feedback_dir: folder of JSON lines, of what POST /v1/feedback brings; without one it answers 404.
+        feedback_max_bytes: of a file of feedback; then the next one is begun.
+        feedback_max_seconds: that a file of feedback is written to.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
     """
 
@@ -55,6 +58,9 @@ class Settings(BaseModel):
     keys: Path | None = None
     no_keys: bool = False
     operations_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    feedback_dir: Path | None = None
+    feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
+    feedback_max_seconds: PositiveFloat = 600.0
     server_timing: bool = False
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from service.api.direct import DirectRoute
-from service.api.document import DOCUMENTED, RANKING
+from service.api.document import RANKING, documented
 from service.api.formats import answer_format, body_format
 from service.api.leaving import while_connected
 from service.api.messages import ModelMetadata, RankOptions
@@ -78,14 +78,13 @@ def health_routes() -> APIRouter:
 def model_routes(repository: Repository) -> APIRouter:
     """Metadata by the Open Inference Protocol's names."""
     router = APIRouter(tags=["models"])
-    not_found: Any = {404: DOCUMENTED[404]}
 
-    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=not_found)
+    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=documented(404))
     async def metadata(model: str) -> ModelMetadata:
         """What a model reads and predicts."""
         return model_metadata(repository.find(model))
 
-    @router.get("/v2/models/{model}/ready", responses=not_found)
+    @router.get("/v2/models/{model}/ready", responses=documented(404))
     async def model_ready(model: str) -> dict[str, bool | str]:
         """Whether a model is being served, and which version."""
         served = repository.find(model)

@@ -24,7 +24,7 @@ from tests.service.discretion import indiscretions
 EXAMPLES = {"POST": 150, "GET": 20}
 """Drawn cases of an operation, of valid requests and of invalid ones."""
 LEAST = 1_000
-"""Cases of a service; there are two: one without keys, one with."""
+"""Cases of a service; there are two."""
 NAMES = {"model": "feed", "version": "1"}
 CHECKS = {
     "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", 504]},  # a deadline that has passed
@@ -49,9 +49,9 @@ schemathesis.openapi.media_type(ARROW, streams())
 class Caller:
     """Sends cases to a service and checks what it answers."""
 
-    def __init__(self, repository: Path, keys: Path | None) -> None:
+    def __init__(self, repository: Path, keys: Path | None, feedback: Path | None) -> None:
         limits = {"max_candidates": 200, "max_body_bytes": 100_000}
-        self._app = create_app(Settings(repository=repository, keys=keys, **limits))
+        self._app = create_app(Settings(repository=repository, keys=keys, feedback_dir=feedback, **limits))
         self._headers = {"X-API-Key": key_file.new(keys, "tests", SCOPES)} if keys else {}
         self.statuses: Counter[int] = Counter()
 
@@ -66,13 +66,13 @@ class Caller:
         assert not indiscretions(response.text if response.status_code >= 400 else "")
 
 
-@pytest.fixture(scope="module", params=["without keys", "with keys"])
+@pytest.fixture(scope="module", params=["bare", "with keys and feedback"])
 def caller(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Caller:
-    keys = None
-    if request.param == "with keys":
-        keys = tmp_path_factory.mktemp("keys") / "keys.json"
-        key_file.new(keys, "other", ("rank",))
-    return Caller(repository, keys)
+    if request.param == "bare":
+        return Caller(repository, None, None)
+    folder = tmp_path_factory.mktemp("service")
+    key_file.new(folder / "keys.json", "other", ("rank",))
+    return Caller(repository, folder / "keys.json", folder / "feedback")
 
 
 def drawn(operation: APIOperation, mode: GenerationMode, call: Caller) -> None:
