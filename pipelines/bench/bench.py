@@ -72,9 +72,9 @@ FULL = Sizes(
     shares=(0.3, 0.5, 0.7, 0.9),
     turns=3,
     call_seconds=0.4,
-    load_seconds=3.0,
-    open_seconds=10.0,
-    warm=0.5,
+    load_seconds=1.5,
+    open_seconds=6.0,
+    warm=0.3,
     tuning=((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005)),
 )
 QUICK = Sizes(

@@ -70,7 +70,7 @@ class Load:
 
     def requests(self) -> list[bytes]:
         """Heads and bodies."""
-        head = "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n"
+        head = "POST {0} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {1}\r\nAccept: {1}\r\nContent-Length: {2}\r\n\r\n"
         return [head.format(self.path, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
 
 

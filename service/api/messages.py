@@ -82,13 +82,13 @@ class RankOptions(_Message):
     top_n: Annotated[StrictInt, Field(gt=0)] | None = None
     deadline_ms: Annotated[Milliseconds | None, Field(description=DEADLINE)] = None
     explain: StrictBool = False
+    layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
 
 
 class RankRequest(RankOptions):
     """Candidates to put in order."""
 
     items: Annotated[Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_form)]
-    layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
 
     model_config = ConfigDict(
         json_schema_extra={

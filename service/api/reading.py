@@ -19,8 +19,8 @@ from service.settings import Settings
 Message = TypeVar("Message", bound=BaseModel)
 
 
-def read(body: bytes, form: str, served: Served, settings: Settings) -> tuple[Asked, bool]:
-    """What is asked, and whether the items of a JSON answer are to lie in columns.
+def read(body: bytes, form: str, served: Served, settings: Settings) -> Asked:
+    """What is asked.
 
     Args:
         body: of the request.
@@ -36,12 +36,11 @@ def read(body: bytes, form: str, served: Served, settings: Settings) -> tuple[As
         options, candidates = read_stream(
             body, columns.item, readable, settings.max_candidates, settings.max_body_bytes
         )
-        return Asked(message(options, RankOptions, "request"), candidates), False
-    request = message(body, RankRequest, "body")
-    asked = Asked.of(request)
+        return Asked(message(options, RankOptions, "request"), candidates)
+    asked = Asked.of(message(body, RankRequest, "body"))
     if len(asked.candidates) > settings.max_candidates:
         raise too_many(len(asked.candidates), settings.max_candidates)
-    return asked, request.layout == "columns"
+    return asked
 
 
 def message(body: bytes, model: type[Message], field: str) -> Message:

@@ -30,13 +30,13 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
         stages: Stages = http.state.stages
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
-        asked, columns = read(await http.body(), given, served, settings)
+        asked = read(await http.body(), given, served, settings)
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         metrics.rows.labels(served.name).inc(len(asked.candidates))
         metrics.missing.labels(served.name).inc(ranked.missing.count)
         rest = summary(ranked, served, asked.options, http.state.request_id)
-        body = write(ranked, rest, form, columns=columns)
+        body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
         return Response(body, media_type=form)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_each_event_is_a_line_when_it_is_answered(collecting: TestClient, folder
     assert (second["item"], second["labels"], second["time"]) == (7, {"is_like": 0}, "2026-01-31T09:30:00Z")
     assert first["time"] == first["received"] == second["received"]
     assert datetime.now(UTC) - datetime.fromisoformat(first["received"]) < timedelta(minutes=1)
+
+
+def test_the_example_of_the_docs_is_taken(collecting: TestClient) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
+    (example,) = (each for each in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "events" in each)
+    answer = collecting.post("/v1/feedback", content=example, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 2})
 
 
 WRONG: list[tuple[Any, str]] = [
