@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -68,9 +69,10 @@ class Caller:
 
 @pytest.fixture(scope="module", params=["bare", "with keys and feedback"])
 def caller(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Caller:
+    folder = tmp_path_factory.mktemp("service")
+    repository = shutil.copytree(repository, folder / "repository")  # operations may change it
     if request.param == "bare":
         return Caller(repository, None, None)
-    folder = tmp_path_factory.mktemp("service")
     key_file.new(folder / "keys.json", "other", ("rank",))
     return Caller(repository, folder / "keys.json", folder / "feedback")
 
