@@ -195,6 +195,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         "keys": arguments.keys,
         "no_keys": arguments.no_keys,
         "operations_port": arguments.operations_port,
+        "log_format": arguments.log_format,
     }
     serve(read(given, arguments.settings), arguments.host, arguments.port)
 

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
-from service import problems
+from service import problems, tracing
 from service.api.document import describe
 from service.api.feedback import feedback_routes
 from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
@@ -18,6 +19,7 @@ from service.engine.engine import Engine
 from service.feedback.writer import FeedbackWriter
 from service.metrics import Metrics
 from service.middleware import Envelope
+from service.observer import Observer
 from service.ports import Ports
 from service.repository import Repository
 from service.security.guard import Guard
@@ -26,8 +28,10 @@ from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
 
-PAGES: dict[str, Any] = {"redoc_url": None, "swagger_ui_oauth2_redirect_url": None}
-"""Of FastAPI that nobody needs: /docs is enough."""
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own would tell all of it a second time, and what is in wrong requests."""
+UNUSED: dict[str, Any] = {"redoc_url": None, "swagger_ui_oauth2_redirect_url": None, "redirect_slashes": False}
+"""Of FastAPI: one page of documentation is enough, and a path is what it is."""
 
 
 def create_app(settings: Settings, operations_port: int | None = None) -> ASGIApp:
@@ -44,8 +48,8 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
     """
     keyring = Keyring(settings.keys) if settings.keys else None
     feedback = FeedbackWriter.of(settings)
-    repository, metrics = Repository(settings), Metrics()
-    engine = Engine(settings.max_batch_rows)
+    repository, metrics, traces = Repository(settings), Metrics(), tracing.from_environment()
+    engine = Engine(settings.max_batch_rows, metrics)
     for served in repository:
         metrics.loaded(served)
         backend, seconds = served.runtime.backend, served.load_seconds
@@ -57,13 +61,18 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
         engine.close()
         if feedback is not None:
             feedback.close()
+        if traces is not None:
+            traces.close()
 
     def app(*routers: APIRouter) -> FastAPI:
-        made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, redirect_slashes=False, **PAGES)
+        made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **UNUSED)
         if keyring is not None:
             made.add_middleware(Guard, keyring=keyring)
         made.add_middleware(
-            Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+            Envelope,
+            observer=observer,
+            max_body_bytes=settings.max_body_bytes,
+            server_timing=settings.server_timing,
         )
         problems.install(made)
         for router in (*routers, health_routes()):
@@ -71,8 +80,9 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
         describe(made, guarded=keyring is not None)
         return made
 
+    observer = Observer(metrics, settings.slow_ms, traces)
     main = [
-        ranking_routes(settings, repository, engine, metrics),
+        ranking_routes(settings, repository, engine),
         model_routes(repository),
         feedback_routes(settings, feedback),
     ]

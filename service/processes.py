@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import logging
 import socket
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
+from service import logs
 from service.app import create_app
 from service.repository import Repository
 from service.security import exposure, key_file
 from service.settings import Settings
+from service.shared_metrics import forget_dead, shared_metrics
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -31,6 +33,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         ConfigError: keys are needed, or cannot be read.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
+    logs.configure(settings.log_format)
     exposure.require_keys(settings, host)
     if settings.keys is not None:
         key_file.read(settings.keys)  # says now what is wrong, not when processes are started
@@ -50,12 +53,26 @@ def serve(settings: Settings, host: str, port: int) -> None:
         uvicorn.Server(uvicorn.Config(app(), **how)).run(listeners)
         return
     _require_servable(settings)
-    Multiprocess(uvicorn.Config(app, factory=True, workers=settings.workers, **how), listeners).run()
+    with shared_metrics() as folder:
+        Supervisor(uvicorn.Config(app, factory=True, workers=settings.workers, **how), listeners, folder).run()
+
+
+class Supervisor(Multiprocess):
+    """Starts processes, replaces those that died, and takes back what those said of their present state."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], metrics: Path) -> None:
+        super().__init__(config, sockets)
+        self._metrics = metrics
+
+    def keep_subprocess_alive(self) -> None:
+        """Called twice a second."""
+        super().keep_subprocess_alive()
+        forget_dead(self._metrics, {process.pid for process in self.processes})
 
 
 def _application(settings: Settings, operations_port: int | None) -> ASGIApp:
     """The application of one process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
     app = create_app(settings, operations_port)
     gc.collect()

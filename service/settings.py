@@ -14,6 +14,7 @@ from ranking.errors import ConfigError
 from ranking.explaining import explain
 from ranking.files import reason
 from service.engine.runtimes import Backend, Precision
+from service.logs import LogFormat
 
 PREFIX = "RANKER_"
 """Of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
@@ -42,6 +43,8 @@ class Settings(BaseModel):
         feedback_max_bytes: of a file of feedback; then the next one is begun.
         feedback_max_seconds: that a file of feedback is written to.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
+        slow_ms: a request that took longer is logged, with the time of each stage.
+        log_format: of log lines; default: text on a terminal, else JSON.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +65,8 @@ class Settings(BaseModel):
     feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
     feedback_max_seconds: PositiveFloat = 600.0
     server_timing: bool = False
+    slow_ms: PositiveFloat = 1000.0
+    log_format: LogFormat | None = None
 
     @model_validator(mode="after")
     def _keys_or_none(self) -> Settings:
