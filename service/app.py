@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
+from starlette.types import ASGIApp
 
 from service import problems, tracing
 from service.api.administration import repository_routes
 from service.api.document import describe
-from service.api.routes import operations_routes, ranking_routes
+from service.api.feedback import feedback_routes
+from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
 from service.engine.engine import Engine
+from service.feedback.writer import FeedbackWriter
 from service.metrics import Metrics
 from service.middleware import Envelope
 from service.observer import Observer
+from service.ports import Ports
+from service.security.guard import Guard
+from service.security.keyring import Keyring
 from service.settings import Settings
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
@@ -25,22 +32,32 @@ from service.versions.watching import Watcher
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own would tell all of it a second time, and what is in wrong requests."""
+UNUSED: dict[str, Any] = {"redoc_url": None, "swagger_ui_oauth2_redirect_url": None, "redirect_slashes": False}
+"""Of FastAPI: one page of documentation is enough, and a path is what it is."""
 
 
 def create_app(
-    settings: Settings, give_up: Callable[[Exception], None] | None = None, start: Start | None = None
-) -> FastAPI:
+    settings: Settings,
+    operations_port: int | None = None,
+    give_up: Callable[[Exception], None] | None = None,
+    start: Start | None = None,
+) -> ASGIApp:
     """The service as an ASGI application.
 
     Args:
         settings: of the service.
+        operations_port: where alone metrics and admin operations are; None: where everything is.
         give_up: if it is given, models are loaded in the background while the application answers that it is not
             ready; called, from another thread, if there is nothing to serve. Else they are loaded first.
         start: of the processes of the service, if there are several.
 
     Raises:
         BundleError: nothing can be served; says which bundle and why.
+        ConfigError: the key file cannot be read.
+        OutputError: the folder of feedback cannot be written.
     """
+    keyring = Keyring(settings.keys) if settings.keys else None
+    feedback = FeedbackWriter.of(settings)
     models, metrics, traces = Models(settings.default_model, start), Metrics(), tracing.from_environment()
     reconciler = Reconciler(settings, models, metrics)
     if give_up is None:
@@ -56,22 +73,34 @@ def create_app(
         watcher.stop()
         await shadows.close()
         engine.close()
+        if feedback is not None:
+            feedback.close()
         if traces is not None:
             traces.close()
 
-    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY)
-    app.add_middleware(
-        Envelope,
-        observer=Observer(metrics, settings.slow_ms, traces),
-        max_body_bytes=settings.max_body_bytes,
-        server_timing=settings.server_timing,
-    )
-    problems.install(app)
-    for router in (
+    def app(*routers: APIRouter) -> FastAPI:
+        made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **UNUSED)
+        if keyring is not None:
+            made.add_middleware(Guard, keyring=keyring)
+        made.add_middleware(
+            Envelope,
+            observer=observer,
+            max_body_bytes=settings.max_body_bytes,
+            server_timing=settings.server_timing,
+        )
+        problems.install(made)
+        for router in (*routers, health_routes(models)):
+            made.router.routes.extend(router.routes)  # an included router would match each request twice
+        describe(made, guarded=keyring is not None)
+        return made
+
+    observer = Observer(metrics, settings.slow_ms, traces)
+    main = [
         ranking_routes(settings, models, engine, shadows),
-        repository_routes(settings, models, reconciler),
-        operations_routes(models, metrics),
-    ):
-        app.router.routes.extend(router.routes)  # an included router would match each request twice
-    describe(app)
-    return app
+        model_routes(models),
+        feedback_routes(settings, feedback),
+    ]
+    operations = [metrics_routes(metrics), repository_routes(settings, models, reconciler)]
+    if operations_port is None:
+        return app(*main, *operations)
+    return Ports(app(*main), app(*operations), operations_port)

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
 from service import logs
 from service.app import create_app
+from service.security import exposure, key_file
 from service.settings import Settings
 from service.shared_metrics import forget_dead, shared_metrics
 from service.versions.start import Start
@@ -39,23 +40,32 @@ def serve(settings: Settings, host: str, port: int) -> None:
 
     Raises:
         BundleError: nothing can be served.
+        ConfigError: keys are needed, or cannot be read.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
     logs.configure(settings.log_format)
-    listener = _bound(host, port)
+    exposure.require_keys(settings, host)
+    if settings.keys is not None:
+        key_file.read(settings.keys)  # says now what is wrong, not when processes are started
+    of_operations = exposure.operations_port(settings, host, port)
+    listeners = [_bound(host, port, "--port")]
+    if of_operations is not None:
+        listeners.append(_bound(host, of_operations, "--operations-port"))
+        of_operations = listeners[1].getsockname()[1]
     how: Any = {
         "log_config": None,
         "access_log": False,
         "backlog": BACKLOG,
+        "server_header": False,
     }  # metrics count requests
     if settings.workers == 1:
-        _serve_alone(settings, listener, how)
+        _serve_alone(settings, of_operations, listeners, how)
         return
     _require_no_gpu(settings)
-    worker = partial(_worker, settings, Start(settings.workers))
+    worker = partial(_worker, settings, of_operations, Start(settings.workers))
     config = uvicorn.Config(worker, factory=True, workers=settings.workers, **how)
     with shared_metrics() as folder:
-        supervisor = Supervisor(config, [listener], folder)
+        supervisor = Supervisor(config, listeners, folder)
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise RankerError("the service has nothing to serve; its log says why")
@@ -74,25 +84,27 @@ class Supervisor(Multiprocess):
         forget_dead(self._metrics, {process.pid for process in self.processes})
 
 
-def _serve_alone(settings: Settings, listener: socket.socket, how: dict[str, Any]) -> None:
+def _serve_alone(
+    settings: Settings, operations_port: int | None, listeners: list[socket.socket], how: dict[str, Any]
+) -> None:
     failures: list[Exception] = []
 
     def give_up(error: Exception) -> None:
         failures.append(error)
         server.should_exit = True
 
-    server = uvicorn.Server(uvicorn.Config(_application(settings, give_up), **how))
-    server.run([listener])
+    server = uvicorn.Server(uvicorn.Config(_application(settings, operations_port, give_up), **how))
+    server.run(listeners)
     if failures:
         raise failures[0]
 
 
-def _worker(settings: Settings, start: Start) -> FastAPI:
+def _worker(settings: Settings, operations_port: int | None, start: Start) -> ASGIApp:
     """The application of one process of several."""
     if not start.over:
-        return _application(settings, _end_service, start)
+        return _application(settings, operations_port, _end_service, start)
     try:
-        return _application(settings, None, start)
+        return _application(settings, operations_port, None, start)
     except RankerError as error:  # others serve what they have loaded, and the supervisor tries again
         log.error("a process has nothing to serve: %s", error)
         sys.exit(1)
@@ -104,11 +116,13 @@ def _end_service(error: Exception) -> None:
     os._exit(STARTUP_FAILURE)  # this is not the main thread; no request has been admitted
 
 
-def _application(settings: Settings, give_up: GiveUp | None, start: Start | None = None) -> FastAPI:
+def _application(
+    settings: Settings, operations_port: int | None, give_up: GiveUp | None, start: Start | None = None
+) -> ASGIApp:
     """The application of one process, as ``create_app`` has it."""
     logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
-    app = create_app(settings, give_up, start)
+    app = create_app(settings, operations_port, give_up, start)
     gc.collect()
     gc.freeze()  # what stays is not walked over at each collection, which would hold requests up; nor are models
     return app
@@ -121,7 +135,7 @@ def _require_no_gpu(settings: Settings) -> None:
         )
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, option: str) -> socket.socket:
     """A socket with this address; whoever serves from it makes it listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends what is written at once (TCP_NODELAY) only where it sees that this is TCP
@@ -132,6 +146,6 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RankerError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port or --host"
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another {option} or --host"
         ) from None
     return listener

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from service.api.direct import DirectRoute
 from service.api.document import RANKING, documented
@@ -70,10 +71,9 @@ def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: 
     return router
 
 
-def operations_routes(models: Models, metrics: Metrics) -> APIRouter:
-    """Health and metadata by the Open Inference Protocol's names, and metrics."""
-    router = APIRouter(tags=["operations"])
-    absent = documented(404, 503)
+def health_routes(models: Models) -> APIRouter:
+    """Health by the Open Inference Protocol's names."""
+    router = APIRouter(tags=["health"])
 
     @router.get("/v2/health/live")
     async def live() -> dict[str, bool]:
@@ -87,18 +87,32 @@ def operations_routes(models: Models, metrics: Metrics) -> APIRouter:
             raise Problem(503, "the models are being loaded: try again", headers=RETRY)
         return {"ready": True}
 
-    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=absent)
+    return router
+
+
+def model_routes(models: Models) -> APIRouter:
+    """Metadata by the Open Inference Protocol's names."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=documented(404, 503))
     async def metadata(model: str) -> ModelMetadata:
         """What a model reads and predicts."""
         return model_metadata(models.find(model))
 
-    @router.get("/v2/models/{model}/ready", responses=absent)
+    @router.get("/v2/models/{model}/ready", responses=documented(404, 503))
     async def model_ready(model: str) -> dict[str, bool | str]:
         """Whether a model is being served, and which version is current."""
         served = models.find(model).current
         return {"name": served.name, "version": served.version, "ready": True}
 
-    @router.get("/metrics")
+    return router
+
+
+def metrics_routes(metrics: Metrics) -> APIRouter:
+    """What Prometheus reads."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def exposition() -> Response:
         """Prometheus metrics."""
         return Response(metrics.exposition(), media_type=metrics.content_type)

@@ -126,8 +126,8 @@ class Reconciler:
 
     def _loaded(self, name: str, version: int) -> Served | None:
         """The version, None if it is refused."""
-        folder = repository.folder(self._settings.repository, name, version)
-        seen = signature(folder, folder.parent / CURRENT)
+        model = self._settings.repository / name
+        seen = signature(model / str(version), model / CURRENT)
         known = self.refused.get((name, version))
         if known is not None and known.files == seen:
             return None
