@@ -14,6 +14,7 @@ BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
 NEW_FOLDER = "new folder"
 LEAST_ROWS = 2000
 JSON = "print the result as JSON"
+KEY_FILE = "the service's API keys, hashed"
 
 
 BENCH_PARTS = ("engines", "http", "open", "batching", "rival")
@@ -114,6 +115,32 @@ def parser() -> argparse.ArgumentParser:
     publish.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
     publish.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
     publish.add_argument("--name", help="model name (default: the bundle's)")
+    publish.add_argument(
+        "--keep",
+        type=positive,
+        metavar="N",
+        help="remove versions beyond the N newest, but none that is served (default: keep all)",
+    )
+
+    release = command("release", "show or change which versions of a published model are served")
+    release.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
+    release.add_argument("name", metavar="NAME", help="of the model")
+    release.add_argument("--version", type=positive, metavar="N", help="the current version: to roll back or forward")
+    pinning = release.add_mutually_exclusive_group()
+    pinning.add_argument(
+        "--pin", action="store_true", default=None, dest="pinned", help="newly published versions do not become current"
+    )
+    pinning.add_argument("--unpin", action="store_false", default=None, dest="pinned", help="they do again")
+    canaries = release.add_mutually_exclusive_group()
+    canaries.add_argument(
+        "--canary", type=canary, metavar="N=WEIGHT", help="version N answers this share of the users, 0 to 1"
+    )
+    canaries.add_argument("--no-canary", action="store_true", help="the current version answers all")
+    shadows = release.add_mutually_exclusive_group()
+    shadows.add_argument(
+        "--shadow", type=positive, metavar="N", help="version N scores what others answer; differences are metrics"
+    )
+    shadows.add_argument("--no-shadow", action="store_true", help="nothing is scored twice")
 
     score = command("score", "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
@@ -151,6 +178,15 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
+    serve.add_argument("--keys", type=Path, metavar="FILE", help="API keys that are let in; see 'ranker keys'")
+    serve.add_argument("--no-keys", action="store_true", default=None, help="let all in, on any --host")
+    serve.add_argument(
+        "--operations-port",
+        type=port,
+        metavar="PORT",
+        help="port of metrics and admin operations (default: 8001 if --host can be reached from other machines, else "
+        "the service's)",
+    )
     serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
     serve.add_argument(
         "--backend",
@@ -167,6 +203,22 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--settings", type=Path, metavar="FILE", help="TOML with any of the service's settings; RANKER_… variables win"
     )
+
+    keys = commands.add_parser("keys", help="API keys of the service: make, list, revoke")
+    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION")
+    new_key = command("new", "make a key, print it once and add its hash to the file", actions)
+    new_key.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
+    new_key.add_argument("--name", required=True, help="whose it is; two keys of one application have two names")
+    new_key.add_argument(
+        "--scopes", nargs="+", required=True, choices=["rank", "feedback", "admin"], help="what it may do"
+    )
+    new_key.add_argument("--days", type=days, help="it expires after so many (default: never)")
+    list_keys = command("list", "names, scopes and expiry of all keys", actions)
+    list_keys.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
+    list_keys.add_argument("--json", action="store_true", help=JSON)
+    revoke = command("revoke", "take a key out of the file; it stops working within seconds", actions)
+    revoke.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
+    revoke.add_argument("name", metavar="NAME", help="of the key")
 
     bench = command("bench", "measure what scoring and serving cost on this machine")
     bench.add_argument(
@@ -203,6 +255,21 @@ def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def canary(text: str) -> dict[str, Any]:
+    """A version and its share of the requests."""
+    version, equals, weight = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not N=WEIGHT, such as 4=0.1")
+    return {"version": positive(version), "weight": share(weight)}
+
+
+def days(text: str) -> int:
+    """A whole number of days, of a century at most."""
+    if not text.isdecimal() or not 1 <= int(text) <= 36500:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 36500")
     return int(text)
 
 

@@ -33,7 +33,7 @@ from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.explaining import explain
 from ranking.features import FeatureTable
-from ranking.files import appearing, files_in, sha256
+from ranking.files import appearing, files_in, reason, sha256
 from ranking.frozen import FrozenRanker, score_table
 from ranking.gates.config import GateConfig
 from ranking.graph import FrozenGraph
@@ -234,15 +234,26 @@ def verify_files(folder: Path) -> None:
     """Checks every file of a bundle against SHA256SUMS.
 
     Raises:
-        BundleError: names the first file that is missing, altered or not listed.
+        BundleError: names the first file that is missing, altered, not listed or no ordinary file.
     """
     if not (folder / SUMS).is_file():
         raise BundleError(
             f"{folder} is no bundle: it has no {SUMS}; name REPOSITORY/NAME/VERSION or make one with 'ranker freeze'"
         )
+    _require_ordinary(folder)
     try:
-        lines = (folder / SUMS).read_text().splitlines()
-        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        _require_sums(folder)
+    except OSError as error:  # it may be taken away meanwhile
+        raise BundleError(f"{folder} cannot be read ({reason(error)})") from None
+
+
+def _require_sums(folder: Path) -> None:
+    try:
+        text = (folder / SUMS).read_bytes().decode()
+        listed = [line.split("  ", 1) for line in text.split("\n")[:-1]]
+        expected = {name: digest for digest, name in listed}
+        if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):
+            raise ValueError
     except ValueError:
         raise BundleError(f"{folder}/{SUMS} is damaged; freeze the run again or copy the bundle again") from None
     found = {file.relative_to(folder).as_posix() for file in files_in(folder)} - {SUMS}
@@ -253,6 +264,13 @@ def verify_files(folder: Path) -> None:
             raise BundleError(f"{folder}/{name} is missing; copy the bundle again")
         if sha256(folder / name) != digest:
             raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
+
+
+def _require_ordinary(folder: Path) -> None:
+    """Refuses what could lead out of the folder, change after it was verified, or never end."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise BundleError(f"{path} is a link, a pipe or the like: a bundle holds files; copy them themselves")
 
 
 def _struct(table: pa.Table) -> pa.Array:

@@ -20,9 +20,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.bulk_histogram import BulkHistogram
-from service.repository import Served
 from service.shared_metrics import Processes, shared_folder
 from service.stages import STAGES, Stage
+from service.versions.served import Served
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS)
@@ -32,6 +32,8 @@ SCORES = (0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 
 DIFFERENCES = (0, 0.00001, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 10)
 
 REJECTIONS = {
+    401: "unauthorised",
+    403: "forbidden",
     408: "slow_body",
     413: "too_large",
     429: "queue_full",

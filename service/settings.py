@@ -36,7 +36,8 @@ class Settings(BaseModel):
     """Settings of a service.
 
     Attributes:
-        repository: folder of published bundles; each model's current version is served.
+        repository: folder of published bundles; of each model what its current.json names is served.
+        poll_seconds: between two looks at the repository for what is to be served.
         default_model: answers ``POST /v1/rank``; may be left out if the repository holds one model.
         max_candidates: items of one request; more are refused with 413.
         max_batch_rows: candidates, of one request or many, that are scored at a time; with more each costs hardly less,
@@ -47,6 +48,13 @@ class Settings(BaseModel):
         workers: processes.
         threads: of each process that score; default: the cores divided by the workers. More than there are cores
             makes everything slower by far.
+        keys: file of API keys, as 'ranker keys new' writes it; without one whoever reaches the port may do everything.
+        no_keys: serve without keys, though other machines can reach the service.
+        operations_port: a port of its own for metrics and admin operations; default: 8001 if other machines can reach
+            the service, else the port of all the rest.
+        feedback_dir: folder of JSON lines, of what POST /v1/feedback brings; without one it answers 404.
+        feedback_max_bytes: of a file of feedback; then the next one is begun.
+        feedback_max_seconds: that a file of feedback is written to.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
         slow_ms: a request that took longer is logged, with the time of each stage.
         log_format: of log lines; default: text on a terminal, else JSON.
@@ -61,6 +69,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     repository: Path
+    poll_seconds: PositiveFloat = 5.0
     default_model: str | None = None
     max_candidates: PositiveInt = 5_000
     max_batch_rows: PositiveInt = 500
@@ -69,6 +78,12 @@ class Settings(BaseModel):
     precision: Precision = "float32"
     workers: PositiveInt = 1
     threads: PositiveInt = 1
+    keys: Path | None = None
+    no_keys: bool = False
+    operations_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    feedback_dir: Path | None = None
+    feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
+    feedback_max_seconds: PositiveFloat = 600.0
     server_timing: bool = False
     slow_ms: PositiveFloat = 1000.0
     log_format: LogFormat | None = None
@@ -84,6 +99,12 @@ class Settings(BaseModel):
         if store is not None:
             require_address(store.get_secret_value())
         return store
+
+    @model_validator(mode="after")
+    def _keys_or_none(self) -> Settings:
+        if self.keys is not None and self.no_keys:
+            raise ValueError("keys and no_keys exclude each other: leave one out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

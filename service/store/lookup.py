@@ -15,10 +15,10 @@ from service.engine.candidates import Asked
 from service.engine.encoding import RequestEncoder
 from service.engine.values import Values
 from service.metrics import Metrics
-from service.repository import Served
 from service.store.base import NOTHING, Store, Stored, StoreError
 from service.store.breaker import Breaker
 from service.store.documents import LOST, Fault, Reader
+from service.versions.served import Served
 
 log = logging.getLogger("ranker.service")
 

@@ -19,10 +19,10 @@ from service.engine.encoding import RequestEncoder
 from service.engine.request import Request
 from service.engine.runtimes import choose
 from service.metrics import Metrics
-from service.repository import Served
 from service.store.base import NOTHING, Failure, Stored, StoreError
 from service.store.breaker import Breaker
 from service.store.lookup import Lookup
+from service.versions.served import Served
 
 
 class Dictionary:
