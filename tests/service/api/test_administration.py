@@ -109,7 +109,7 @@ class TestRelease:
             ('{"version": 2, "shadow": 2}', 422, "body: version 2 cannot be both the current one and the shadow"),
             ('{"version": 2, "canary": {"version": 1, "weight": 2}}', 422, "canary.weight: Input should be less than"),
             ("{", 400, "not valid JSON"),
-            ("", 422, "body: Input should be a valid dictionary"),
+            ("", 422, "body: must be an object"),
         ],
     )
     def test_that_is_wrong_changes_nothing(
