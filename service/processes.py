@@ -35,6 +35,9 @@ GiveUp = Callable[[Exception], None]
 BACKLOG = 2048
 """Connections that may wait to be taken."""
 
+SILENT_SECONDS = 60
+"""A process that answers its supervisor later than this is replaced; on a busy machine, importing alone takes 10."""
+
 
 def serve(settings: Settings, host: str, port: int) -> None:
     """Serves until the process is told to stop. It listens at once, and is ready when its models are loaded.
@@ -58,6 +61,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         "log_config": None,
         "access_log": False,
         "backlog": BACKLOG,
+        "timeout_worker_healthcheck": SILENT_SECONDS,
         "server_header": False,
     }  # metrics count requests
     if settings.workers == 1:
