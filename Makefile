@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo serve test test-fast lint bench bench-train clean
+.PHONY: demo serve test test-fast lint audit bench bench-train clean
 
-# A process a core; tests of one class share a process, and what it prepared.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadscope
+# A process a core, which takes tests from another when it has none left; what is expensive is prepared once for all.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 KUAIRAND ?= ../shared/data/kuairand-pure
 
@@ -28,6 +28,11 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Known vulnerabilities of what is locked. AUDIT=--if-possible: no failure where advisories cannot be reached.
+audit: .venv/audit
+	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
+	  --requirement requirements/dev.lock --requirement requirements/cuda-train.lock | $(BIN)/python .ci/audit.py $(AUDIT)
 
 # BENCH="--only rival", "--quick" …
 bench: .venv/bench
@@ -53,6 +58,10 @@ clean:
 
 .venv/dev: requirements/dev.lock .venv/train
 	$(PIP) -r requirements/dev.lock
+	@touch $@
+
+.venv/audit: requirements/audit.lock .venv/dev
+	$(PIP) -r requirements/audit.lock
 	@touch $@
 
 .venv/bench: requirements/bench.lock .venv/dev
