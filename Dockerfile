@@ -1,5 +1,5 @@
-# Two images: `serve`, the default, and `--target train`. On NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
-# Python 3.11 with pip, as the locks are; no other package of the base is needed.
+# Two images: `serve`, the default, and `--target train`. For NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
+# The base needs Python 3.11, as the locks do, and pip.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS packages
@@ -37,7 +37,9 @@ LABEL org.opencontainers.image.title="DSelect Ranker" \
 # A new volume takes the owner of the folder that it is mounted on.
 RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin ranker \
     && install -d -o ranker -g ranker /repository /data
+# ONNX Runtime otherwise reports what it runs to its maker.
 ENV PATH=/opt/ranker/bin:$PATH \
+    ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 10001:10001
@@ -50,8 +52,9 @@ CMD ["--help"]
 
 FROM ranker AS serve
 COPY --from=serve-packages /opt/ranker /opt/ranker
-EXPOSE 8000
+EXPOSE 8000 8001
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["python", "-c", "\
 from http.client import HTTPConnection; service = HTTPConnection('127.0.0.1', 8000, timeout=2); \
 service.request('GET', '/v2/health/ready'); raise SystemExit(service.getresponse().status != 200)"]
+# Needs RANKER_KEYS, a file that `ranker keys new` made, or RANKER_NO_KEYS=true.
 CMD ["serve", "/repository", "--host", "0.0.0.0"]
