@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly, 3 if a model was refused
-        because it is worse than the served one, 141 if who reads its output had enough of it, as of any tool that
-        SIGPIPE ends.
+        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly, 3 if it refused a model
+        that is worse than the served one, 141 if who reads its output had enough of it, as of any tool that SIGPIPE
+        ends.
     """
     arguments = parser().parse_args(argv)
     arguments.given = ["ranker", *(sys.argv[1:] if argv is None else argv)]

@@ -56,8 +56,8 @@ def daily(
         command: what was given on the command line.
 
     Returns:
-        ``daily.json``: ``day``, ``model``, ``from`` (the day whose run it went on from, or None), ``against`` (the version
-        that it was compared with, or None), ``worse`` (what is lost beyond the margin) and ``version`` (None: not published).
+        ``daily.json``: ``day``, ``model``, ``from`` (the day whose run it went on from, or None), ``against`` (the
+        version that it was compared with, or None), ``worse`` (what is lost beyond the margin) and ``version``.
 
     Raises:
         RefusedError: the model is worse than the served one by more than the margin; nothing is published.

@@ -42,8 +42,8 @@ def losses(found: Mapping[str, Any], margin: float) -> list[Loss]:
     """Where the new model is worse by more than a margin, and not by chance: the paired interval excludes 0.
 
     Args:
-        found: what ``comparing.compare`` says of the served model as A and the new one as B. Where it has no interval the
-            values alone decide.
+        found: what ``comparing.compare`` says of the served model as A and the new one as B. Where it has no interval
+            the values alone decide.
         margin: what may be lost, as a share of the served model's value.
     """
     found_losses = [
@@ -56,7 +56,7 @@ def losses(found: Mapping[str, Any], margin: float) -> list[Loss]:
 
 
 def _is_worse(m: Mapping[str, Any]) -> bool:
-    """Whether B is worse, and its difference no chance; a measure may be unknown, as AUC is where no label is positive."""
+    """Whether B is worse, and not by chance; a measure may be unknown, as AUC is where no label is positive."""
     return m["difference"] is not None and (m["interval"] is None or m["better"] == "a")
 
 
