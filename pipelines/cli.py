@@ -171,7 +171,7 @@ def run_publish(arguments: argparse.Namespace) -> None:
     """``ranker publish``."""
     from pipelines.publishing import publish
 
-    name, version = publish(arguments.bundle, arguments.repository, arguments.name)
+    name, version = publish(arguments.bundle, arguments.repository, arguments.name, arguments.keep)
     print(arguments.repository / name / str(version))
 
 
@@ -192,6 +192,18 @@ def run_daily(arguments: argparse.Namespace) -> None:
         command=arguments.given,
     )
     print(as_json(done) if arguments.json else arguments.repository / done["model"] / str(done["version"]))
+
+
+def run_release(arguments: argparse.Namespace) -> None:
+    """``ranker release``."""
+    from pipelines.releasing import change
+
+    given = {name: getattr(arguments, name) for name in ("version", "pinned", "canary", "shadow")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    for name in ("canary", "shadow"):
+        if getattr(arguments, f"no_{name}"):
+            changes[name] = None
+    print(as_json(change(arguments.repository, arguments.name, changes).to_json()))
 
 
 def run_score(arguments: argparse.Namespace) -> None:
@@ -279,6 +291,7 @@ COMMANDS: dict[str, Command] = {
     "freeze": run_freeze,
     "publish": run_publish,
     "daily": run_daily,
+    "release": run_release,
     "score": run_score,
     "serve": run_serve,
     "new": run_new_key,

@@ -29,6 +29,7 @@ from ranking import repository
 from ranking.bundle import SUMS
 from ranking.errors import LogError, RefusedError, UsageError
 from ranking.files import write_json
+from ranking.release import CURRENT
 
 BUNDLE = "bundle"
 RECORD = "daily.json"
@@ -70,7 +71,7 @@ def daily(
     if version is not None:
         say(f"{day}: is published already")
         return _record(folder, json.loads((folder / RECORD).read_text()) | {"version": version})
-    served = repository.current(repo, name) if (repo / name / repository.CURRENT).exists() else None
+    served = repository.release(repo, name).version if (repo / name / CURRENT).exists() else None
     earlier = None if served is None or fresh else _run_of(repository.folder(repo, name, served), runs)
     config = config.model_copy(update={"logs": _splits(config.logs, day, earlier)})
     _require_rows(config, day)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
+from pipelines.demo import post, service
 from pipelines.run_folder import RunFolder
 from ranking import bundle, repository
 from tests.conftest import SMALL
@@ -65,6 +67,10 @@ class Shop:
     def published(self) -> list[int]:
         return repository.versions(self.repository, "feed")
 
+    @property
+    def current(self) -> int:
+        return repository.release(self.repository, "feed").version
+
 
 @pytest.fixture(scope="module")
 def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Shop:
@@ -95,7 +101,7 @@ class TestFirstDay:
         assert first.record(NINTH) == {
             "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "version": 1
         }  # fmt: skip
-        assert repository.current(first.repository, "feed") == 1
+        assert first.current == 1
 
     def test_leaves_the_day_to_judge_and_the_one_before_to_validate(self, first: Shop) -> None:
         logs = RunFolder.open(first.runs / "2026-01-09").load_config().logs
@@ -112,7 +118,7 @@ class TestNewDay:
         }  # fmt: skip
         logs = RunFolder.open(shop.runs / "2026-01-10").load_config().logs
         assert logs.train_from == datetime(2026, 1, 8)
-        assert repository.current(shop.repository, "feed") == 2
+        assert shop.current == 2
 
     def test_is_done_once(self, shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
         """Also if the job ended after it had published, and before it wrote that down."""
@@ -143,6 +149,18 @@ class TestNewDay:
         assert "'2026-02-30' is no date" in capsys.readouterr().err
 
 
+def test_a_running_service_swaps_to_the_new_day(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKER_POLL_SECONDS", "0.2")
+    request = {"user": {"id": "u1"}, "context": {"hour": 9}, "items": [{"id": "v1"}, {"id": "v2"}]}
+    with service(shop.repository) as url:
+        assert post(f"{url}/v1/rank", request)["version"] == "1"
+        assert shop.daily(TENTH, *GENTLY) == 0
+        deadline = time.monotonic() + 30
+        while (version := post(f"{url}/v1/rank", request)["version"]) == "1" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert version == "2"
+
+
 class TestWorseModel:
     POISON = ("--set", "training.epochs=8", "--set", "training.learning_rate.trunk=0.02")
 
@@ -160,7 +178,7 @@ class TestWorseModel:
         assert "click auc" in said.err
         assert said.out == ""
         assert spoilt.published == [1]
-        assert repository.current(spoilt.repository, "feed") == 1
+        assert spoilt.current == 1
         record = spoilt.record(TENTH)
         assert record["version"] is None
         assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
