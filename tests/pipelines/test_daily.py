@@ -26,7 +26,7 @@ GENTLY = ("--set", "training.learning_rate.trunk=1e-4", "--set", "training.learn
 NINTH, TENTH = date(2026, 1, 9), date(2026, 1, 10)
 
 
-class Shop:
+class Feed:
     """A log that grows, its runs and its repository.
 
     Args:
@@ -38,10 +38,10 @@ class Shop:
         self.runs = folder / "runs"
         self.repository = folder / "repository"
 
-    def copied(self, folder: Path) -> Shop:
+    def copied(self, folder: Path) -> Feed:
         """The same somewhere else."""
         shutil.copytree(self.folder, folder)
-        return Shop(folder)
+        return Feed(folder)
 
     def partition(self, day: date) -> Path:
         """The folder of the log's rows of one day."""
@@ -73,21 +73,21 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    """A shop after its first job, on 9 January; read only."""
-    shop = Shop(tmp_path_factory.mktemp("daily") / "shop")
-    shutil.copytree(logs, shop.folder / "logs")
-    shutil.rmtree(shop.partition(TENTH))
-    assert shop.daily(NINTH) == 0
-    return shop
+def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """A feed after its first job, on 9 January; read only."""
+    feed = Feed(tmp_path_factory.mktemp("daily") / "feed")
+    shutil.copytree(logs, feed.folder / "logs")
+    shutil.rmtree(feed.partition(TENTH))
+    assert feed.daily(NINTH) == 0
+    return feed
 
 
 @pytest.fixture
-def shop(first: Shop, logs: Path, tmp_path: Path) -> Shop:
-    """The shop on the morning after, with the log of 10 January."""
-    shop = first.copied(tmp_path / "shop")
-    shutil.copytree(logs / "log" / "date=2026-01-10", shop.partition(TENTH))
-    return shop
+def feed(first: Feed, logs: Path, tmp_path: Path) -> Feed:
+    """The feed on the morning after, with the log of 10 January."""
+    feed = first.copied(tmp_path / "feed")
+    shutil.copytree(logs / "log" / "date=2026-01-10", feed.partition(TENTH))
+    return feed
 
 
 def flipped(table: pa.Table) -> pa.Table:
@@ -97,13 +97,13 @@ def flipped(table: pa.Table) -> pa.Table:
 
 
 class TestFirstDay:
-    def test_trains_from_the_start_and_publishes(self, first: Shop) -> None:
+    def test_trains_from_the_start_and_publishes(self, first: Feed) -> None:
         assert first.record(NINTH) == {
             "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "version": 1
         }  # fmt: skip
         assert first.current == 1
 
-    def test_leaves_the_day_to_judge_and_the_one_before_to_validate(self, first: Shop) -> None:
+    def test_leaves_the_day_to_judge_and_the_one_before_to_validate(self, first: Feed) -> None:
         logs = RunFolder.open(first.runs / "2026-01-09").load_config().logs
         assert (logs.train_from, logs.validation_from, logs.test_from) == (
             None, datetime(2026, 1, 8), datetime(2026, 1, 9)
@@ -111,50 +111,50 @@ class TestFirstDay:
 
 
 class TestNewDay:
-    def test_goes_on_from_what_is_served_with_the_days_it_has_not_seen(self, shop: Shop) -> None:
-        assert shop.daily(TENTH, *GENTLY) == 0
-        assert shop.record(TENTH) == {
+    def test_goes_on_from_what_is_served_with_the_days_it_has_not_seen(self, feed: Feed) -> None:
+        assert feed.daily(TENTH, *GENTLY) == 0
+        assert feed.record(TENTH) == {
             "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
         }  # fmt: skip
-        logs = RunFolder.open(shop.runs / "2026-01-10").load_config().logs
+        logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
         assert logs.train_from == datetime(2026, 1, 8)
-        assert shop.current == 2
+        assert feed.current == 2
 
-    def test_is_done_once(self, shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_is_done_once(self, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         """Also if the job ended after it had published, and before it wrote that down."""
-        record = shop.runs / "2026-01-09" / "daily.json"
-        record.write_text(json.dumps(shop.record(NINTH) | {"version": None}))
-        assert shop.daily(NINTH) == 0
+        record = feed.runs / "2026-01-09" / "daily.json"
+        record.write_text(json.dumps(feed.record(NINTH) | {"version": None}))
+        assert feed.daily(NINTH) == 0
         assert "published already" in capsys.readouterr().err
-        assert shop.published == [1]
-        assert shop.record(NINTH)["version"] == 1
+        assert feed.published == [1]
+        assert feed.record(NINTH)["version"] == 1
 
-    def test_starts_anew_when_asked(self, shop: Shop) -> None:
-        assert shop.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
-        assert shop.record(TENTH)["from"] is None
-        assert shop.record(TENTH)["against"] == 1
+    def test_starts_anew_when_asked(self, feed: Feed) -> None:
+        assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
+        assert feed.record(TENTH)["from"] is None
+        assert feed.record(TENTH)["against"] == 1
 
-    def test_needs_rows_of_the_day(self, first: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_needs_rows_of_the_day(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         assert first.daily(TENTH) == 1
         assert "log: has no row of 2026-01-10" in capsys.readouterr().err
         assert not (first.runs / "2026-01-10").exists()
 
-    def test_comes_after_the_served_one(self, first: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_comes_after_the_served_one(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         assert first.daily(date(2026, 1, 8)) == 2
         assert "2026-01-09, whose run is served, trained until 2026-01-08" in capsys.readouterr().err
 
-    def test_names_a_date(self, first: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_names_a_date(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main(["daily", "x.toml", "--repository", "r", "--runs", "s", "--day", "2026-02-30"])
         assert "'2026-02-30' is no date" in capsys.readouterr().err
 
 
-def test_a_running_service_swaps_to_the_new_day(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_service_swaps_to_the_new_day(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKER_POLL_SECONDS", "0.2")
     request = {"user": {"id": "u1"}, "context": {"hour": 9}, "items": [{"id": "v1"}, {"id": "v2"}]}
-    with service(shop.repository) as url:
+    with service(feed.repository) as url:
         assert post(f"{url}/v1/rank", request)["version"] == "1"
-        assert shop.daily(TENTH, *GENTLY) == 0
+        assert feed.daily(TENTH, *GENTLY) == 0
         deadline = time.monotonic() + 30
         while (version := post(f"{url}/v1/rank", request)["version"]) == "1" and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -165,13 +165,13 @@ class TestWorseModel:
     POISON = ("--set", "training.epochs=8", "--set", "training.learning_rate.trunk=0.02")
 
     @pytest.fixture
-    def spoilt(self, shop: Shop) -> Shop:
+    def spoilt(self, feed: Feed) -> Feed:
         """What is new in the log, but for the day that judges, teaches the contrary."""
         for day in (date(2026, 1, 8), NINTH):
-            shop.rewrite(day, flipped)
-        return shop
+            feed.rewrite(day, flipped)
+        return feed
 
-    def test_is_refused(self, spoilt: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_is_refused(self, spoilt: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         assert spoilt.daily(TENTH, *self.POISON) == 3
         said = capsys.readouterr()
         assert "ranker: 2026-01-10 is not published, it is worse than version 1 of feed by more than 1.0%" in said.err
