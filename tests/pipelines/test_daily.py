@@ -20,8 +20,8 @@ from pipelines.run_folder import RunFolder
 from ranking import bundle, repository
 from tests.conftest import SMALL
 
-GENTLY = ("--set", "training.learning_rate.trunk=1e-4", "--set", "training.learning_rate.embeddings=1e-3")
-"""A day of this log is five steps, in which a warm start would otherwise learn more noise than signal."""
+LENIENT = ("--margin", "0.3")
+"""A day of this log is 600 rows: five steps, in which a model learns noise."""
 
 NINTH, TENTH = date(2026, 1, 9), date(2026, 1, 10)
 
@@ -112,7 +112,7 @@ class TestFirstDay:
 
 class TestNewDay:
     def test_goes_on_from_what_is_served_with_the_days_it_has_not_seen(self, feed: Feed) -> None:
-        assert feed.daily(TENTH, *GENTLY) == 0
+        assert feed.daily(TENTH, *LENIENT) == 0
         assert feed.record(TENTH) == {
             "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
         }  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_running_service_swaps_to_the_new_day(feed: Feed, monkeypatch: pytest.
     request = {"user": {"id": "u1"}, "context": {"hour": 9}, "items": [{"id": "v1"}, {"id": "v2"}]}
     with service(feed.repository) as url:
         assert post(f"{url}/v1/rank", request)["version"] == "1"
-        assert feed.daily(TENTH, *GENTLY) == 0
+        assert feed.daily(TENTH, *LENIENT) == 0
         deadline = time.monotonic() + 30
         while (version := post(f"{url}/v1/rank", request)["version"]) == "1" and time.monotonic() < deadline:
             time.sleep(0.1)
