@@ -32,7 +32,7 @@ lint: .venv/dev
 # Known vulnerabilities of what is locked. AUDIT=--if-possible: no failure where advisories cannot be reached.
 audit: .venv/audit
 	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
-	  --requirement requirements/dev.lock --requirement requirements/cuda.lock | $(BIN)/python .ci/audit.py $(AUDIT)
+	  --requirement requirements/dev.lock --requirement requirements/cuda-train.lock | $(BIN)/python .ci/audit.py $(AUDIT)
 
 # BENCH="--only rival", "--quick" …
 bench: .venv/bench
