@@ -7,17 +7,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
-from service import problems
+from service import problems, tracing
 from service.api.document import describe
 from service.api.routes import operations_routes, ranking_routes
 from service.engine.engine import Engine
 from service.metrics import Metrics
 from service.middleware import Envelope
+from service.observer import Observer
 from service.repository import Repository
 from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
+
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own would tell all of it a second time, and what is in wrong requests."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -26,8 +31,8 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         BundleError: nothing can be served; says which bundle and why.
     """
-    repository, metrics = Repository(settings), Metrics()
-    engine = Engine(settings.max_batch_rows)
+    repository, metrics, traces = Repository(settings), Metrics(), tracing.from_environment()
+    engine = Engine(settings.max_batch_rows, metrics)
     for served in repository:
         metrics.loaded(served)
         backend, seconds = served.runtime.backend, served.load_seconds
@@ -37,13 +42,18 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         engine.close()
+        if traces is not None:
+            traces.close()
 
-    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
+    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY)
     app.add_middleware(
-        Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+        Envelope,
+        observer=Observer(metrics, settings.slow_ms, traces),
+        max_body_bytes=settings.max_body_bytes,
+        server_timing=settings.server_timing,
     )
     problems.install(app)
-    for router in (ranking_routes(settings, repository, engine, metrics), operations_routes(repository, metrics)):
+    for router in (ranking_routes(settings, repository, engine), operations_routes(repository, metrics)):
         app.router.routes.extend(router.routes)  # an included router would match each request twice
     describe(app)
     return app

@@ -1,16 +1,19 @@
-"""Around every request: its id and trace, its size limit, its stages, and its count in the metrics."""
+"""Around every request: its id and trace, its size limit, its stages, and what is told of it afterwards."""
 
 from __future__ import annotations
 
+import logging
 import random
 import re
-import time
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.metrics import Metrics
+from service import logs, problems
+from service.observer import Observer
 from service.stages import Stages
+
+log = logging.getLogger("ranker.service")
 
 SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 
@@ -20,13 +23,13 @@ class Envelope:
 
     Args:
         app: what it wraps.
-        metrics: where ranking requests are counted.
+        observer: told of ranking requests.
         max_body_bytes: larger bodies are refused with 413, at the first byte too many.
         server_timing: whether answers name the stages of a ranking request and their times.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, *, server_timing: bool = False) -> None:
-        self._app, self._metrics, self._max_body_bytes = app, metrics, max_body_bytes
+    def __init__(self, app: ASGIApp, observer: Observer, max_body_bytes: int, *, server_timing: bool = False) -> None:
+        self._app, self._observer, self._max_body_bytes = app, observer, max_body_bytes
         self._server_timing = server_timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,10 +40,11 @@ class Envelope:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if SAFE_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
-        stages = Stages()
-        scope.setdefault("state", {}).update(request_id=request_id.decode(), stages=stages)
+        stages, name = Stages(), request_id.decode()
+        logs.request_id.set(name)
+        scope.setdefault("state", {}).update(request_id=name, stages=stages)
         received = 0
-        status = 500
+        status = 0
 
         async def limited() -> Message:
             nonlocal received
@@ -62,12 +66,20 @@ class Envelope:
                     echo.append((b"server-timing", times.encode()))
             await send(message)
 
-        if not scope["path"].endswith("/rank"):
-            await self._app(scope, limited, echoing)
-            return
-        try:
-            with self._metrics.in_flight.track_inprogress():
+        async def answer() -> None:
+            try:
                 await self._app(scope, limited, echoing)
+            except Exception as error:
+                if status:  # the answer has begun: all that is left is to close the connection
+                    raise
+                log.error("request failed", exc_info=error)
+                await problems.response(problems.failed())(scope, receive, echoing)
+
+        if not scope["path"].endswith("/rank"):
+            await answer()
+            return
+        self._observer.arrived()
+        try:
+            await answer()
         finally:
-            self._metrics.requests.labels(str(status)).inc()
-            self._metrics.seconds.observe(time.monotonic() - stages.arrived)
+            self._observer.answered(scope, status or 500)

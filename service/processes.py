@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import logging
 import socket
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +14,11 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
+from service import logs
 from service.app import create_app
 from service.repository import Repository
 from service.settings import Settings
+from service.shared_metrics import forget_dead, shared_metrics
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -29,6 +31,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         BundleError: nothing can be served.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
+    logs.configure(settings.log_format)
     listener = _bound(host, port)
     app = partial(_application, settings)
     how: Any = {
@@ -40,12 +43,26 @@ def serve(settings: Settings, host: str, port: int) -> None:
         uvicorn.Server(uvicorn.Config(app(), **how)).run([listener])
         return
     _require_servable(settings)
-    Multiprocess(uvicorn.Config(app, factory=True, workers=settings.workers, **how), [listener]).run()
+    with shared_metrics() as folder:
+        Supervisor(uvicorn.Config(app, factory=True, workers=settings.workers, **how), [listener], folder).run()
+
+
+class Supervisor(Multiprocess):
+    """Starts processes, replaces those that died, and takes back what those said of their present state."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], metrics: Path) -> None:
+        super().__init__(config, sockets)
+        self._metrics = metrics
+
+    def keep_subprocess_alive(self) -> None:
+        """Called twice a second."""
+        super().keep_subprocess_alive()
+        forget_dead(self._metrics, {process.pid for process in self.processes})
 
 
 def _application(settings: Settings) -> FastAPI:
     """The application of one process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
     app = create_app(settings)
     gc.collect()

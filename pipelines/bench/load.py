@@ -18,8 +18,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from pipelines.bench.connection import Answer, Connection
-from pipelines.bench.requests import Body
+from pipelines.bench.connection import Answer, Body, Connection
 from pipelines.bench.turns import percentile
 
 LEAST = 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.bench.connection import Body
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.schema import Owner, Schema
-from service.api.formats import ARROW, JSON
+from service.api.formats import ARROW
 
 DIFFERENT = 8
 """Requests that are sent by turns, so that not the same rows are looked up each time."""
 MADE_UP = 1_000_000
 """Ids to draw from where a bundle has no table."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """What is sent.
-
-    Attributes:
-        data: the bytes.
-        content_type: their media type, and that of the answer which is asked for.
-    """
-
-    data: bytes
-    content_type: str = JSON
 
 
 class Requests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from service.engine.batching import Batcher, DeadlinePassedError
 from service.engine.candidates import Asked, explained
 from service.engine.ranking import Prepared, Ranked, order, prepare
 from service.engine.scoring import Key, Scored, Work, score
+from service.metrics import Metrics
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
@@ -22,10 +24,12 @@ class Engine:
 
     Args:
         max_batch_rows: candidates that are scored at a time.
+        metrics: where they are counted.
     """
 
-    def __init__(self, max_batch_rows: int) -> None:
-        self._batcher: Batcher[Key, Work, Scored] = Batcher(score, max_batch_rows)
+    def __init__(self, max_batch_rows: int, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
 
     async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
@@ -53,6 +57,7 @@ class Engine:
             return order(prepared, np.empty((0, len(asked_for)), np.float32), missing)
         tasks = tuple(sorted(asked_for))
         deadline = math.inf if deadline_ms is None else stages.arrived + deadline_ms / 1000
+        self._metrics.queue_rows.inc(len(request))
         try:
             parts = await self._batcher.submit((served, tasks), Work(request, stages), len(request), deadline)
         except DeadlinePassedError:
@@ -60,9 +65,19 @@ class Engine:
             raise Problem(
                 504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
             ) from None
+        finally:
+            self._metrics.queue_rows.dec(len(request))
         scored = Scored.concat(parts)
         return order(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
 
     def close(self) -> None:
         """Finishes what is queued."""
         self._batcher.close()
+
+    def _score(self, key: Key, batch: Sequence[Work]) -> list[Scored | Exception]:
+        found = score(key, batch)
+        right = [each for each in found if isinstance(each, Scored)]
+        if right:
+            scores = np.concatenate([each.scores for each in right])
+            self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
+        return found
