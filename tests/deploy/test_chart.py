@@ -1,4 +1,4 @@
-"""The chart as a cluster would get it: rendered by Helm, held against the schemas of Kubernetes and what it promises."""
+"""The chart as a cluster would get it: rendered by Helm, held against Kubernetes' schemas and what it promises."""
 
 from __future__ import annotations
 
