@@ -35,9 +35,10 @@ def until(happened: Callable[[], object], what: str) -> None:
 
 
 def status(url: str, body: bytes | None = None) -> int:
-    """Of an answer; 0 if nobody answers."""
+    """Of the answer to a request, with a body of JSON or without one; 0 if nobody answers."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=10) as answer:
             answer.read()
             return int(answer.status)
     except urllib.error.HTTPError as error:
