@@ -14,6 +14,18 @@ CLIENT_CLOSED_REQUEST = 499
 """What proxies log when a client went away; nobody receives it, the metrics count it."""
 
 
+PLAINLY = {
+    "extra_forbidden": "unknown field",
+    "missing": "is missing",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+}
+"""What pydantic says in terms of Python, and of our classes."""
+
+
 class FieldError(BaseModel):
     """One field of the request that is wrong."""
 
@@ -115,4 +127,4 @@ def _joined(reasons: list[str]) -> str:
 
 
 def _reason(error: Any) -> str:
-    return "unknown field" if error["type"] == "extra_forbidden" else str(error["msg"])
+    return PLAINLY.get(error["type"]) or str(error["msg"])
