@@ -89,7 +89,7 @@ def test_the_dashboard_is_where_grafana_looks_for_it() -> None:
 
 
 def test_the_handbook_says_what_to_do_about_each_alert() -> None:
-    handbook = (DEPLOY.parent / "docs" / "deployment.md").read_text()
+    handbook = (DEPLOY.parent / "docs" / "operations.md").read_text()
     assert [alert for alert in ALERTS if f"`{alert}`" not in handbook] == []
 
 
