@@ -13,8 +13,8 @@ from service.api.formats import ARROW
 from service.api.messages import RankOptions, RankRequest
 from service.engine.candidates import Asked
 from service.problems import invalid_request, malformed, too_many
-from service.repository import Served
 from service.settings import Settings
+from service.versions.served import Served
 
 Message = TypeVar("Message", bound=BaseModel)
 

@@ -260,7 +260,7 @@ def test_a_job_does_not_run_beside_itself_and_ends() -> None:
         ({"replica": 3}, "'replica' not allowed"),
         ({"resources": {"limits": {"cpu": "500m"}}}, "/resources/limits/cpu"),
         ({"settings": {"workers": 2}}, "settings.threads: set it"),
-        ({"settings": {"keys": "keys.toml"}}, "invalid propertyName 'keys'"),
+        ({"settings": {"keys": "keys.json"}}, "invalid propertyName 'keys'"),
         ({"gpu": 2}, "/gpu"),
         ({"networkPolicy": {"monitoring": []}}, "/networkPolicy/monitoring"),
     ],

@@ -20,9 +20,10 @@ from service.engine.engine import Engine
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
 from service.engine.runtimes.base import Scores
+from service.metrics import Metrics
 from service.problems import Problem
-from service.repository import Served
 from service.stages import Stages
+from service.versions.served import Served
 from tests.service.engine.lacking import by_candidate
 
 SECONDS = 30.0
@@ -58,7 +59,7 @@ def served(ranker: FrozenRanker, runtime: Any) -> Served:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    engine = Engine(max_batch_rows=50)
+    engine = Engine(50, Metrics())
     yield engine
     engine.close()
 
