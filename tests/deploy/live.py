@@ -76,6 +76,7 @@ class Service:
     """``ranker serve`` with two ports."""
 
     def __init__(self, repository: Path, folder: Path) -> None:
+        self.repository = repository
         self.port, self.operations = free_port(), free_port()
         self._command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository)]
         self._command += ["--port", str(self.port), "--operations-port", str(self.operations)]

@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ranking.files import write_json
 from tests.deploy.live import Load, Prometheus, Service, status, until
 from tests.deploy.rendering import DEPLOY
 
@@ -97,16 +99,14 @@ def test_the_handbook_says_what_to_do_about_each_alert() -> None:
 def watched(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Prometheus]]:
     """A service under load, scraped."""
     folder = tmp_path_factory.mktemp("watched")
-    service = Service(repository, folder)
-    prometheus = Prometheus(FOLDER, service.operations, folder)
-    load = Load(service.url("/v1/rank"), BODY)
-    try:
+    with ExitStack() as stack:
+        service = Service(shutil.copytree(repository, folder / "repository"), folder)
+        stack.callback(service.stop)
         service.start()
+        prometheus = Prometheus(FOLDER, service.operations, folder)
+        stack.callback(prometheus.stop)
+        stack.callback(Load(service.url("/v1/rank"), BODY).stop)
         yield service, prometheus
-    finally:
-        load.stop()
-        service.stop()
-        prometheus.stop()
 
 
 @pytest.mark.slow
@@ -137,6 +137,18 @@ class TestOnAServiceThatRuns:
         query = queue["metricsQuery"].replace("<<.Series>>", "ranker_queue_rows")
         query = query.replace("<<.LabelMatchers>>", 'job="ranker"').replace("<<.GroupBy>>", "instance")
         assert len(prometheus.ask(query)) == 1
+
+    def test_an_alert_fires_when_a_bundle_is_refused_and_the_version_before_goes_on(
+        self, watched: tuple[Service, Prometheus]
+    ) -> None:
+        service, prometheus = watched
+        model = service.repository / "feed"
+        broken = shutil.copytree(model / "1", model / "2") / "weights.safetensors"
+        broken.write_bytes(broken.read_bytes()[:-1] + b"?")
+        write_json({"version": 2}, model / "current.json")
+        until(lambda: prometheus.firing("RankerModelRefused"), "the alert fires")
+        assert status(service.url("/v1/rank"), json.dumps(BODY).encode()) == 200
+        write_json({"version": 1}, model / "current.json")
 
     def test_an_alert_fires_when_the_service_stops_and_clears_when_it_is_back(
         self, watched: tuple[Service, Prometheus]
