@@ -24,6 +24,7 @@ from service.ports import Ports
 from service.security.guard import Guard
 from service.security.keyring import Keyring
 from service.settings import Settings
+from service.store.opening import open_lookup
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
 from service.versions.shadowing import Shadows
@@ -53,7 +54,7 @@ def create_app(
 
     Raises:
         BundleError: nothing can be served; says which bundle and why.
-        ConfigError: the key file cannot be read.
+        ConfigError: the key file cannot be read, or the store's address means nothing.
         OutputError: the folder of feedback cannot be written.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
@@ -62,7 +63,8 @@ def create_app(
     reconciler = Reconciler(settings, models, metrics)
     if give_up is None:
         reconciler.first()
-    engine = Engine(settings.max_batch_rows, metrics)
+    lookup = open_lookup(settings, metrics)
+    engine = Engine(settings.max_batch_rows, metrics, lookup)
     shadows = Shadows(engine, metrics)
     watcher = Watcher(reconciler, settings.poll_seconds, give_up)
 
@@ -73,6 +75,8 @@ def create_app(
         watcher.stop()
         await shadows.close()
         engine.close()
+        if lookup is not None:
+            await lookup.close()
         if feedback is not None:
             feedback.close()
         if traces is not None:

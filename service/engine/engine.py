@@ -16,6 +16,8 @@ from service.engine.scoring import Key, Scored, Work, score
 from service.metrics import Metrics
 from service.problems import Problem
 from service.stages import Stages
+from service.store.base import NOTHING
+from service.store.lookup import Lookup
 from service.versions.served import Served
 
 
@@ -25,10 +27,11 @@ class Engine:
     Args:
         max_batch_rows: candidates that are scored at a time.
         metrics: where they are counted.
+        lookup: into a store for what requests leave out, if there is one.
     """
 
-    def __init__(self, max_batch_rows: int, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, max_batch_rows: int, metrics: Metrics, lookup: Lookup | None = None) -> None:
+        self._metrics, self._lookup = metrics, lookup
         self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
         self._ranking = 0
 
@@ -57,7 +60,12 @@ class Engine:
             self._ranking -= 1
 
     async def _rank(self, served: Served, asked: Asked, stages: Stages, counted: bool) -> Ranked:
-        prepared = prepare(served.ranker, served.encoder, asked)
+        stored = NOTHING
+        if self._lookup is not None:
+            stages.end("parse")
+            stored = await self._lookup(served, asked)
+            stages.end("store")
+        prepared = prepare(served.ranker, served.encoder, asked, stored)
         stages.end("parse")
         try:
             return await self._ranked(served, prepared, asked.options.deadline_ms, stages, counted)
