@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from pipelines.arguments import parser
+from service.security.exposure import OPERATIONS_PORT
 from service.settings import Settings, read
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, rendered
 
-DOCS = DEPLOY.parent / "docs" / "deployment.md"
+DOCS = DEPLOY.parent / "docs" / "kubernetes.md"
 CUSTOM = json.loads((Path(__file__).parent / "custom_resources.json").read_text())
 """Written by hand from the definitions of the training operator v1.9 and the Prometheus operator v0.80: what the chart
 uses of them, and nothing else. The pods within are held against Kubernetes' own schemas."""
@@ -150,6 +151,8 @@ def test_no_pod_is_root_or_can_become_it_or_write_beside_its_volumes(variant: st
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
+            assert each["resources"]["limits"].keys() >= {"cpu", "memory"}
+            assert each["resources"]["requests"] == each["resources"]["limits"], "nothing is promised twice"
             assert "/tmp" in {mount["mountPath"] for mount in each["volumeMounts"]}
 
 
@@ -227,7 +230,7 @@ def test_operations_are_for_monitoring_only() -> None:
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert peers == {"http": [{"namespaceSelector": {}}], "operations": [monitoring]}
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
-    assert ports == {"http": 8000, "operations": 8001}
+    assert ports == {"http": 8000, "operations": OPERATIONS_PORT}
     services = {made["metadata"]["name"]: made["spec"] for made in chart("everything") if made["kind"] == "Service"}
     assert [port["targetPort"] for port in services["ranker"]["ports"]] == ["http"]
     assert [port["targetPort"] for port in services["ranker-operations"]["ports"]] == ["operations"]
@@ -250,7 +253,11 @@ def test_the_operator_gets_the_rules_and_the_dashboard_that_are_tested_here() ->
 def test_a_job_does_not_run_beside_itself_and_ends() -> None:
     job = one("CronJob")["spec"]
     assert job["concurrencyPolicy"] == "Forbid"
-    assert 0 < job["jobTemplate"]["spec"]["activeDeadlineSeconds"] <= 24 * 3600
+    spec = job["jobTemplate"]["spec"]
+    assert 0 < spec["activeDeadlineSeconds"] <= 24 * 3600
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["values"] == [2, 3], "what a second try would only repeat"
     assert {mount["mountPath"] for mount in container(pod="daily")["volumeMounts"]} >= {"/repository", "/training"}
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from ranking.files import write_json
+from service.security.exposure import OPERATIONS_PORT
 from tests.deploy.live import Load, Prometheus, Service, status, until
 from tests.deploy.rendering import DEPLOY
 
@@ -73,6 +74,13 @@ def _later(tests: list[dict[str, Any]], alert: str) -> set[str]:
     times = [test["eval_time"] for test in tests if test["alertname"] == alert]
     first = next(test["eval_time"] for test in tests if test["alertname"] == alert and test["exp_alerts"])
     return set(times[times.index(first) + 1 :])
+
+
+def test_prometheus_scrapes_the_operations_port_as_the_job_that_the_rules_speak_of() -> None:
+    (scrape,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    assert {source["port"] for source in scrape["dns_sd_configs"]} == {OPERATIONS_PORT}
+    jobs = set(re.findall(r'job="(\w+)"', (FOLDER / "rules.yml").read_text()))
+    assert jobs == {scrape["job_name"]}
 
 
 def test_the_dashboard_is_where_grafana_looks_for_it() -> None:
