@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 
 from service import problems
+from service.admitting import Admitting
 from service.api.document import describe
 from service.api.routes import operations_routes, ranking_routes
+from service.engine.admission import Admission
 from service.engine.engine import Engine
+from service.entrance import Entrance
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.middleware import Envelope
 from service.repository import Repository
@@ -27,23 +32,30 @@ def create_app(settings: Settings) -> FastAPI:
         BundleError: nothing can be served; says which bundle and why.
     """
     repository, metrics = Repository(settings), Metrics()
-    engine = Engine(settings.max_batch_rows)
+    engine = Engine(settings.max_batch_rows, settings.default_deadline_ms, settings.max_deadline_ms)
+    admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
+    entrance = Entrance(settings, admission, lifecycle, metrics)
     for served in repository:
         metrics.loaded(served)
         backend, seconds = served.runtime.backend, served.load_seconds
         log.info("serving %s version %s on %s, loaded in %.2f s", served.name, served.version, backend, seconds)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        yield {"entrance": entrance}
         engine.close()
 
     app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
+    app.add_middleware(Admitting, admission=admission)
     app.add_middleware(
-        Envelope, metrics=metrics, max_body_bytes=settings.max_body_bytes, server_timing=settings.server_timing
+        Envelope,
+        metrics=metrics,
+        max_body_bytes=settings.max_body_bytes,
+        read_seconds=settings.read_seconds,
+        server_timing=settings.server_timing,
     )
     problems.install(app)
     app.include_router(ranking_routes(settings, repository, engine, metrics))
-    app.include_router(operations_routes(repository, metrics))
+    app.include_router(operations_routes(repository, metrics, lifecycle))
     describe(app)
     return app

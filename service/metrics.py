@@ -19,6 +19,9 @@ class Metrics:
         registry = CollectorRegistry()
         self._registry = registry
         self.requests = Counter("ranker_requests", "Ranking requests by status code.", ["status"], registry=registry)
+        self.rejections = Counter(
+            "ranker_rejections", "Requests and connections turned away, by reason.", ["reason"], registry=registry
+        )
         self.seconds = Histogram(
             "ranker_request_seconds",
             "Time from a ranking request's arrival to its answer.",

@@ -7,12 +7,14 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.incoming import Incoming
 from service.metrics import Metrics
 from service.stages import Stages
 
+REJECTIONS = {408: "slow_body", 413: "too_large", 429: "queue_full", 504: "deadline"}
+"""Status of a ranking request → why it was turned away."""
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -23,11 +25,15 @@ class Envelope:
         app: what it wraps.
         metrics: where ranking requests are counted.
         max_body_bytes: larger bodies are refused with 413, at the first byte too many.
+        read_seconds: bodies that take longer are refused with 408.
         server_timing: whether answers name the stages of a ranking request and their times.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, *, server_timing: bool = False) -> None:
-        self._app, self._metrics, self._max_body_bytes = app, metrics, max_body_bytes
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, read_seconds: float, *, server_timing: bool = False
+    ) -> None:
+        self._app, self._metrics = app, metrics
+        self._max_body_bytes, self._read_seconds = max_body_bytes, read_seconds
         self._server_timing = server_timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,16 +46,8 @@ class Envelope:
         request_id = given if SAFE_ID.fullmatch(given) else str(uuid.uuid4())
         stages = Stages()
         scope.setdefault("state", {}).update(request_id=request_id, stages=stages)
-        received = 0
         status = 500
-
-        async def limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_body_bytes:
-                raise HTTPException(413, f"the body is larger than {self._max_body_bytes} bytes; send fewer candidates")
-            return message
+        incoming = Incoming(receive, self._max_body_bytes, self._read_seconds)
 
         async def echoing(message: Message) -> None:
             nonlocal status
@@ -64,11 +62,13 @@ class Envelope:
             await send(message)
 
         if not scope["path"].endswith("/rank"):
-            await self._app(scope, limited, echoing)
+            await self._app(scope, incoming, echoing)
             return
         try:
             with self._metrics.in_flight.track_inprogress():
-                await self._app(scope, limited, echoing)
+                await self._app(scope, incoming, echoing)
         finally:
             self._metrics.requests.labels(str(status)).inc()
+            if status in REJECTIONS:
+                self._metrics.rejections.labels(REJECTIONS[status]).inc()
             self._metrics.seconds.observe(time.monotonic() - stages.arrived)

@@ -15,6 +15,8 @@ log = logging.getLogger("ranker.service")
 
 CLIENT_CLOSED_REQUEST = 499
 """What proxies log when a client went away; nobody receives it, the metrics count it."""
+RETRY_AFTER = {"Retry-After": "1"}
+"""In whole seconds; a queue is worked off within the first."""
 
 
 class FieldError(BaseModel):
@@ -97,6 +99,21 @@ def malformed(field: str, reason: str) -> Problem:
 def too_many(candidates: int, most: int) -> Problem:
     """413 for the number of candidates."""
     return Problem(413, f"{candidates} candidates: this service ranks at most {most} at a time")
+
+
+def too_large(most: int) -> Problem:
+    """413 for the bytes of a body."""
+    return Problem(413, f"the body is larger than {most} bytes; send fewer candidates")
+
+
+def queue_full() -> Problem:
+    """429 for a request that would have to wait for too many others."""
+    return Problem(429, "too many candidates are waiting to be ranked; try again later", headers=RETRY_AFTER)
+
+
+def unavailable(reason: str) -> Problem:
+    """503 for what another process, or this one soon, can do."""
+    return Problem(503, f"{reason}; try again later", headers=RETRY_AFTER)
 
 
 def _path(error: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import socket
 from functools import partial
 from typing import Any
@@ -11,15 +12,19 @@ from typing import Any
 import torch
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
 from service.app import create_app
+from service.connection import Connection
 from service.repository import Repository
+from service.server import Server
 from service.settings import Settings
+from service.supervisor import Supervisor
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
+OTHER_FILES = 1_000
+"""Open in a process beside its connections: tables of the bundles, libraries, and connections that are refused."""
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
@@ -29,18 +34,24 @@ def serve(settings: Settings, host: str, port: int) -> None:
         BundleError: nothing can be served.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
+    _raise_file_limit(settings)
     listener = _bound(host, port)
     app = partial(_application, settings)
     how: Any = {
+        "http": Connection,
+        "ws": "none",
         "log_config": None,
-        "access_log": False,
+        "access_log": False,  # metrics count requests
         "backlog": BACKLOG,
-    }  # metrics count requests
+        "timeout_keep_alive": settings.keep_alive_seconds,
+        "timeout_graceful_shutdown": settings.grace_seconds,
+    }
     if settings.workers == 1:
-        uvicorn.Server(uvicorn.Config(app(), **how)).run([listener])
+        Server(uvicorn.Config(app(), **how), settings.drain_seconds).run([listener])
         return
     _require_servable(settings)
-    Multiprocess(uvicorn.Config(app, factory=True, workers=settings.workers, **how), [listener]).run()
+    config = uvicorn.Config(app, factory=True, workers=settings.workers, **how)
+    Supervisor(config, [listener], settings.drain_seconds, settings.grace_seconds).run()
 
 
 def _application(settings: Settings) -> FastAPI:
@@ -60,6 +71,23 @@ def _require_servable(settings: Settings) -> None:
         raise RankerError(
             f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
         )
+
+
+def _raise_file_limit(settings: Settings) -> None:
+    """Lets a process hold as many connections as the settings say: each is a file, and 1,024 are a common limit.
+
+    Raises:
+        RankerError: the system allows fewer.
+    """
+    needed = settings.max_connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise RankerError(
+            f"max_connections = {settings.max_connections} needs {needed} open files, but a process may have {hard}: "
+            f"raise the limit (ulimit -Hn), or lower max_connections to at most {hard - OTHER_FILES}"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _bound(host: str, port: int) -> socket.socket:

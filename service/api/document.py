@@ -43,12 +43,16 @@ def _ref(model: type) -> dict[str, str]:
     return {"$ref": REF.format(model=model.__name__)}
 
 
+AGAIN = {"Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}}
+"""Header of the answers that are worth another try."""
+
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     status: {
         "description": HTTPStatus(status).phrase,
         "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
     }
-    for status in (400, 404, 406, 413, 415, 422, 504)
+    | ({"headers": AGAIN} if status in (429, 503) else {})
+    for status in (400, 404, 406, 408, 413, 415, 422, 429, 431, 503, 504)
 }
 """Errors by status."""
 

@@ -12,9 +12,12 @@ from service.api.leaving import while_connected
 from service.api.messages import ModelMetadata, RankOptions
 from service.api.reading import read
 from service.api.writing import write
+from service.engine.admission import QueueFullError, Ticket
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.problems import queue_full, unavailable
 from service.repository import Repository, Served
 from service.settings import Settings
 from service.stages import Stages
@@ -29,6 +32,7 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
         asked, columns = read(await http.body(), given, served, settings)
+        require_room(http.state.ticket, len(asked.candidates))
         stages.end("parse")
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
@@ -57,7 +61,7 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
     return router
 
 
-def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
+def operations_routes(repository: Repository, metrics: Metrics, lifecycle: Lifecycle) -> APIRouter:
     """Health and metadata by the Open Inference Protocol's names, and metrics."""
     router = APIRouter(tags=["operations"])
     not_found: Any = {404: DOCUMENTED[404]}
@@ -67,9 +71,11 @@ def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
         """The process answers."""
         return {"live": True}
 
-    @router.get("/v2/health/ready")
+    @router.get("/v2/health/ready", responses={503: DOCUMENTED[503]})
     async def ready() -> dict[str, bool]:
         """Models are loaded, verified, and requests are welcome: the process does not listen before."""
+        if lifecycle.draining:
+            raise unavailable("this process is about to end")
         return {"ready": True}
 
     @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=not_found)
@@ -89,6 +95,18 @@ def operations_routes(repository: Repository, metrics: Metrics) -> APIRouter:
         return Response(metrics.exposition(), media_type=metrics.content_type)
 
     return router
+
+
+def require_room(ticket: Ticket, candidates: int) -> None:
+    """Lets a request count for the candidates that it turned out to have.
+
+    Raises:
+        Problem: 429 if they are too many beside those of others.
+    """
+    try:
+        ticket.count(candidates)
+    except QueueFullError:
+        raise queue_full() from None
 
 
 def summary(ranked: Ranked, served: Served, options: RankOptions, request_id: str) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""What the connections of a process share with its application."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from service.engine.admission import Admission
+from service.lifecycle import Lifecycle
+from service.metrics import Metrics
+from service.problems import Problem, queue_full, response
+from service.settings import Settings
+
+Header = tuple[bytes, bytes]
+ECHOED = (b"x-request-id", b"traceparent")
+SAFE = re.compile(rb"[\x21-\x7e]{1,256}")
+
+
+class Refusal:
+    """An answer that is written without an application: made once, written often.
+
+    Args:
+        problem: the answer.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        made = response(problem)
+        self._head, self._body = STATUS_LINE[problem.status] + _lines(made.raw_headers), bytes(made.body)
+
+    def text(self, default: Iterable[Header], asked: Iterable[Header], *, last: bool) -> bytes:
+        """The whole answer.
+
+        Args:
+            default: headers of every answer.
+            asked: headers of the request, of which some are echoed.
+            last: whether the connection ends with it.
+        """
+        echoed = [(name, value) for name, value in asked if name in ECHOED and SAFE.fullmatch(value)]
+        closing = b"connection: close\r\n" if last else b""
+        return self._head + _lines(default) + _lines(echoed) + closing + b"\r\n" + self._body
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """In the state of the application's lifespan, under ``entrance``.
+
+    Attributes:
+        settings: limits of connections.
+        admission: of requests that rank.
+        lifecycle: whether clients had better look for another process.
+        metrics: that count who is refused.
+    """
+
+    settings: Settings
+    admission: Admission
+    lifecycle: Lifecycle
+    metrics: Metrics
+
+    @cached_property
+    def full(self) -> Refusal:
+        """For a request that is not admitted."""
+        return Refusal(queue_full())
+
+
+def _lines(headers: Iterable[Header]) -> bytes:
+    return b"".join([name + b": " + value + b"\r\n" for name, value in headers])
