@@ -19,6 +19,10 @@ RETRY_AFTER = {"Retry-After": "1"}
 """In whole seconds; a queue is worked off within the first."""
 
 
+MOST_ERRORS, MOST_NAMED = 20_000, 100
+"""Faults of a request that are looked at; fields that are named."""
+
+
 class FieldError(BaseModel):
     """One field of the request that is wrong."""
 
@@ -83,11 +87,14 @@ def install(app: FastAPI) -> None:
 
 
 def invalid_request(error: ValidationError) -> Problem:
-    """422 naming the fields of a request that are wrong."""
+    """422 naming the fields of a request that are wrong, the first of them if they are many."""
+    if error.error_count() > MOST_ERRORS:  # listing them would take seconds
+        reason = f"has {error.error_count()} faults"
+        return Problem(422, f"body: {reason}", [FieldError(field="body", reason=reason)])
     reasons: dict[str, list[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
         reasons.setdefault(_path(e), []).append(_reason(e))
-    fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()]
+    fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()][:MOST_NAMED]
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
 
 

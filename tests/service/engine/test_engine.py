@@ -65,7 +65,7 @@ def engine() -> Iterator[Engine]:
 def request(user: int, count: int, **options: Any) -> Asked:
     items = [{"id": (7 * user + i) % 33} for i in range(min(count, 33))] + [{"id": 1000 + i} for i in range(count - 33)]
     user_and_context = {"user": {"id": f"u{user}"}, "context": {"tab": "home", "hour": user % 24}}
-    return Asked.of(RankRequest.model_validate(user_and_context | {"items": items} | options))
+    return Asked.of(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
 
 
 FIRST = request(0, 3)
