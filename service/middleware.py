@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
-import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.incoming import Incoming
@@ -15,7 +14,7 @@ from service.stages import Stages
 
 REJECTIONS = {408: "slow_body", 413: "too_large", 429: "queue_full", 504: "deadline"}
 """Status of a ranking request → why it was turned away."""
-SAFE_ID = re.compile(r"[\x21-\x7e]{1,256}")
+SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 
 
 class Envelope:
@@ -41,11 +40,11 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if SAFE_ID.fullmatch(given) else str(uuid.uuid4())
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if SAFE_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
         stages = Stages()
-        scope.setdefault("state", {}).update(request_id=request_id, stages=stages)
+        scope.setdefault("state", {}).update(request_id=request_id.decode(), stages=stages)
         status = 500
         incoming = Incoming(receive, self._max_body_bytes, self._read_seconds)
 
@@ -53,12 +52,12 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                echo = MutableHeaders(scope=message)
-                echo["X-Request-ID"] = request_id
-                if "traceparent" in headers:
-                    echo["traceparent"] = headers["traceparent"]
+                echo = message["headers"]
+                echo.append((b"x-request-id", request_id))
+                if b"traceparent" in headers:
+                    echo.append((b"traceparent", headers[b"traceparent"]))
                 if self._server_timing and (times := stages.header()):
-                    echo["Server-Timing"] = times
+                    echo.append((b"server-timing", times.encode()))
             await send(message)
 
         if not scope["path"].endswith("/rank"):

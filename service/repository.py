@@ -16,7 +16,7 @@ from service.problems import Problem
 from service.settings import Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Served:
     """One loaded version of a model.
 

@@ -23,7 +23,8 @@ from pipelines.bench.serving import Server
 from ranking import bundle
 from ranking.halves import Halves
 from ranking.schema import Owner
-from service.engine.encoding import Given, RequestEncoder
+from service.engine import request as of
+from service.engine.encoding import RequestEncoder
 from service.engine.runtimes import choose
 
 PATH = "/v1/rank"
@@ -79,12 +80,12 @@ class Ranker(litserve.LitAPI):
         body: Any = request
         ids = body["items"]["id"]
         context = {name: [value] for name, value in body["context"].items()}
-        given: dict[Owner, Given] = {
-            "user": Given([body["user"]["id"]], {}),
-            "context": Given(None, context),
-            "item": Given(ids, {}),
+        given: dict[Owner, of.Given] = {
+            "user": of.Given([body["user"]["id"]], {}),
+            "context": of.Given(None, context),
+            "item": of.Given(ids, {}),
         }
-        return ids, self._encoder(given, len(ids))
+        return ids, self._encoder(of.Request(given, [len(ids)]))
 
     def batch(self, inputs: list[tuple[list[Any], Halves]]) -> tuple[list[list[Any]], Halves]:
         """The candidates of all requests."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from service.api.direct import DirectRoute
 from service.api.document import DOCUMENTED, RANKING
 from service.api.formats import answer_format, body_format
 from service.api.leaving import while_connected
@@ -25,7 +26,7 @@ from service.stages import Stages
 
 def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
-    router = APIRouter(tags=["ranking"])
+    router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
     async def answer(http: Request, served: Served) -> Response:
         stages: Stages = http.state.stages
@@ -33,7 +34,6 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine, m
         given = body_format(http.headers.get("content-type", ""))
         asked, columns = read(await http.body(), given, served, settings)
         require_room(http.state.ticket, len(asked.candidates))
-        stages.end("parse")
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         metrics.rows.labels(served.name).inc(len(asked.candidates))

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
-import numpy as np
+from service.engine.fair_queue import Entry, FairQueue, K, Part, W
 
-from service.engine.fair_queue import Entry, FairQueue, K, Part, Scores, W
-
-Reply = tuple[asyncio.Future[Scores], Scores | Exception]
+R = TypeVar("R")
+Reply = tuple[asyncio.Future[Any], Any]
+"""Where an answer or an error goes."""
 
 
 class DeadlinePassedError(Exception):
@@ -25,17 +25,18 @@ class ScoringError(Exception):
     """The batch could not be scored; the cause says why."""
 
 
-class Batcher(Generic[K, W]):
+class Batcher(Generic[K, W, R]):
     """Gathers the rows of concurrent requests into batches and scores them on a thread of its own.
 
-    Batches grow with the load: a request that meets an idle thread is scored at once and alone.
+    Batches grow with the load: requests that meet an idle thread are scored at once, those together that the event loop
+    has read at one go.
 
     Args:
-        score: key, rows → scores [all rows, tasks], the rows one after the other; only called from the thread.
+        score: key, works → a result or an error for each; only called from the thread.
         max_rows: of one batch; larger requests are split.
     """
 
-    def __init__(self, score: Callable[[K, Sequence[W]], Scores], max_rows: int) -> None:
+    def __init__(self, score: Callable[[K, Sequence[W]], Sequence[R | Exception]], max_rows: int) -> None:
         self._score = score
         self._queue: FairQueue[K, W] = FairQueue(max_rows)
         self._changed = threading.Condition()  # guards the queue and _closed
@@ -43,8 +44,8 @@ class Batcher(Generic[K, W]):
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
-    async def submit(self, key: K, work: W, rows: int, deadline: float = math.inf) -> Scores:
-        """Scores when its turn comes; who is cancelled leaves the queue.
+    async def submit(self, key: K, work: W, rows: int, deadline: float = math.inf) -> list[R]:
+        """Results when its turn has come; who is cancelled leaves the queue.
 
         Args:
             key: only requests of the same key share a batch.
@@ -53,21 +54,24 @@ class Batcher(Generic[K, W]):
             deadline: ``time.monotonic()`` after which scoring must not start.
 
         Returns:
-            Scores [rows, tasks].
+            Of the work's parts, in order; one unless it was split.
 
         Raises:
             DeadlinePassedError: it passed.
             ScoringError: ``score`` failed on a batch with some of these rows.
+            Exception: what ``score`` gave as this work's error.
             RuntimeError: the batcher is closed.
         """
-        entry = Entry(key, work, rows, deadline, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        entry = Entry(key, work, rows, deadline, loop.create_future())
         with self._changed:
             if self._closed:
                 raise RuntimeError("the batcher is closed")
             self._queue.add(entry)
-            self._changed.notify()
+        loop.call_soon(self._wake)  # once those have joined that were read together with this one
         try:
-            return await entry.reply
+            found: list[R] = await entry.reply
+            return found
         except asyncio.CancelledError:
             with self._changed:
                 self._queue.remove(entry)
@@ -79,6 +83,10 @@ class Batcher(Generic[K, W]):
             self._closed = True
             self._changed.notify()
         self._thread.join()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     def _run(self) -> None:
         while self._turn():
@@ -98,22 +106,21 @@ class Batcher(Generic[K, W]):
     def _scored(self, parts: Sequence[Part[K, W]]) -> list[Reply]:
         """Replies to the requests that this batch completes or fails."""
         try:
-            scores = self._score(parts[0].entry.key, [part.work for part in parts])
-            if len(scores) != sum(part.rows for part in parts):
-                raise ValueError(f"{len(scores)} scores for {sum(part.rows for part in parts)} rows")
+            results = self._score(parts[0].entry.key, [part.work for part in parts])
+            pairs = list(zip(parts, results, strict=True))
         except Exception as error:
-            with self._changed:
-                for part in parts:
-                    self._queue.remove(part.entry)
-            return [(part.entry.reply, _failed(error)) for part in parts]
+            pairs = [(part, _failed(error)) for part in parts]
         replies: list[Reply] = []
-        start = 0
-        for part in parts:
+        for part, result in pairs:
             entry = part.entry
-            entry.scored.append(scores[start : start + part.rows])
-            start += part.rows
+            if isinstance(result, Exception):
+                with self._changed:
+                    self._queue.remove(entry)
+                replies.append((entry.reply, result))
+                continue
+            entry.results.append(result)
             if part.stop == entry.rows:
-                replies.append((entry.reply, np.concatenate(entry.scored) if part.start else entry.scored[0]))
+                replies.append((entry.reply, entry.results))
         return replies
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from reprlib import repr  # noqa: A004 — lists in lists without end would break Python's
@@ -18,7 +18,7 @@ from ranking.errors import InvalidInputError
 from ranking.features import canonical
 from ranking.schema import GivenFeature, NumberFeature, Owner, PooledFeature, Schema
 from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
-from service.engine.owned import Given
+from service.engine.request import Given, Request
 from service.engine.values import Values
 from service.problems import FieldError, Problem
 
@@ -79,8 +79,8 @@ class Asked:
         return cls(request, Candidates.of(request.items, readable))
 
 
-def given_columns(asked: Asked, readable: Readable) -> dict[Owner, Given]:
-    """What the request gives of each owner, checked: known columns, values of their types, distinct candidates.
+def checked(asked: Asked, readable: Readable) -> Request:
+    """What the request says, checked: known columns, values of their types, distinct candidates.
 
     Raises:
         Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
@@ -93,11 +93,20 @@ def given_columns(asked: Asked, readable: Readable) -> dict[Owner, Given]:
             raise invalid(f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each")
     user = {name: [value] for name, value in request.user.features.items()}
     context = {name: [value] for name, value in request.context.items()}
-    return {
-        "user": Given([request.user.id], _checked("user", user, readable["user"])),
-        "context": Given(None, _checked("context", context, readable["context"])),
-        "item": Given(ids, _checked("item", features, readable["item"])),
-    }
+    owners: dict[Owner, Given] = {"user": Given([request.user.id], user), "context": Given(None, context)}
+    if isinstance(ids, pa.Array):
+        _checked("user", user, readable["user"])
+        _checked("context", context, readable["context"])
+        return Request({**owners, "item": Given(ids, _canonical(features, readable["item"]))}, [len(ids)])
+    kinds = frozenset(map(type, ids))
+    form = (
+        type(request.user.id),
+        kinds,
+        _checked("user", user, readable["user"]),
+        _checked("context", context, readable["context"]),
+        _checked("item", features, readable["item"]),
+    )
+    return Request({**owners, "item": Given(ids, features)}, [len(ids)], form if len(kinds) <= 1 else None)
 
 
 def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:
@@ -111,15 +120,18 @@ def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:
         )
 
 
-def _checked(owner: Owner, columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Mapping[str, Values]:
-    """The columns, if they are the owner's and their values of the right types; Arrow's canonical."""
+def _canonical(columns: Mapping[str, pa.Array], readable: Mapping[str, GivenFeature]) -> Mapping[str, pa.Array]:
+    """Arrow's columns of items in the types of their features."""
+    for name in columns:
+        require_known("item", name, readable)
+    return {name: canonical(column, readable[name]) for name, column in columns.items()}
+
+
+def _checked(owner: Owner, columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Hashable:
+    """The form of columns that are the owner's and whose values are of the right types: their names and types."""
     for name in columns:
         require_known(owner, name, readable)
-    arrow = {n: canonical(c, readable[n]) for n, c in columns.items() if isinstance(c, pa.Array | pa.ChunkedArray)}
-    for name, values in columns.items():
-        if name not in arrow:
-            _check(values, readable[name])
-    return {**columns, **arrow}
+    return tuple((name, _check(values, readable[name])) for name, values in columns.items())
 
 
 def require_known(owner: Owner, column: str, readable: Mapping[str, GivenFeature]) -> None:
@@ -138,13 +150,13 @@ def _place(owner: Owner, row: int | None = None) -> str:
     return {"user": "user.features", "item": items, "context": "context"}[owner]
 
 
-def _check(values: Sequence[Any], feature: GivenFeature) -> None:
-    """Values of a column are of its feature's type: whole columns at once, one by one only to name the wrong one."""
+def _check(values: Sequence[Any], feature: GivenFeature) -> type:
+    """The type of values, which is their feature's: whole columns at once, one by one only to name the wrong one."""
     kinds = set(map(type, values))
     if isinstance(feature, NumberFeature):
         if not kinds <= {int, float, NoneType}:
             _refuse(values, feature, _is_number)
-        return
+        return float
     flat = values
     if isinstance(feature, PooledFeature):
         if not kinds <= {list, NoneType}:
@@ -155,6 +167,7 @@ def _check(values: Sequence[Any], feature: GivenFeature) -> None:
         _refuse(values, feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
     if {int, str} <= kinds:
         raise invalid(f"{_place(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two")
+    return int if int in kinds else str if str in kinds else NoneType
 
 
 ALLOWED = {

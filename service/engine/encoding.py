@@ -6,7 +6,7 @@ columns of numbers are scaled together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,7 +14,8 @@ from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.schema import Owner, Schema
 from service.engine.missing import Missing
-from service.engine.owned import Given, Owned
+from service.engine.owned import Owned
+from service.engine.request import Request
 from service.engine.rows import Half
 
 
@@ -40,34 +41,40 @@ class RequestEncoder:
         self._names = tuple(feature.name for feature in ranker.schema.given)
         self.readable = {owner: owned.readable for owner, owned in self._owned.items()}
 
-    def __call__(self, given: Mapping[Owner, Given], candidates: int) -> Halves:
-        """The halves of one request.
-
-        Args:
-            given: of all three owners; one row of the user and of the context.
-            candidates: rows of the items.
+    def __call__(self, request: Request) -> Halves:
+        """The halves of a request, or of several as one.
 
         Raises:
             InvalidInputError: a number that no log can hold, text that is no integer (names column and row).
         """
+        given, counts = request.owners, request.counts
+        of_candidates = request.of_candidates
         rows = {
-            owner: owned.encode(given[owner], candidates if owner == "item" else 1)
+            owner: owned.encode(given[owner], len(of_candidates) if owner == "item" else len(counts))
             for owner, owned in self._owned.items()
         }
         hashes = {
-            name: row.hashes[:, i] for owner, row in rows.items() for i, name in enumerate(self._owned[owner].parts)
+            owner: {name: rows[owner].hashes[:, i] for i, name in enumerate(owned.parts)}
+            for owner, owned in self._owned.items()
         }
+        shared = hashes["user"] | hashes["context"]
+        items = hashes["item"] | {name: each[of_candidates] for name, each in shared.items()}
         return Halves(
-            self._shared.put_together(rows, hashes, 1),
-            self._items.put_together(rows, hashes, candidates),
-            torch.zeros(candidates, dtype=torch.int64),
+            self._shared.put_together(rows, shared),
+            self._items.put_together(rows, items),
+            torch.from_numpy(of_candidates),
         )
 
-    def missing(self, halves: Halves) -> Missing:
-        """What is known neither from the request nor by id.
+    def missing(self, halves: Halves, counts: Sequence[int]) -> Iterator[Missing]:
+        """What is known neither from the request nor by id, of each request.
 
         Args:
-            halves: of one request.
+            halves: of requests.
+            counts: candidates of each.
         """
-        shared, items = self.sides.shared.missing, self.sides.items.missing
-        return Missing(self._names, shared, items, halves.shared.missing[0].numpy(), halves.items.missing.numpy())
+        shared, items = halves.shared.missing.numpy(), halves.items.missing.numpy()
+        places = self.sides.shared.missing, self.sides.items.missing
+        stop = 0
+        for count, of_request in zip(counts, shared, strict=True):
+            stop += count
+            yield Missing(self._names, *places, of_request, items[stop - count : stop])

@@ -6,12 +6,7 @@ import asyncio
 from bisect import insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
-
-import numpy as np
-import numpy.typing as npt
-
-Scores = npt.NDArray[np.float32]
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 
 class Sliceable(Protocol):
@@ -35,18 +30,18 @@ class Entry(Generic[K, W]):
         work: its rows.
         rows: how many, at least 1.
         deadline: ``time.monotonic()`` after which scoring must not start.
-        reply: where its scores [rows, tasks] or its error go.
+        reply: where its results or its error go.
         taken: rows that went into batches.
-        scored: scores of these rows, a batch after the other.
+        results: of these rows, a batch after the other.
     """
 
     key: K
     work: W
     rows: int
     deadline: float
-    reply: asyncio.Future[Scores]
+    reply: asyncio.Future[Any]
     taken: int = 0
-    scored: list[Scores] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     _turn_ends: int = 0
     _order: tuple[int, int] = (0, 0)
 

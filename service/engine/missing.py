@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,11 @@ class Missing:
     def take(self, rows: npt.NDArray[np.int64]) -> Missing:
         """Of these candidates, in their order."""
         return Missing(self.features, self.shared_places, self.item_places, self.shared, self.items.take(rows, 0))
+
+    @staticmethod
+    def concat(parts: Sequence[Missing]) -> Missing:
+        """Of all parts of one request's candidates."""
+        return replace(parts[0], items=np.concatenate([part.items for part in parts]))
 
     def mask(self) -> Mask:
         """Both halves side by side [candidates, features]."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,24 +19,12 @@ from ranking.id_spaces import MISSING, FloatArray
 from ranking.schema import GivenFeature, NumberFeature, Owner
 from service.engine import values as of
 from service.engine.plan import Places, Plan
+from service.engine.request import Given
 from service.engine.rows import Rows
 from service.engine.values import Mask, Values
 
 PLANS = 256
 """Sets of columns whose places are remembered."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a request says of one owner's rows.
-
-    Attributes:
-        ids: one a row; None for the context, which has none.
-        columns: column → values; types are those of the column's features.
-    """
-
-    ids: Sequence[int | str | None] | pa.Array | None
-    columns: Mapping[str, Values]
 
 
 class Owned:

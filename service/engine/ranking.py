@@ -1,4 +1,4 @@
-"""The request path around the runtime: a request → encoded candidates; their scores → objective → order."""
+"""The request path around scoring: what is asked → a checked request; its scores → objective → order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from ranking.errors import InvalidInputError
 from ranking.frozen import FrozenRanker
-from ranking.halves import Halves
 from ranking.schema import Task
-from service.engine.candidates import Asked, explained, given_columns, invalid
+from service.engine.candidates import Asked, checked, explained, invalid
 from service.engine.encoding import RequestEncoder
 from service.engine.missing import Missing
+from service.engine.request import Request
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class Prepared:
 
     Attributes:
         ids: of the candidates, as the request gave them.
-        halves: the candidates, encoded.
-        missing: features that the candidates lack.
+        request: the candidates, and what they share.
         tasks: to score.
         weights: of the tasks in the objective [tasks] float64.
         top_n: so many of the best are asked for; None: all.
@@ -33,8 +32,7 @@ class Prepared:
     """
 
     ids: list[int | str] | pa.Array
-    halves: Halves
-    missing: Missing
+    request: Request
     tasks: list[Task]
     weights: npt.NDArray[np.float64]
     top_n: int | None
@@ -68,7 +66,7 @@ class Ranked:
 
 
 def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prepared:
-    """Checks, completes and encodes a request.
+    """Checks a request.
 
     Args:
         ranker: that will score it.
@@ -78,30 +76,26 @@ def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prep
     Raises:
         Problem: 422, naming the field that is wrong.
     """
-    request, candidates = asked.options, asked.candidates
+    options = asked.options
+    experts = {}
     try:
-        tasks = ranker.tasks(request.tasks)
-        weights = objective_weights(ranker, tasks, request.objective)
-        halves = encoder(given_columns(asked, encoder.readable), len(candidates))
+        tasks = ranker.tasks(options.tasks)
+        weights = objective_weights(ranker, tasks, options.objective)
+        request = checked(asked, encoder.readable)
+        if options.explain:
+            experts = ranker.graph.explain(encoder.sides.join(encoder(request)), [task.name for task in tasks])
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
-    return Prepared(
-        candidates.ids,
-        halves,
-        encoder.missing(halves),
-        tasks,
-        weights,
-        request.top_n,
-        ranker.graph.explain(encoder.sides.join(halves), [t.name for t in tasks]) if request.explain else {},
-    )
+    return Prepared(asked.candidates.ids, request, tasks, weights, options.top_n, experts)
 
 
-def order(prepared: Prepared, scores: npt.NDArray[np.float32]) -> Ranked:
+def order(prepared: Prepared, scores: npt.NDArray[np.float32], missing: Missing) -> Ranked:
     """Sorts a request's candidates by the objective; equal ones keep the order of the request.
 
     Args:
         prepared: the request.
         scores: [candidates, tasks].
+        missing: what the candidates lack.
     """
     total = scores.astype(np.float64) @ prepared.weights
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
@@ -110,7 +104,7 @@ def order(prepared: Prepared, scores: npt.NDArray[np.float32]) -> Ranked:
         ids.take(pa.array(best)) if isinstance(ids, pa.Array) else [ids[i] for i in best.tolist()],
         total[best],
         scores[best],
-        prepared.missing.take(best),
+        missing.take(best),
         [task.name for task in prepared.tasks],
         prepared.experts,
     )

@@ -73,13 +73,12 @@ class Half:
         given = [encoder.schema.given[i].name for i in columns.missing]
         self._missing = _order(given, [f.name for s in each for f in s.given])
 
-    def put_together(self, rows: Mapping[Owner, Rows], hashes: Mapping[str, IdArray], count: int) -> Inputs:
+    def put_together(self, rows: Mapping[Owner, Rows], hashes: Mapping[str, IdArray]) -> Inputs:
         """The half's columns.
 
         Args:
             rows: of its owners.
-            hashes: of what crosses are made of, by name [rows], or [1] for all rows.
-            count: rows.
+            hashes: of what crosses are made of, by name [rows].
         """
         parts = [rows[owner] for owner in self._owners]
         if len(parts) == 1 and not self._crosses:
@@ -87,7 +86,7 @@ class Half:
         ids = [part.ids for part in parts]
         for names, space in self._crosses:
             assert isinstance(space, HashBuckets)
-            ids.append(space.crossed([np.broadcast_to(hashes[name], count) for name in names])[:, None])
+            ids.append(space.crossed([hashes[name] for name in names])[:, None])
         bags = [bag for part in parts for bag in part.bags]
         return Inputs(
             torch.from_numpy(np.concatenate(ids, 1).take(self._ids, 1)),

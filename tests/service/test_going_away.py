@@ -17,8 +17,7 @@ import uvicorn
 
 from pipelines.demo import post
 from service.app import create_app
-from service.engine import engine
-from service.engine.runtimes.base import Scores
+from service.engine import engine, scoring
 from service.settings import Settings
 
 SECONDS = 30.0
@@ -28,15 +27,15 @@ class Held:
     """Scores batches as the engine does, notes how many candidates they have, and begins none before ``go``."""
 
     def __init__(self) -> None:
-        self._scores = engine._scores
+        self._score = engine.score
         self.rows: list[int] = []
         self.began, self.go = threading.Event(), threading.Event()
 
-    def __call__(self, key: engine.Key, batch: Sequence[engine.Work]) -> Scores:
-        self.rows.append(sum(len(work.halves) for work in batch))
+    def __call__(self, key: scoring.Key, batch: Sequence[scoring.Work]) -> list[scoring.Scored | Exception]:
+        self.rows.append(sum(len(work.request) for work in batch))
         self.began.set()
         assert self.go.wait(SECONDS)
-        return self._scores(key, batch)
+        return self._score(key, batch)
 
 
 @contextmanager
@@ -68,7 +67,7 @@ def test_who_hangs_up_is_not_scored(
     repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
-    monkeypatch.setattr(engine, "_scores", held)
+    monkeypatch.setattr(engine, "score", held)
     with serving(repository) as url:
         answers: list[Any] = []
         staying = threading.Thread(target=lambda: answers.append(post(f"{url}/v1/rank", request_body)))

@@ -167,9 +167,11 @@ def test_explain_names_the_experts_that_ran(
 
 def ranked(ranker: FrozenRanker, asked: Asked) -> Ranked:
     """As the service does it, but without its queue."""
-    prepared = prepare(ranker, RequestEncoder(ranker), asked)
-    runtime = choose(ranker, "torch")
-    return order(prepared, runtime.scores(prepared.halves, [task.name for task in prepared.tasks]))
+    encoder = RequestEncoder(ranker)
+    prepared = prepare(ranker, encoder, asked)
+    halves = encoder(prepared.request)
+    (missing,) = encoder.missing(halves, prepared.request.counts)
+    return order(prepared, choose(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing)
 
 
 def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:

@@ -11,14 +11,15 @@ from queue import Queue
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.batching import Batcher, DeadlinePassedError, ScoringError
-from service.engine.fair_queue import Scores
 
 T = TypeVar("T")
+Result = npt.NDArray[np.float32]
 SECONDS = 30.0
 """For what should happen at once; only a failing test waits for so long."""
 
@@ -33,7 +34,7 @@ class Numbers:
         return Numbers(self.values[start:stop])
 
 
-def expected(values: Sequence[int], key: str) -> Scores:
+def expected(values: Sequence[int], key: str) -> Result:
     return np.stack([np.asarray(values), np.full(len(values), len(key))], axis=1).astype(np.float32)
 
 
@@ -46,7 +47,7 @@ class Scorer:
         self._held = held
         self._permits = threading.Semaphore(0)
 
-    def __call__(self, key: str, works: Sequence[Numbers]) -> Scores:
+    def __call__(self, key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
         values = np.concatenate([work.values for work in works]).tolist()
         self.batches.append((key, values))
         self.began.put(values)
@@ -54,7 +55,7 @@ class Scorer:
             assert self._permits.acquire(timeout=SECONDS)
         if -1 in values:
             raise ArithmeticError("minus one")
-        return expected(values, key)
+        return [LookupError("minus two") if -2 in work.values else expected(work.values, key) for work in works]
 
     def let_go(self, batches: int = 1) -> None:
         self._permits.release(batches)
@@ -66,7 +67,7 @@ class Scorer:
 
 @contextmanager
 def batching(scorer: Any, max_rows: int) -> Any:
-    batcher: Batcher[str, Numbers] = Batcher(scorer, max_rows)
+    batcher: Batcher[str, Numbers, Result] = Batcher(scorer, max_rows)
     try:
         yield batcher
     finally:
@@ -78,9 +79,12 @@ def run(test: Coroutine[Any, Any, T]) -> T:
 
 
 def submit(
-    batcher: Batcher[str, Numbers], values: Sequence[int], key: str = "k", **options: float
-) -> asyncio.Task[Scores]:
-    return asyncio.ensure_future(batcher.submit(key, Numbers(values), len(values), **options))
+    batcher: Batcher[str, Numbers, Result], values: Sequence[int], key: str = "k", **options: float
+) -> asyncio.Task[Result]:
+    async def whole() -> Result:
+        return np.concatenate(await batcher.submit(key, Numbers(values), len(values), **options))
+
+    return asyncio.ensure_future(whole())
 
 
 def test_what_arrives_while_a_batch_is_scored_is_the_next_batch() -> None:
@@ -145,10 +149,45 @@ def test_an_error_reaches_the_requests_of_its_batch_and_no_others() -> None:
     assert sum(values.count(3) for _, values in scorer.batches) == 8, "the rest of a failed request was scored"
 
 
-def test_a_scorer_that_returns_too_few_rows_is_an_error() -> None:
-    scorer = lambda key, works: np.zeros((1, 2), np.float32)  # noqa: E731
-    with batching(scorer, 10) as batcher, pytest.raises(ScoringError, match="1 scores for 2 rows"):
+def test_an_error_of_one_work_is_told_to_it_alone() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        before = submit(batcher, [0])
+        await scorer.next_batch()
+        bad, beside = submit(batcher, [1, -2]), submit(batcher, [2])
+        await asyncio.sleep(0)
+        scorer.let_go(2)
+        results = await asyncio.gather(before, bad, beside, return_exceptions=True)
+        assert (type(results[1]), str(results[1])) == (LookupError, "minus two")
+        np.testing.assert_array_equal(results[2], expected([2], "k"))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert scorer.batches == [("k", [0]), ("k", [1, -2, 2])] or scorer.batches == [("k", [0]), ("k", [2, 1, -2])]
+
+
+def test_the_rest_of_a_work_with_an_error_is_not_scored() -> None:
+    scorer = Scorer()
+    with batching(scorer, 10) as batcher, pytest.raises(LookupError, match="minus two"):
+        run(batcher.submit("k", Numbers([-2] * 25), 25))
+    assert len(scorer.batches) == 1
+
+
+def test_a_scorer_that_returns_too_few_results_is_an_error() -> None:
+    with batching(lambda key, works: [], 10) as batcher, pytest.raises(ScoringError, match="shorter"):
         run(batcher.submit("k", Numbers([1, 2]), 2))
+
+
+def test_requests_that_are_read_at_one_go_are_one_batch() -> None:
+    scorer = Scorer()
+
+    async def test() -> None:
+        await asyncio.gather(*(submit(batcher, [i]) for i in range(8)))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert scorer.batches == [("k", list(range(8)))]
 
 
 def test_who_goes_away_is_not_scored() -> None:
@@ -215,7 +254,7 @@ def test_closing_finishes_what_is_queued_and_refuses_the_rest() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
-        batcher: Batcher[str, Numbers] = Batcher(scorer, 10)
+        batcher: Batcher[str, Numbers, Result] = Batcher(scorer, 10)
         queued = [submit(batcher, range(start, start + 15)) for start in (0, 100, 200)]
         await scorer.next_batch()
         closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
@@ -261,7 +300,8 @@ def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
     with batching(scorer, 10) as batcher:
         run(abandon())
         scorer.let_go(2)
-        np.testing.assert_array_equal(run(batcher.submit("k", Numbers([2]), 1)), expected([2], "k"))
+        (result,) = run(batcher.submit("k", Numbers([2]), 1))
+        np.testing.assert_array_equal(result, expected([2], "k"))
 
 
 requests = st.lists(

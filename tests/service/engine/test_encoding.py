@@ -16,9 +16,10 @@ from ranking.encoding import Inputs
 from ranking.errors import InvalidInputError
 from ranking.features import canonical, id_array
 from ranking.frozen import FrozenRanker
+from ranking.halves import Halves
 from ranking.schema import Owner
 from service.engine.encoding import RequestEncoder
-from service.engine.owned import Given
+from service.engine.request import Given, Request
 from tests.ranking.conftest import ITEMS, USERS
 from tests.ranking.test_halves import same
 
@@ -70,9 +71,19 @@ def table(request: dict[Owner, Given]) -> pa.Table:
     return pa.table(whole | {name: pa.array(values) for name, values in request["item"].columns.items()})
 
 
+def asked(owners: dict[Owner, Given]) -> Request:
+    return Request(owners, [len(owners["item"].ids or [])])
+
+
+def lacking(encoder: RequestEncoder, halves: Halves) -> list[list[str]]:
+    """Of one request."""
+    (missing,) = encoder.missing(halves, [len(halves)])
+    return missing.by_candidate()
+
+
 def encoded(ranker: FrozenRanker, request: dict[Owner, Given]) -> Inputs:
     encoder = RequestEncoder(ranker)
-    return encoder.sides.join(encoder(request, len(request["item"].ids or [])))
+    return encoder.sides.join(encoder(asked(request)))
 
 
 @pytest.mark.parametrize("tables", [True, False])
@@ -95,10 +106,9 @@ def test_arrow_columns_as_lists(hand_ranker: FrozenRanker, request: dict[Owner, 
     readable = encoder.readable["item"]
     columns = {name: canonical(array, readable[name]) for name, array in arrays.items()}
     arrow = request | {"item": Given(id_array(item.ids or []), columns)}
-    count = len(item.ids or [])
-    found, expected = encoder(arrow, count), encoder(request, count)
+    found, expected = encoder(asked(arrow)), encoder(asked(request))
     assert same(encoder.sides.join(found), encoder.sides.join(expected)), (found, expected)
-    assert encoder.missing(found).by_candidate() == encoder.missing(expected).by_candidate()
+    assert lacking(encoder, found) == lacking(encoder, expected)
 
 
 @settings(deadline=None, max_examples=50)
@@ -122,13 +132,11 @@ def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: Froz
         "context": Given(None, {"hour": [None]}),
         "item": Given([-1, -2], {"genres": [["news"], None], "words": [[], None]}),
     }
-    halves = encoder(request, 2)
+    halves = encoder(asked(request))
     names = [f.name for f in hand_ranker.schema.given]
     expected = hand_ranker.encoder.encode(hand_ranker.complete(table(request))).missing
-    assert encoder.missing(halves).by_candidate() == [
-        [n for n, gone in zip(names, row, strict=True) if gone] for row in expected
-    ]
-    assert encoder.missing(halves).by_candidate()[0] == [
+    assert lacking(encoder, halves) == [[n for n, gone in zip(names, row, strict=True) if gone] for row in expected]
+    assert lacking(encoder, halves)[0] == [
         "country",
         "tab",
         "liked",
@@ -159,7 +167,7 @@ def test_a_number_that_no_log_holds_names_its_row(
         "item": Given([1, 2], {column: values}),
     }
     with pytest.raises(InvalidInputError, match=reason) as caught:
-        RequestEncoder(hand_ranker)(request, 2)
+        RequestEncoder(hand_ranker)(asked(request))
     assert (caught.value.field, caught.value.row) == (column, 1)
 
 
@@ -167,11 +175,11 @@ def test_what_is_encoded_is_no_view_of_the_tables(hand_ranker: FrozenRanker) -> 
     """What a request gives must not stay for the next one."""
     encoder = RequestEncoder(hand_ranker)
     plain: dict[Owner, Given] = {"user": Given(["u1"], {}), "context": Given(None, {}), "item": Given([1, 99], {})}
-    before = encoder.sides.join(encoder(plain, 2))
+    before = encoder.sides.join(encoder(asked(plain)))
     item = Given([1, 99], {"price": [3.0, 4.0], "genres": [["news"], ["drama"]]})
-    encoder({**plain, "user": Given(["u1"], {"age": [77], "country": ["C3"]}), "item": item}, 2)
-    assert same(encoder.sides.join(encoder(plain, 2)), before)
-    assert torch.equal(before.ids, encoder.sides.join(encoder(plain, 2)).ids)
+    encoder(asked({**plain, "user": Given(["u1"], {"age": [77], "country": ["C3"]}), "item": item}))
+    assert same(encoder.sides.join(encoder(asked(plain))), before)
+    assert torch.equal(before.ids, encoder.sides.join(encoder(asked(plain))).ids)
     assert np.isfinite(before.dense.numpy()).all()
 
 
@@ -184,4 +192,20 @@ def test_text_in_a_column_that_a_number_is_read_from_too(hand_ranker: FrozenRank
         "item": Given([1, 2], {"price": values}),
     }
     with pytest.raises(InvalidInputError, match="holds text, but 'price' is a number"):
-        RequestEncoder(hand_ranker)(request, 2)
+        RequestEncoder(hand_ranker)(asked(request))
+
+
+@settings(deadline=None, max_examples=50)
+@given(each=st.lists(requests(), min_size=2, max_size=4))
+def test_requests_of_one_form_together_as_each_alone(hand_ranker: FrozenRanker, each: list[dict[Owner, Given]]) -> None:
+    encoder = RequestEncoder(hand_ranker)
+    for said in each:  # what only some of them say, all leave out; ids of one type
+        said["user"] = Given([str(id_) for id_ in said["user"].ids or []], {})
+        said["context"] = Given(None, {"tab": said["context"].columns.get("tab", [None])})
+        said["item"] = Given([int(id_) for id_ in said["item"].ids or []], {})
+    alone = [encoder(asked(said)) for said in each]
+    together = Request.joined([asked(said) for said in each])
+    found, expected = encoder(together), Halves.concat(alone)
+    assert same(encoder.sides.join(found), encoder.sides.join(expected))
+    names = [missing.by_candidate() for missing in encoder.missing(found, together.counts)]
+    assert names == [lacking(encoder, halves) for halves in alone]

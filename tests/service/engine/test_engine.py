@@ -72,9 +72,11 @@ FIRST = request(0, 3)
 
 
 def alone(ranker: FrozenRanker, asked: Asked) -> Ranked:
-    prepared = prepare(ranker, RequestEncoder(ranker), asked)
-    tasks = [task.name for task in prepared.tasks]
-    return order(prepared, choose(ranker, "torch").scores(prepared.halves, tasks))
+    encoder = RequestEncoder(ranker)
+    prepared = prepare(ranker, encoder, asked)
+    halves = encoder(prepared.request)
+    (missing,) = encoder.missing(halves, prepared.request.counts)
+    return order(prepared, choose(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -182,5 +184,55 @@ def test_a_runtime_that_fails_fails_its_own_requests_only(hand_ranker: FrozenRan
         runtime.go.set()
         ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), Stages())
         assert ranked.ids == alone(hand_ranker, request(1, 2)).ids
+
+    run(test())
+
+
+def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    runtime = Held(hand_ranker)
+    model = served(hand_ranker, runtime)
+    words = {"items": {"id": [1, 2], "features": {"genres": [["news"], None]}}}
+    asked = [
+        request(1, 3),
+        request(2, 2, items=[{"id": "1"}, {"id": "2"}]),  # text
+        request(3, 4),
+        Asked.of(RankRequest.model_validate(words)),
+        request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # a mixture
+        request(5, 2, context={"hour": 3}),
+    ]
+
+    async def test() -> None:
+        tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
+        runtime.go.set()
+        for each, ranked in zip([FIRST, *asked], await asyncio.gather(*tasks), strict=True):
+            expected = alone(hand_ranker, each)
+            assert ranked.ids == expected.ids
+            assert ranked.missing.by_candidate() == expected.missing.by_candidate()
+            np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
+
+    run(test())
+    assert [rows for _, rows, _ in runtime.batches] == [3, 15]
+
+
+def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    runtime = Held(hand_ranker)
+    model = served(hand_ranker, runtime)
+
+    def priced(*prices: float) -> Asked:
+        items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
+        return Asked.of(RankRequest.model_validate({"items": items}))
+
+    async def test() -> None:
+        many = [1.0] * 70
+        asked = [priced(1.0, 2.0), priced(1.0, -3.0), priced(4.0), priced(*many, -3.0)]
+        tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
+        runtime.go.set()
+        _, good, bad, other, late = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(good, Ranked)
+        assert isinstance(other, Ranked)
+        assert isinstance(bad, Problem)
+        assert isinstance(late, Problem)
+        assert (bad.status, bad.errors[0].field) == (422, "items[1].features.price")
+        assert (late.status, late.errors[0].field) == (422, "items[70].features.price")
 
     run(test())

@@ -1,0 +1,77 @@
+"""A request as the encoder takes it: what it says of its user, its context and its candidates, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ranking.schema import Owner
+from service.engine.values import Values
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is said of one owner's rows.
+
+    Attributes:
+        ids: one a row; None for contexts, which have none.
+        columns: column → values; types are those of the column's features.
+    """
+
+    ids: Sequence[int | str | None] | pa.Array | None
+    columns: Mapping[str, Values]
+
+    def slice(self, start: int, stop: int) -> Given:
+        """The rows from ``start`` to ``stop``."""
+        ids = None if self.ids is None else self.ids[start:stop]
+        return Given(ids, {name: values[start:stop] for name, values in self.columns.items()})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one request says, or several of the same form.
+
+    Attributes:
+        owners: owner → what is said of it; a row of users and of contexts is a request, one of items a candidate.
+        counts: candidates of each request [requests].
+        form: which columns are given and of which types; requests of one form can be joined. None: with no other.
+    """
+
+    owners: Mapping[Owner, Given]
+    counts: Sequence[int]
+    form: Hashable = None
+
+    def __len__(self) -> int:
+        """Candidates of all requests."""
+        return sum(self.counts)
+
+    @property
+    def of_candidates(self) -> npt.NDArray[np.int64]:
+        """The request that each candidate belongs to [candidates]."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def slice(self, start: int, stop: int) -> Request:
+        """The candidates from ``start`` to ``stop`` of what is one request."""
+        return Request({**self.owners, "item": self.owners["item"].slice(start, stop)}, [stop - start], self.form)
+
+    @staticmethod
+    def joined(requests: Sequence[Request]) -> Request:
+        """Requests of one form as one, so that they are encoded as soon as one of them alone."""
+        if len(requests) == 1:
+            return requests[0]
+        owners: dict[Owner, Given] = {}
+        for owner, first in requests[0].owners.items():
+            each = [request.owners[owner] for request in requests]
+            columns = {name: _joined(given.columns[name] for given in each) for name in first.columns}
+            owners[owner] = Given(None if first.ids is None else _joined(given.ids or [] for given in each), columns)
+        return Request(owners, [count for request in requests for count in request.counts], requests[0].form)
+
+
+def _joined(lists: Iterable[Sequence[Any]]) -> list[Any]:
+    return list(chain.from_iterable(lists))
