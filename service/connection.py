@@ -23,6 +23,8 @@ LINGER_SECONDS = 1.0
 may not see why."""
 SPARE_CONNECTIONS = 100
 """Beyond the limit, that are told so; even more are closed without a word."""
+RANK = b"/rank"
+"""How the paths end of the operations that admission is for."""
 CHUNKED = 2
 """A body in chunks may take so many times its bytes."""
 
@@ -103,14 +105,18 @@ class Connection(HttpToolsProtocol):
                 self._refuse_head()
                 raise RuntimeError("refused")  # ends the parsing
         self._part = "body"
-        super().on_headers_complete()
+        if self.url.endswith(RANK) and self._entrance.admission.full and self._is_answered():
+            self._refuse_one()
+        else:
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """All of it has come."""
         self._part, self._segment = None, 0
-        self._expect(None)
+        if self._expected is not None:
+            self._expect(None)
         super().on_message_complete()
-        if self.cycle.response_complete and self.timeout_keep_alive_task is None:  # it ended when more came
+        if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -132,17 +138,14 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """It is a request's turn: those before it in this connection are answered."""
-        entrance = self._entrance
-        if entrance.lifecycle.draining:
+        if self._entrance.lifecycle.draining:
             cycle.keep_alive = False
-        if cycle.scope["path"].endswith("/rank"):
-            ticket = entrance.admission.enter()
-            if ticket is None:
-                self._refuse_one(cycle)
-                return
+        if cycle.scope["path"].endswith("/rank") and (ticket := self._entrance.admission.enter()):
             cycle.scope["state"]["ticket"] = ticket
             app = partial(_admitted, ticket, app)
-        super()._start_asgi_task(cycle, app)
+            self._entrance.turnstile.enter(partial(super()._start_asgi_task, cycle, app))
+        else:  # or there is no room after all, which the application says
+            super()._start_asgi_task(cycle, app)
 
     # What is refused
 
@@ -173,23 +176,23 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, problem: Problem, reason: str) -> None:
         """Answers in place of the application and ends the connection."""
         self._entrance.metrics.rejections.labels(reason).inc()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_answered():
             self.transport.abort()  # an earlier request is not answered yet, so this would be taken for its answer
             return
         self.transport.write(Refusal(problem).text(self.server_state.default_headers, self.headers or (), last=True))
         self._hang_up()
 
-    def _refuse_one(self, cycle: RequestResponseCycle) -> None:
+    def _refuse_one(self) -> None:
         """Answers 429 in place of the application, and goes on with the connection."""
-        metrics = self._entrance.metrics
-        metrics.requests.labels("429").inc()
-        metrics.rejections.labels("queue_full").inc()
-        cycle.response_started = cycle.response_complete = True
-        default, asked = self.server_state.default_headers, cycle.scope["headers"]
-        self.transport.write(self._entrance.full.text(default, asked, last=not cycle.keep_alive))
-        if not cycle.keep_alive:
+        last = not self.parser.should_keep_alive() or self._entrance.lifecycle.draining
+        self.cycle = ANSWERED
+        self.transport.write(self._entrance.refusal(self.server_state.default_headers, self.headers, last=last))
+        if last:
             self._hang_up()
-        self.on_response_complete()
+
+    def _is_answered(self) -> bool:
+        """Whether nothing that was asked in this connection waits for an answer."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _hang_up(self) -> None:
         """Nothing more is said or read; the client may read what it was told."""
@@ -210,6 +213,16 @@ class Connection(HttpToolsProtocol):
         if self._leaving is not None:
             self._leaving.cancel()
         self._leaving = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+class _Answered:
+    """In place of uvicorn's cycle, of a request that never had one."""
+
+    response_complete = True
+    message_event = asyncio.Event()
+
+
+ANSWERED: Any = _Answered()
 
 
 async def _admitted(ticket: Ticket, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

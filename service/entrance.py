@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from prometheus_client import Counter
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from service.engine.admission import Admission
@@ -14,6 +15,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.problems import Problem, queue_full, response
 from service.settings import Settings
+from service.turnstile import Turnstile
 
 Header = tuple[bytes, bytes]
 ECHOED = (b"x-request-id", b"traceparent")
@@ -53,17 +55,28 @@ class Entrance:
         admission: of requests that rank.
         lifecycle: whether clients had better look for another process.
         metrics: that count who is refused.
+        turnstile: through which those go who are not.
     """
 
     settings: Settings
     admission: Admission
     lifecycle: Lifecycle
     metrics: Metrics
+    turnstile: Turnstile = field(default_factory=Turnstile)
+
+    def refusal(self, default: Iterable[Header], asked: Iterable[Header], *, last: bool) -> bytes:
+        """The answer to a request that is not admitted, which is counted; for the arguments see ``Refusal.text``."""
+        for count in self._refused:
+            count.inc()
+        return self._full.text(default, asked, last=last)
 
     @cached_property
-    def full(self) -> Refusal:
-        """For a request that is not admitted."""
+    def _full(self) -> Refusal:
         return Refusal(queue_full())
+
+    @cached_property
+    def _refused(self) -> list[Counter]:
+        return [self.metrics.requests.labels("429"), self.metrics.rejections.labels("queue_full")]
 
 
 def _lines(headers: Iterable[Header]) -> bytes:

@@ -6,6 +6,7 @@ import gc
 import logging
 import resource
 import socket
+import sys
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,9 @@ from service.supervisor import Supervisor
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
+SWITCH_SECONDS = 0.0002
+"""That a thread waits for the interpreter while the other uses it: the event loop does so at each read and write, and
+with Python's 5 ms it could not even refuse what is too much."""
 OTHER_FILES = 1_000
 """Open in a process beside its connections: tables of the bundles, libraries, and connections that are refused."""
 
@@ -58,6 +62,7 @@ def _application(settings: Settings) -> FastAPI:
     """The application of one process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     torch.set_num_threads(settings.threads)
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(settings)
     gc.collect()
     gc.freeze()  # the models stay: walking over them at each collection would hold requests up

@@ -32,11 +32,18 @@ class Admission:
         self._usual = 0.0
         self.rows = self.requests = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for a request that is not read yet."""
+        if not self.requests:
+            return False
+        return self.requests >= self._max_requests or self.rows + self._usual > self._max_rows
+
     def enter(self) -> Ticket | None:
         """Admits a request that is not read yet; None if the service is full."""
-        usual = int(self._usual)
-        if self.requests and (self.rows + usual > self._max_rows or self.requests >= self._max_requests):
+        if self.full:
             return None
+        usual = int(self._usual)
         self.rows += usual
         self.requests += 1
         return Ticket(self, usual)

@@ -220,7 +220,7 @@ def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRan
 
     def priced(*prices: float) -> Asked:
         items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
-        return Asked.of(RankRequest.model_validate({"items": items}))
+        return Asked.of(RankRequest.model_validate({"items": items}), {})
 
     async def test() -> None:
         many = [1.0] * 70
