@@ -66,9 +66,8 @@ class Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
         """As uvicorn calls it, twice a second."""
         for place, worker in enumerate(self.processes):
-            if self.should_exit.is_set() or worker.is_alive(self.config.timeout_worker_healthcheck):
+            if worker.process.is_alive():  # one that does not answer yet may be loading: uvicorn would kill it
                 continue
-            worker.kill()
             worker.join()
             if worker.exitcode == STARTUP_FAILURE:
                 self.terminate_all()
