@@ -5,8 +5,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-dep
 
 .PHONY: demo serve test test-fast lint bench bench-train clean
 
-# A process a core; tests of one class share a process, and what it prepared.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadscope
+# A process a core, which takes tests from another when it has none left; what is expensive is prepared once for all.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 KUAIRAND ?= ../shared/data/kuairand-pure
 

@@ -135,6 +135,9 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=positive, help="threads of each process that score (default: the cores / the workers)"
     )
     serve.add_argument(
+        "--log-format", choices=["json", "text"], help="of log lines (default: text on a terminal, else json)"
+    )
+    serve.add_argument(
         "--settings", type=Path, metavar="FILE", help="TOML with any of the service's settings; RANKER_… variables win"
     )
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
 
 from pipelines.progress import say
 from pipelines.run_folder import RunFolder
@@ -85,6 +83,8 @@ def platt(logits: Array, labels: Array) -> Platt | None:
 
     None if the slope is not positive.
     """
+    from sklearn.linear_model import LogisticRegression  # a second of every start, and most trainings calibrate nothing
+
     positives = labels.sum()
     target = np.where(labels == 1, (positives + 1) / (positives + 2), 1 / (len(labels) - positives + 2))
     twice = np.concatenate([logits, logits]).reshape(-1, 1)  # a target between 0 and 1 is a row of each class, weighted
@@ -104,6 +104,8 @@ def isotonic(logits: Array, labels: Array) -> Isotonic:
         logits: [rows].
         labels: 0 or 1 [rows], FEWEST_IN_A_STEP of each at least.
     """
+    from sklearn.isotonic import IsotonicRegression
+
     fitted = IsotonicRegression().fit_transform(logits, labels)
     order = np.argsort(logits, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(fitted[order]) > SAME_RATE))

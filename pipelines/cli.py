@@ -191,6 +191,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         "backend": arguments.backend,
         "workers": arguments.workers,
         "threads": arguments.threads,
+        "log_format": arguments.log_format,
     }
     serve(read(given, arguments.settings), arguments.host, arguments.port)
 

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
-from service import problems
+from service import problems, tracing
 from service.admitting import Admitting
 from service.api.document import describe
 from service.api.routes import operations_routes, ranking_routes
@@ -19,10 +20,14 @@ from service.entrance import Entrance
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.middleware import Envelope
+from service.observer import Observer
 from service.repository import Repository
 from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
+
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""FastAPI's own would tell all of it a second time, and what is in wrong requests."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -31,8 +36,8 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         BundleError: nothing can be served; says which bundle and why.
     """
-    repository, metrics = Repository(settings), Metrics()
-    engine = Engine(settings.max_batch_rows, settings.default_deadline_ms, settings.max_deadline_ms)
+    repository, metrics, traces = Repository(settings), Metrics(), tracing.from_environment()
+    engine = Engine(settings.max_batch_rows, metrics, settings.default_deadline_ms, settings.max_deadline_ms)
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     entrance = Entrance(settings, admission, lifecycle, metrics)
     for served in repository:
@@ -44,18 +49,21 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         yield {"entrance": entrance}
         engine.close()
+        if traces is not None:
+            traces.close()
 
-    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan)
+    app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY)
     app.add_middleware(Admitting, admission=admission)
     app.add_middleware(
         Envelope,
-        metrics=metrics,
+        observer=Observer(metrics, settings.slow_ms, traces),
         max_body_bytes=settings.max_body_bytes,
         read_seconds=settings.read_seconds,
         server_timing=settings.server_timing,
     )
     problems.install(app)
-    app.include_router(ranking_routes(settings, repository, engine, metrics))
-    app.include_router(operations_routes(repository, metrics, lifecycle))
+    operations = operations_routes(repository, metrics, lifecycle)
+    for router in (ranking_routes(settings, repository, engine), operations):
+        app.router.routes.extend(router.routes)  # an included router would match each request twice
     describe(app)
     return app

@@ -76,7 +76,7 @@ class Entrance:
 
     @cached_property
     def _refused(self) -> list[Counter]:
-        return [self.metrics.requests.labels("429"), self.metrics.rejections.labels("queue_full")]
+        return [self.metrics.requests.labels("429", ""), self.metrics.rejections.labels("queue_full")]
 
 
 def _lines(headers: Iterable[Header]) -> bytes:

@@ -1,19 +1,20 @@
-"""Around every request: its id and trace, its size limit, its stages, and its count in the metrics."""
+"""Around every request: its id and trace, its size limit, its stages, and what is told of it afterwards."""
 
 from __future__ import annotations
 
+import logging
 import random
 import re
-import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service import logs, problems
 from service.incoming import Incoming
-from service.metrics import Metrics
+from service.observer import Observer
 from service.stages import Stages
 
-REJECTIONS = {408: "slow_body", 413: "too_large", 429: "queue_full", 504: "deadline"}
-"""Status of a ranking request → why it was turned away."""
+log = logging.getLogger("ranker.service")
+
 SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
 
 
@@ -22,16 +23,16 @@ class Envelope:
 
     Args:
         app: what it wraps.
-        metrics: where ranking requests are counted.
+        observer: told of ranking requests.
         max_body_bytes: larger bodies are refused with 413, at the first byte too many.
         read_seconds: bodies that take longer are refused with 408.
         server_timing: whether answers name the stages of a ranking request and their times.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, max_body_bytes: int, read_seconds: float, *, server_timing: bool = False
+        self, app: ASGIApp, observer: Observer, max_body_bytes: int, read_seconds: float, *, server_timing: bool = False
     ) -> None:
-        self._app, self._metrics = app, metrics
+        self._app, self._observer = app, observer
         self._max_body_bytes, self._read_seconds = max_body_bytes, read_seconds
         self._server_timing = server_timing
 
@@ -43,10 +44,11 @@ class Envelope:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if SAFE_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
-        stages = Stages()
-        scope.setdefault("state", {}).update(request_id=request_id.decode(), stages=stages)
-        status = 500
+        stages, name = Stages(), request_id.decode()
+        logs.request_id.set(name)
+        scope.setdefault("state", {}).update(request_id=name, stages=stages)
         incoming = Incoming(receive, self._max_body_bytes, self._read_seconds)
+        status = 0
 
         async def echoing(message: Message) -> None:
             nonlocal status
@@ -60,14 +62,20 @@ class Envelope:
                     echo.append((b"server-timing", times.encode()))
             await send(message)
 
-        if not scope["path"].endswith("/rank"):
-            await self._app(scope, incoming, echoing)
-            return
-        try:
-            with self._metrics.in_flight.track_inprogress():
+        async def answer() -> None:
+            try:
                 await self._app(scope, incoming, echoing)
+            except Exception as error:
+                if status:  # the answer has begun: all that is left is to close the connection
+                    raise
+                log.error("request failed", exc_info=error)
+                await problems.response(problems.failed())(scope, receive, echoing)
+
+        if not scope["path"].endswith("/rank"):
+            await answer()
+            return
+        self._observer.arrived()
+        try:
+            await answer()
         finally:
-            self._metrics.requests.labels(str(status)).inc()
-            if status in REJECTIONS:
-                self._metrics.rejections.labels(REJECTIONS[status]).inc()
-            self._metrics.seconds.observe(time.monotonic() - stages.arrived)
+            self._observer.answered(scope, status or 500)

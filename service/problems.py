@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -10,8 +9,6 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-
-log = logging.getLogger("ranker.service")
 
 CLIENT_CLOSED_REQUEST = 499
 """What proxies log when a client went away; nobody receives it, the metrics count it."""
@@ -66,7 +63,7 @@ def response(problem: Problem) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of the app a problem document."""
+    """Makes every foreseen error of the app a problem document; any other is for whoever calls the app."""
 
     @app.exception_handler(Problem)
     async def _known(_: Request, error: Problem) -> Response:
@@ -80,10 +77,10 @@ def install(app: FastAPI) -> None:
     async def _gone(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    @app.exception_handler(Exception)
-    async def _unknown(_: Request, error: Exception) -> Response:
-        log.error("request failed", exc_info=error)
-        return response(Problem(500, "the service failed; its log says why"))
+
+def failed() -> Problem:
+    """500 for what nobody foresaw."""
+    return Problem(500, "the service failed; its log says why")
 
 
 def invalid_request(error: ValidationError) -> Problem:

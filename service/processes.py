@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import resource
 import socket
 import sys
@@ -15,11 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from ranking.errors import RankerError
+from service import logs
 from service.app import create_app
 from service.connection import Connection
 from service.repository import Repository
 from service.server import Server
 from service.settings import Settings
+from service.shared_metrics import shared_metrics
 from service.supervisor import Supervisor
 
 BACKLOG = 2048
@@ -38,6 +39,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         BundleError: nothing can be served.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
+    logs.configure(settings.log_format)
     _raise_file_limit(settings)
     listener = _bound(host, port)
     app = partial(_application, settings)
@@ -55,12 +57,13 @@ def serve(settings: Settings, host: str, port: int) -> None:
         return
     _require_servable(settings)
     config = uvicorn.Config(app, factory=True, workers=settings.workers, **how)
-    Supervisor(config, [listener], settings.drain_seconds, settings.grace_seconds).run()
+    with shared_metrics() as folder:
+        Supervisor(config, [listener], settings.drain_seconds, settings.grace_seconds, folder).run()
 
 
 def _application(settings: Settings) -> FastAPI:
     """The application of one process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(settings)

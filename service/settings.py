@@ -22,6 +22,7 @@ from ranking.errors import ConfigError
 from ranking.explaining import explain
 from ranking.files import reason
 from service.engine.runtimes import Backend, Precision
+from service.logs import LogFormat
 
 PREFIX = "RANKER_"
 """Of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
@@ -56,6 +57,8 @@ class Settings(BaseModel):
         threads: of each process that score; default: the cores divided by the workers. More than there are cores
             makes everything slower by far.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
+        slow_ms: a request that took longer is logged, with the time of each stage.
+        log_format: of log lines; default: text on a terminal, else JSON.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,6 +85,8 @@ class Settings(BaseModel):
     workers: PositiveInt = 1
     threads: PositiveInt = 1
     server_timing: bool = False
+    slow_ms: PositiveFloat = 1000.0
+    log_format: LogFormat | None = None
 
     @model_validator(mode="before")
     @classmethod

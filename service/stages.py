@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, get_args
 
 Stage = Literal["parse", "queue", "look-up", "forward", "write"]
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class Stages:
@@ -16,15 +19,27 @@ class Stages:
     """
 
     def __init__(self) -> None:
-        self.arrived = self._since = time.monotonic()
-        self._seconds: dict[Stage, float] = {}
+        self.arrived = time.monotonic()
+        self._ends: list[tuple[Stage, float]] = []
 
     def end(self, stage: Stage) -> None:
         """The time since the end of the stage before, or since the arrival, was this stage's; stages may recur."""
-        now = time.monotonic()
-        self._seconds[stage] = self._seconds.get(stage, 0.0) + now - self._since
-        self._since = now
+        self._ends.append((stage, time.monotonic()))
+
+    def spans(self) -> Iterator[tuple[Stage, float, float]]:
+        """Each stage with the times of its begin and end, as they followed each other."""
+        begin = self.arrived
+        for stage, end in self._ends:
+            yield stage, begin, end
+            begin = end
+
+    def seconds(self) -> dict[Stage, float]:
+        """Stage → how long it took in all."""
+        seconds: dict[Stage, float] = {}
+        for stage, begin, end in self.spans():
+            seconds[stage] = seconds.get(stage, 0.0) + end - begin
+        return seconds
 
     def header(self) -> str:
         """The value of a Server-Timing header (W3C), in milliseconds."""
-        return ", ".join(f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in self._seconds.items())
+        return ", ".join(f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in self.seconds().items())

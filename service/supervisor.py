@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from socket import socket
 
 import uvicorn
@@ -16,6 +17,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from ranking.errors import RankerError
 from service.server import KILLED, Server
+from service.shared_metrics import forget_dead
 
 LATE_SECONDS = 5.0
 """Beyond the time that it has for stopping; then a process is taken for stuck."""
@@ -51,12 +53,14 @@ class Supervisor(Multiprocess):
         sockets: to serve.
         drain_seconds: see ``Server``.
         grace_seconds: in which a worker finishes what it has, after that.
+        metrics: folder that the workers share; what dead ones said of their present state is taken back.
     """
 
     def __init__(
-        self, config: uvicorn.Config, sockets: list[socket], drain_seconds: float, grace_seconds: float
+        self, config: uvicorn.Config, sockets: list[socket], drain_seconds: float, grace_seconds: float, metrics: Path
     ) -> None:
         super().__init__(config, sockets)
+        self._metrics = metrics
         self._drain_seconds, self._grace_seconds = drain_seconds, grace_seconds
 
     def init_processes(self) -> None:
@@ -74,6 +78,7 @@ class Supervisor(Multiprocess):
                 raise RankerError(f"process {worker.pid} could not start, nor would another; its log says why")
             log.warning("process %s died (exit code %s) and is replaced", worker.pid, worker.exitcode)
             self.processes[place] = self._started()
+        forget_dead(self._metrics, {worker.pid for worker in self.processes})
 
     def join_all(self) -> None:
         """As uvicorn calls it, when all have been told to stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from pipelines import config as configs
 from pipelines.config import Config
@@ -19,6 +21,14 @@ from pipelines.publishing import publish
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from ranking.schema import Schema
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Of the processes that tests start, as ``_one_thread`` has it for their own.
+
+Models here are small, and threads that wait for each other on a busy machine cost twenty times the work.
+"""
+
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 ROWS = 6_000
 
@@ -63,11 +73,31 @@ def schema() -> Schema:
 
 
 @pytest.fixture(scope="session")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """(name, make) → a folder that ``make`` filled, for all processes that run tests; read only.
+
+    The first that needs it makes it; the others wait, and take what is there.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    shared.mkdir(exist_ok=True)
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        folder = shared / name
+        with FileLock(f"{folder}.lock"):
+            if not Path(f"{folder}.done").exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                make(folder)
+                Path(f"{folder}.done").touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def logs(once: Once) -> Path:
     """Folder of a small generated log with its ranker.toml; read only."""
-    folder = tmp_path_factory.mktemp("synthetic") / "logs"
-    generate(folder, ROWS, seed=1)
-    return folder
+    return once("logs", lambda folder: generate(folder, ROWS, seed=1))
 
 
 SMALL = ["model.experts=4", "model.expert_layers=[16]", "model.tower_layers=[8]", "training.batch_size=128"]
@@ -81,51 +111,46 @@ def config(logs: Path) -> Config:
 
 
 @pytest.fixture(scope="session")
-def run(config: Config, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(config: Config, once: Once) -> RunFolder:
     """A finished run on the small log; read only."""
-    return train(config, tmp_path_factory.mktemp("runs") / "run")
+    return RunFolder.open(once("run", lambda folder: train(config, folder)))
 
 
 @pytest.fixture(scope="session")
-def bundle(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(run: RunFolder, once: Once) -> Path:
     """The run's bundle; read only."""
-    folder = tmp_path_factory.mktemp("bundles") / "bundle"
-    freeze_run(run.path, folder)
-    return folder
+    return once("bundle", lambda folder: freeze_run(run.path, folder))
 
 
 @pytest.fixture(scope="session")
-def run_of(logs: Path, run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder]:
+def run_of(logs: Path, run: RunFolder, once: Once) -> Callable[[str], RunFolder]:
     """Name of a gate in GATES → a finished run with it on the small log; read only."""
 
     @cache
     def trained(gate: str) -> RunFolder:
         if gate == "dselect_k all experts":
             return run
-        return train(configs.load(logs / "ranker.toml", SMALL + GATES[gate]), tmp_path_factory.mktemp("gates") / "run")
+        config = configs.load(logs / "ranker.toml", SMALL + GATES[gate])
+        return RunFolder.open(once(f"run of {gate}", lambda folder: train(config, folder)))
 
     return trained
 
 
 @pytest.fixture(scope="session")
-def bundle_of(run_of: Callable[[str], RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def bundle_of(run_of: Callable[[str], RunFolder], once: Once) -> Callable[[str], Path]:
     """Name of a gate in GATES → the bundle of its run; read only."""
 
-    @cache
     def frozen(gate: str) -> Path:
-        folder = tmp_path_factory.mktemp("gates") / "bundle"
-        freeze_run(run_of(gate).path, folder)
-        return folder
+        run = run_of(gate)
+        return once(f"bundle of {gate}", lambda folder: freeze_run(run.path, folder))
 
     return frozen
 
 
 @pytest.fixture(scope="session")
-def repository(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(bundle: Path, once: Once) -> Path:
     """A repository with the bundle as version 1 of model "feed"; read only."""
-    folder = tmp_path_factory.mktemp("repositories") / "repository"
-    publish(bundle, folder)
-    return folder
+    return once("repository", lambda folder: publish(bundle, folder))
 
 
 @pytest.fixture(scope="session")
@@ -145,5 +170,4 @@ def _same_draws() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Models here are small, and threads that wait for each other on a busy machine cost twenty times the work."""
     torch.set_num_threads(1)

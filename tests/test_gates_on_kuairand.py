@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipelines.training.building import load_model
 from ranking.losses import scores
 from service.app import create_app
 from service.settings import Settings
+from tests.conftest import Once
 
 pytestmark = pytest.mark.slow
 
@@ -37,21 +39,28 @@ KINDS = {
     "attentive": 'kind = "attentive"',
     "shared_bottom": 'kind = "shared_bottom"',
 }
-FEW_STEPS = ["--set", "training.batch_size=2048"]
+SETTINGS = ["--set", "training.batch_size=1024", "--set", "training.checks_per_epoch=2"]
+DAYS = {f"date=202205{day:02d}" for day in (1, 2, 3, 4)}
+"""Of the log: two train, one validates, one tests. test_quality.py trains on all of them."""
 
 
-@pytest.fixture(scope="module")
-def toml(kuairand_raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kuairand") / "logs"
-    convert(kuairand_raw, folder)
-    return folder / "ranker.toml"
+@pytest.fixture(scope="session")
+def toml(kuairand_raw: Path, once: Once) -> Path:
+    def convert_days(folder: Path) -> None:
+        def other_days(_: str, names: list[str]) -> list[str]:
+            return [name for name in names if name.startswith("date=") and name not in DAYS]
+
+        shutil.copytree(kuairand_raw, folder / "raw", ignore=other_days)
+        convert(folder / "raw", folder / "logs")
+
+    return once("days of KuaiRand", convert_days) / "logs" / "ranker.toml"
 
 
-def changed(toml: Path, line: str) -> Path:
-    """The same file with another gate."""
+def changed(toml: Path, name: str, line: str) -> Path:
+    """The same file with another gate, under this name."""
     text = toml.read_text()
     assert text.count(LINE) == 1
-    other = toml.with_name("changed.toml")
+    other = toml.with_name(f"{name}.toml")
     other.write_text(text.replace(LINE, line))
     return other
 
@@ -61,7 +70,7 @@ def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
     toml: Path, tmp_path: Path, kind: str
 ) -> None:
     run, bundle, repository = tmp_path / "run", tmp_path / "bundle", tmp_path / "repository"
-    assert main(["train", str(changed(toml, KINDS[kind])), "--run", str(run), *FEW_STEPS]) == 0
+    assert main(["train", str(changed(toml, kind, KINDS[kind])), "--run", str(run), *SETTINGS]) == 0
     measures = json.loads((run / "evaluation.json").read_text())
     assert measures["gates"]["kind"] == kind.split()[0]
     assert measures["tasks"]["click"]["auc"] > 0.65, "it learned"
@@ -101,8 +110,8 @@ def test_the_single_task_baseline_trains_a_model_for_each_task(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    single = changed(toml, 'kind = "single_task"')
-    assert main(["train", str(single), "--run", str(run), "--set", "training.batch_size=4096"]) == 0
+    single = changed(toml, "single_task", 'kind = "single_task"')
+    assert main(["train", str(single), "--run", str(run), *SETTINGS]) == 0
     measures = json.loads((run / "evaluation.json").read_text())
     assert len(measures["tasks"]) == 9
     assert measures["tasks"]["click"]["auc"] > 0.6

@@ -73,10 +73,10 @@ def test_kuairand_from_raw_files_to_a_published_version(kuairand_raw: Path, tmp_
 def test_synthetic_ranking_comes_close_to_the_oracle(tmp_path: Path) -> None:
     ranker("logs", "synthetic", "--out", tmp_path / "logs", "--rows", "200000")
     test = ds.dataset(tmp_path / "logs" / "log", partitioning="hive").to_table(filter=ds.field("date") == "2026-01-10")
-    evaluations = [train(tmp_path / "logs" / "ranker.toml", tmp_path / f"run-{seed}", seed) for seed in SEEDS]
+    evaluation = train(tmp_path / "logs" / "ranker.toml", tmp_path / "run", seed=0)
     shares = []
     for task in ("click", "long_view", "share", "like", "follow", "dislike"):
         oracle = metrics.auc(test[task].to_numpy().astype(np.float64), test[f"true_{task}"].to_numpy())
         assert oracle is not None
-        shares += [(evaluation["tasks"][task]["auc"] - 0.5) / (oracle - 0.5) for evaluation in evaluations]
-    assert np.mean(shares) >= 0.85, shares
+        shares.append((evaluation["tasks"][task]["auc"] - 0.5) / (oracle - 0.5))
+    assert np.mean(shares) >= 0.88, shares  # measured over three seeds: 0.897 to 0.901

@@ -62,7 +62,7 @@ class Sizes:
 
 
 FULL = Sizes(3, 4, (10**5, 10**6), (10**4, 10**5, 10**6, 10**7), 60_000, 300_000)
-QUICK = Sizes(1, 3, (20_000, 40_000), (1_000, 10_000), 20_000, 3_000)
+QUICK = Sizes(1, 3, (10_000,), (1_000,), 10_000, 2_000)
 
 
 class Bench:
@@ -133,7 +133,7 @@ class Bench:
             if raw:
                 kuairand.convert(raw, log)
             else:
-                generate(log, 40_000)
+                generate(log, 20_000)
                 _for_rivals(load(log / "ranker.toml")).write(log / "ranker.toml")
         arrays = self._work / f"{log.name}-rows"
         if not arrays.exists():

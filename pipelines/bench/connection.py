@@ -12,6 +12,19 @@ STAGE = re.compile(r"([\w-]+);dur=([\d.]+)")
 
 
 @dataclass(frozen=True)
+class Body:
+    """What is sent.
+
+    Attributes:
+        data: the bytes.
+        content_type: their media type, and that of the answer which is asked for.
+    """
+
+    data: bytes
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True)
 class Answer:
     """What came back.
 

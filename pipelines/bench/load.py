@@ -18,8 +18,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from pipelines.bench.connection import Answer, Connection
-from pipelines.bench.requests import Body
+from pipelines.bench.connection import Answer, Body, Connection
 from pipelines.bench.turns import percentile
 
 LEAST = 20
@@ -70,7 +69,7 @@ class Load:
 
     def requests(self) -> list[bytes]:
         """Heads and bodies."""
-        head = "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n"
+        head = "POST {0} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {1}\r\nAccept: {1}\r\nContent-Length: {2}\r\n\r\n"
         return [head.format(self.path, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
 
 

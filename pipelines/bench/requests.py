@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.bench.connection import Body
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
-from ranking.schema import Owner
+from ranking.schema import Owner, Schema
+from service.api.formats import ARROW
 
 DIFFERENT = 8
 """Requests that are sent by turns, so that not the same rows are looked up each time."""
 MADE_UP = 1_000_000
 """Ids to draw from where a bundle has no table."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """What is sent.
-
-    Attributes:
-        data: the bytes.
-        content_type: their media type.
-    """
-
-    data: bytes
-    content_type: str = "application/json"
 
 
 class Requests:
@@ -51,6 +39,11 @@ class Requests:
         golden = pq.read_table(folder / "golden.parquet", columns=["inputs"])["inputs"]
         self._golden = pa.Table.from_struct_array(golden.combine_chunks())
         self._bodies: dict[tuple[str, int], tuple[Body, ...]] = {}
+
+    @property
+    def schema(self) -> Schema:
+        """The bundle's."""
+        return self._ranker.schema
 
     @property
     def most(self) -> int:
@@ -135,7 +128,22 @@ def _rows(requests: Requests, table: pa.Table) -> Body:
     return _json(requests.shared(table, by_id=False) | {"items": items})
 
 
-FORMS: dict[str, Callable[[Requests, pa.Table], Body]] = {"ids": _ids, "columns": _columns, "rows": _rows}
+def _arrow(requests: Requests, table: pa.Table) -> Body:
+    rest = {"request": json.dumps(requests.shared(table, by_id=False))}
+    schema = requests.schema
+    items = table.select([schema.columns.item, *schema.owned_columns("item")]).replace_schema_metadata(rest)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, items.schema) as writer:
+        writer.write_table(items)
+    return Body(sink.getvalue().to_pybytes(), ARROW)
+
+
+FORMS: dict[str, Callable[[Requests, pa.Table], Body]] = {
+    "ids": _ids,
+    "columns": _columns,
+    "rows": _rows,
+    "arrow": _arrow,
+}
 """Form → how candidates are written in it."""
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
@@ -15,18 +12,12 @@ class DirectRoute(APIRoute):
 
     FastAPI's way of making arguments from a request costs a small one as much as its scoring. Dependencies are not
     looked at.
-
-    Args:
-        path: of the operation.
-        endpoint: request, path parameters → response.
-        options: as FastAPI's routes have them.
     """
 
-    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
-
-        async def direct(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await endpoint(Request(scope, receive), **scope["path_params"])
-            await response(scope, receive, send)
-
-        self.app = direct
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that matches, or says that another method is wanted."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        response = await self.endpoint(Request(scope, receive), **scope["path_params"])
+        await response(scope, receive, send)

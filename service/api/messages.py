@@ -78,13 +78,13 @@ class RankOptions(_Message):
     top_n: PositiveInt | None = None
     deadline_ms: Annotated[PositiveFloat | None, Field(description=DEADLINE)] = None
     explain: bool = False
+    layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
 
 
 class RankRequest(RankOptions):
     """Candidates to put in order."""
 
     items: Annotated[Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_form)]
-    layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
 
     model_config = ConfigDict(
         json_schema_extra={

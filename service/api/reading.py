@@ -20,8 +20,8 @@ from service.settings import Settings
 Message = TypeVar("Message", bound=BaseModel)
 
 
-def read(body: bytes, form: str, served: Served, settings: Settings) -> tuple[Asked, bool]:
-    """What is asked, and whether the items of a JSON answer are to lie in columns.
+def read(body: bytes, form: str, served: Served, settings: Settings) -> Asked:
+    """What is asked.
 
     Args:
         body: of the request.
@@ -37,9 +37,8 @@ def read(body: bytes, form: str, served: Served, settings: Settings) -> tuple[As
         options, candidates = read_stream(
             body, columns.item, readable, settings.max_candidates, settings.max_body_bytes, settings.max_string_length
         )
-        return Asked(message(options, RankOptions, "request", settings), candidates), False
-    request = message(body, RankRequest, "body", settings)
-    return Asked.of(request, served.encoder.readable["item"]), request.layout == "columns"
+        return Asked(message(options, RankOptions, "request", settings), candidates)
+    return Asked.of(message(body, RankRequest, "body", settings), served.encoder.readable["item"])
 
 
 def message(body: bytes, model: type[Message], field: str, settings: Settings) -> Message:

@@ -22,24 +22,25 @@ from service.problems import queue_full, unavailable
 from service.repository import Repository, Served
 from service.settings import Settings
 from service.stages import Stages
+from service.subject import Subject
 
 
-def ranking_routes(settings: Settings, repository: Repository, engine: Engine, metrics: Metrics) -> APIRouter:
+def ranking_routes(settings: Settings, repository: Repository, engine: Engine) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
     router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
     async def answer(http: Request, served: Served) -> Response:
         stages: Stages = http.state.stages
+        http.state.subject = subject = Subject(served.name, served.version)
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
-        asked, columns = read(await http.body(), given, served, settings)
+        asked = read(await http.body(), given, served, settings)
+        subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
         require_room(http.state.ticket, len(asked.candidates))
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
-        metrics.rows.labels(served.name).inc(len(asked.candidates))
-        metrics.missing.labels(served.name).inc(ranked.missing.count)
         rest = summary(ranked, served, asked.options, http.state.request_id)
-        body = write(ranked, rest, form, columns=columns)
+        body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
         return Response(body, media_type=form)
 

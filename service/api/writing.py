@@ -50,13 +50,11 @@ def _rows(ranked: Ranked) -> bytes:
     Takes half as long as dicts, which would be made only to be written.
     """
     count = len(ranked.ids)
-    columns = [
-        (b'{"id":', list(map(orjson.dumps, _ids(ranked)))),
-        (b',"score":', _numbers(ranked.total)),
-    ]
-    before = b',"scores":{'
-    for task, scores in zip(ranked.tasks, np.ascontiguousarray(ranked.scores.T), strict=True):
-        columns.append((before + orjson.dumps(task) + b":", _numbers(scores)))
+    columns = [(b'{"id":', _text(_ids(ranked))), (b',"score":', _numbers(ranked.total))]
+    before, width = b',"scores":{', len(ranked.tasks)
+    scores = _numbers(np.ascontiguousarray(ranked.scores).reshape(-1))
+    for place, task in enumerate(ranked.tasks):
+        columns.append((before + orjson.dumps(task) + b":", scores[place::width]))
         before = b","
     columns.append((b'},"missing":', _missing(ranked.missing)))
     pieces = [piece for name, _ in columns for piece in (name, b"")] + [b"},"]
@@ -72,11 +70,21 @@ def _numbers(values: npt.NDArray[np.floating[Any]]) -> list[bytes]:
     return orjson.dumps(values, option=NUMPY)[1:-1].split(b",") if len(values) else []
 
 
+def _text(ids: list[int | str]) -> list[bytes]:
+    """Each id as JSON; one by one only if integers and text are mixed."""
+    kinds = set(map(type, ids))
+    if kinds == {int}:
+        return orjson.dumps(ids)[1:-1].split(b",")
+    if kinds == {str}:
+        return [b'"%b"' % text for text in orjson.dumps(ids)[2:-2].split(b'","')]  # inside a text " is escaped
+    return list(map(orjson.dumps, ids))
+
+
 def _missing(missing: Missing) -> list[bytes]:
     """Of each candidate a list of names."""
-    lists = missing.by_candidate()
-    text = {id(names): orjson.dumps(names) for names in lists}  # they are shared
-    return [text[id(names)] for names in lists]
+    names, which = missing.patterns()
+    text = list(map(orjson.dumps, names))
+    return [text[i] for i in which]
 
 
 def _ids(ranked: Ranked) -> list[int | str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from service.engine.batching import Batcher, DeadlinePassedError
 from service.engine.candidates import Asked, explained
 from service.engine.ranking import Prepared, Ranked, order, prepare
 from service.engine.scoring import Key, Scored, Work, score
+from service.metrics import Metrics
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
@@ -22,14 +24,20 @@ class Engine:
 
     Args:
         max_batch_rows: candidates that are scored at a time.
+        metrics: where they are counted.
         default_deadline_ms: of requests that name none; None: they wait for as long as it takes.
         max_deadline_ms: the latest deadline, also of those; None: any.
     """
 
     def __init__(
-        self, max_batch_rows: int, default_deadline_ms: float | None = None, max_deadline_ms: float | None = None
+        self,
+        max_batch_rows: int,
+        metrics: Metrics,
+        default_deadline_ms: float | None = None,
+        max_deadline_ms: float | None = None,
     ) -> None:
-        self._batcher: Batcher[Key, Work, Scored] = Batcher(score, max_batch_rows)
+        self._metrics = metrics
+        self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
         self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
 
@@ -62,16 +70,27 @@ class Engine:
             return order(prepared, np.empty((0, len(asked_for)), np.float32), missing)
         tasks = tuple(sorted(asked_for))
         deadline = stages.arrived + deadline_ms / 1000
+        self._metrics.queue_rows.inc(len(request))
         try:
             parts = await self._batcher.submit((served, tasks), Work(request, stages), len(request), deadline)
         except DeadlinePassedError:
             raise _late(deadline_ms, stages) from None
+        finally:
+            self._metrics.queue_rows.dec(len(request))
         scored = Scored.concat(parts)
         return order(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
 
     def close(self) -> None:
         """Finishes what is queued."""
         self._batcher.close()
+
+    def _score(self, key: Key, batch: Sequence[Work]) -> list[Scored | Exception]:
+        found = score(key, batch)
+        right = [each for each in found if isinstance(each, Scored)]
+        if right:
+            scores = np.concatenate([each.scores for each in right])
+            self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
+        return found
 
 
 def _late(deadline_ms: float, stages: Stages) -> Problem:

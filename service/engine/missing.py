@@ -55,17 +55,13 @@ class Missing:
         mask = self.mask()
         return {self.features[i]: np.flatnonzero(mask[:, i]) for i in np.flatnonzero(mask.any(0)).tolist()}
 
-    def by_candidate(self) -> list[list[str]]:
-        """Names of the features that each candidate lacks; candidates that lack the same share a list."""
+    def patterns(self) -> tuple[list[list[str]], list[int]]:
+        """Sets of features that some candidate lacks, as names, and which set each candidate lacks."""
         if not self.items.any():
-            mask = self.shared.tolist()
-            return [[self.features[i] for i, gone in zip(self.shared_places, mask, strict=True) if gone]] * len(
-                self.items
-            )
+            shared = [self.features[place] for place in np.array(self.shared_places, np.int64)[self.shared].tolist()]
+            return [shared], [0] * len(self.items)
         width, cells = len(self.features), self.mask().tobytes()
-        patterns = [cells[start : start + width] for start in range(0, len(cells), width)]
-        names = {
-            pattern: [name for name, gone in zip(self.features, pattern, strict=True) if gone]
-            for pattern in set(patterns)
-        }
-        return [names[pattern] for pattern in patterns]
+        each = [cells[start : start + width] for start in range(0, len(cells), width)]
+        number = {pattern: i for i, pattern in enumerate(dict.fromkeys(each))}
+        names = [[name for name, gone in zip(self.features, pattern, strict=True) if gone] for pattern in number]
+        return names, [number[pattern] for pattern in each]

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from pipelines.config import Config, LogsConfig
 from pipelines.logs.reader import LogReader
@@ -98,9 +97,3 @@ def open_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     shop = Shop(tmp_path_factory.mktemp("shop") / "shop")
     shop.write(shop.table(200))
     return shop
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    # Two OpenMP threads on shared cores wait for each other at every small operation: 20 times slower.
-    torch.set_num_threads(1)

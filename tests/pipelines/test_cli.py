@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import signal
 import socket
@@ -403,8 +402,7 @@ class TestPipes:
     def test_a_reader_that_has_enough_gets_no_traceback(self, shown: Shown) -> None:
         """As ``ranker evaluate RUN --json | head -1`` reads."""
         command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(shown.folder / "run"), "--json"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.close()  # before anything is written
@@ -450,7 +448,6 @@ sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
 """
     result = subprocess.run(
         [sys.executable, "-c", script, shown.folder, tmp_path],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -206,7 +205,6 @@ def crashed(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
     """Copies of a repository, 0, 1, …, each left by a publication that died at another moment."""
     result = subprocess.run(
         [sys.executable, "-c", CRASHES, bundle, repository, folder, str(crashes)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,14 +19,16 @@ from pipelines import config as configs
 from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
-from tests.conftest import GATES, SMALL
+from pipelines.training.world import World
+from ranking.errors import ConfigError
+from tests.conftest import GATES, SMALL, Once
 from tests.pipelines.test_resuming import wait_for
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SETTINGS = [*SMALL, "training.batch_size=64", "training.epochs=2"]
 
 
@@ -39,44 +42,56 @@ def started(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
 
 
-class TestTwoRanks:
-    def test_train_as_well_as_one_process(self, logs: Path, tmp_path: Path) -> None:
-        alone = train(configs.load(logs / "ranker.toml", SETTINGS), tmp_path / "alone")
-        done = started(ranks(logs, tmp_path / "run"))
+@pytest.fixture(scope="session")
+def together(logs: Path, once: Once) -> Path:
+    """A folder with the run of two ranks, and what they told; read only."""
+
+    def train_together(folder: Path) -> None:
+        folder.mkdir()
+        done = started(ranks(logs, folder / "run", "--json"))
         assert done.returncode == 0, done.stderr
-        together = RunFolder.open(tmp_path / "run")
-        lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in (alone, together)]
+        (folder / "stdout").write_text(done.stdout)
+        (folder / "stderr").write_text(done.stderr)
+
+    return once("two ranks", train_together)
+
+
+class TestTwoRanks:
+    def test_train_as_well_as_one_process(self, logs: Path, together: Path, tmp_path: Path) -> None:
+        alone = train(configs.load(logs / "ranker.toml", SETTINGS), tmp_path / "alone")
+        runs = (alone, RunFolder.open(together / "run"))
+        lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
         assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
         best = [min(line["validation_total"] for line in each if line["phase"] == "selected") for each in lines]
         # other rows meet in a batch, so it is another draw: seeds alone differ by up to 2 %
         assert best[1] == pytest.approx(best[0], rel=0.04)
 
-    def test_tell_once_what_they_did(self, logs: Path, tmp_path: Path) -> None:
-        done = started(ranks(logs, tmp_path / "run", "--json"))
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["evaluation"]["rows"] > 0
-        assert done.stderr.count("the gates chose") == 1
-        assert "Warning" not in done.stderr
+    def test_tell_once_what_they_did(self, together: Path) -> None:
+        assert json.loads((together / "stdout").read_text())["evaluation"]["rows"] > 0
+        told = (together / "stderr").read_text()
+        assert told.count("the gates chose") == 1
+        assert "Warning" not in told
 
-    def test_leave_a_run_that_one_process_freezes(self, logs: Path, tmp_path: Path) -> None:
-        done = started(ranks(logs, tmp_path / "run"))
-        assert done.returncode == 0, done.stderr
-        freeze_run(tmp_path / "run", tmp_path / "bundle")  # checks that frozen = dense
+    def test_leave_a_run_that_one_process_freezes(self, logs: Path, together: Path, tmp_path: Path) -> None:
+        freeze_run(together / "run", tmp_path / "bundle")  # checks that frozen = dense
         log = pq.read_table(next((logs / "log").rglob("*.parquet"))).slice(0, 5)
         assert ranking.load(tmp_path / "bundle").score(log).num_rows == 5
 
-    @pytest.mark.parametrize("gate", ["dselect_k", "dselect_k per example budget", "gumbel_softmax", "attentive"])
-    def test_hold_the_same_weights_whatever_the_gate(self, logs: Path, tmp_path: Path, gate: str) -> None:
+    def test_hold_the_same_weights_whatever_the_gate(self, logs: Path, tmp_path: Path) -> None:
         script = Path(__file__).parent / "training" / "ranks.py"
-        settings = [*SETTINGS, *GATES[gate], "training.loss_weighting=uncertainty"]
-        done = started([*TORCHRUN, str(script), str(logs / "ranker.toml"), str(tmp_path / "run"), *settings])
-        assert "all ranks hold the same weights" in done.stdout, done.stderr
+        gates = ["dselect_k", "dselect_k per example budget", "gumbel_softmax", "attentive"]
+        trainings = [" ".join([*SETTINGS, *GATES[gate], "training.loss_weighting=uncertainty"]) for gate in gates]
+        done = started([*TORCHRUN, str(script), str(logs / "ranker.toml"), str(tmp_path), *trainings])
+        assert done.stdout.count("all ranks hold the same weights") == len(gates), done.stderr
         assert done.returncode == 0, done.stderr
 
-    def test_need_a_batch_that_can_be_divided(self, logs: Path, tmp_path: Path) -> None:
-        done = started(ranks(logs, tmp_path / "run", settings=[*SETTINGS, "training.batch_size=63"]))
-        assert done.returncode != 0
-        assert "training.batch_size = 63 is that of all 2 ranks together: choose a multiple of 2" in done.stderr
+    def test_need_a_batch_that_can_be_divided(
+        self, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pipelines.train.joined", lambda: nullcontext(World(size=2)))
+        says = "training.batch_size = 63 is that of all 2 ranks together: choose a multiple of 2"
+        with pytest.raises(ConfigError, match=says):
+            train(configs.load(logs / "ranker.toml", [*SETTINGS, "training.batch_size=63"]), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -103,7 +118,7 @@ class TestALostRank:
         assert not run.finished
 
         settings = [*self.LONG, "training.patience=1"]  # not the same configuration: refused, nothing is lost
-        refused = started([*ranks(logs, run.path, "--resume", settings=settings)])
+        refused = started(ranks(logs, run.path, "--resume", settings=settings))
         assert "begun with another training.patience" in refused.stderr
         resumed: list[int] = []
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -23,9 +21,9 @@ from pipelines.config import Config, ServingConfig
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from ranking.errors import OutputError, RankerError
-from tests.conftest import GATES, SMALL
+from tests.conftest import GATES, SMALL, Once
 
-SETTINGS = [*SMALL, "training.batch_size=64", "training.epochs=2", "model.dropout=0.1"]
+SETTINGS = [*SMALL, "training.epochs=2", "model.dropout=0.1"]
 
 
 class Interrupted(RankerError):
@@ -66,12 +64,18 @@ def small(logs: Path) -> Callable[[str], Config]:
     return lambda gate: configs.load(logs / "ranker.toml", SETTINGS + GATES[gate])
 
 
+@pytest.fixture(scope="session")
+def whole(logs: Path, once: Once) -> RunFolder:
+    """A run with DSelect-k that was never interrupted; read only."""
+    config = configs.load(logs / "ranker.toml", SETTINGS)
+    return RunFolder.open(once("run without a break", lambda folder: train(config, folder)))
+
+
 class TestInterrupted:
     @pytest.mark.parametrize("checks", [2, 7, 13])
     def test_goes_on_to_the_very_same_weights(
-        self, small: Callable[[str], Config], tmp_path: Path, checks: int
+        self, whole: RunFolder, small: Callable[[str], Config], tmp_path: Path, checks: int
     ) -> None:
-        whole = train(small("dselect_k"), tmp_path / "whole")
         interrupted(small("dselect_k"), tmp_path / "run", checks)
         assert_same(whole, train(small("dselect_k"), tmp_path / "run", resume=True))
 
@@ -89,16 +93,15 @@ class TestInterrupted:
         run = train(small("dselect_k"), tmp_path / "run", resume=True)
         assert [path.name for path in run.checkpoints.iterdir()] == ["best.safetensors"]
 
-    def test_before_its_first_checkpoint_starts_again(self, small: Callable[[str], Config], tmp_path: Path) -> None:
-        whole = train(small("dselect_k"), tmp_path / "whole")
+    def test_before_its_first_checkpoint_starts_again(
+        self, whole: RunFolder, small: Callable[[str], Config], tmp_path: Path
+    ) -> None:
         interrupted(small("dselect_k"), tmp_path / "run", 1)
         assert_same(whole, train(small("dselect_k"), tmp_path / "run", resume=True))
 
     def test_after_its_last_checkpoint_only_tells(
-        self, small: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, whole: RunFolder, small: Callable[[str], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        whole = train(small("dselect_k"), tmp_path / "whole")
-
         def crash(*_: object) -> None:
             raise Interrupted("enough")
 
@@ -125,9 +128,8 @@ class TestInterrupted:
 class TestFullDisk:
     @pytest.mark.parametrize("limit", [4_000, 20_000])
     def test_ends_with_a_line_and_goes_on_once_there_is_space(
-        self, small: Callable[[str], Config], tmp_path: Path, limit: int
+        self, whole: RunFolder, small: Callable[[str], Config], tmp_path: Path, limit: int
     ) -> None:
-        whole = train(small("dselect_k"), tmp_path / "whole")
         interrupted(small("dselect_k"), tmp_path / "run", 9)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # longer files fail as on a disk without space
@@ -185,50 +187,50 @@ def command(logs: Path, run: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "pipelines.cli", "train", str(logs / "ranker.toml"), "--run", str(run), *sets]
 
 
-ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
+def started(logs: Path, run: Path, *more: str) -> subprocess.Popen[bytes]:
+    """The command as a process of its own; returns when it has said its first word, since loading takes seconds."""
+    words = [*command(logs, run, *more), "--resume"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline()
+    return process
 
 
 @pytest.mark.slow
 class TestKilled:
-    def test_at_any_moment_goes_on_to_the_very_same_weights(
-        self, logs: Path, small: Callable[[str], Config], tmp_path: Path
-    ) -> None:
+    def test_at_any_moment_goes_on_to_the_very_same_weights(self, logs: Path, whole: RunFolder, tmp_path: Path) -> None:
+        first = started(logs, tmp_path / "first")
         begun = time.monotonic()
-        subprocess.run(command(logs, tmp_path / "whole"), env=ALONE, check=True, capture_output=True)
+        first.communicate()
         seconds = time.monotonic() - begun
         random, kills = np.random.default_rng(0), 0
-        for _ in range(8):
-            process = subprocess.Popen(
-                [*command(logs, tmp_path / "run"), "--resume"],
-                env=ALONE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
+        for _ in range(4):
+            process = started(logs, tmp_path / "run")
             try:
-                process.communicate(timeout=random.uniform(0.3, 0.9) * seconds)
+                process.communicate(timeout=random.uniform(0.1, 0.6) * seconds)
                 break
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.communicate()
                 kills += 1
         assert kills
-        last = subprocess.run(
-            [*command(logs, tmp_path / "run"), "--resume"], env=ALONE, check=True, capture_output=True
-        )
-        assert b"Traceback" not in last.stderr
-        assert_same(RunFolder.open(tmp_path / "whole"), RunFolder.open(tmp_path / "run"))
+        last = started(logs, tmp_path / "run")
+        _, told = last.communicate()
+        assert last.returncode == 0
+        assert b"Traceback" not in told
+        assert_same(RunFolder.open(tmp_path / "first"), RunFolder.open(tmp_path / "run"))
+        assert_same(whole, RunFolder.open(tmp_path / "run"))
 
     def test_two_processes_never_train_in_one_folder(self, logs: Path, tmp_path: Path) -> None:
-        long = [*command(logs, tmp_path / "run", "training.epochs=500"), "--resume"]
-        first = subprocess.Popen(long, env=ALONE, stderr=subprocess.DEVNULL)
+        long = "training.epochs=500"
+        first = started(logs, tmp_path / "run", long)
         try:
             wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("step-*")))
-            second = subprocess.run(long, env=ALONE, capture_output=True, text=True)
+            with pytest.raises(OutputError, match="another process trains in this folder; name another one"):
+                train(configs.load(logs / "ranker.toml", [*SETTINGS, long]), tmp_path / "run", resume=True)
         finally:
             first.kill()
-            first.wait()
-        assert second.returncode == 1
-        assert second.stderr.splitlines()[-1].endswith("another process trains in this folder; name another one")
+            first.communicate()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:

@@ -78,7 +78,7 @@ def test_who_hangs_up_is_not_scored(
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaving:
             leaving.sendall(head.encode() + b"\r\n" + body)
             wait_for(url, "ranker_requests_in_flight 2.0")
-        wait_for(url, 'ranker_requests_total{status="499"} 1.0')
+        wait_for(url, 'ranker_requests_total{model="feed",status="499"} 1.0')
         held.go.set()
         staying.join()
     assert len(answers[0]["items"]) == len(request_body["items"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.demo import post, service
 from pipelines.publishing import publish
@@ -44,26 +43,6 @@ def test_the_openapi_document_describes_request_answer_and_errors(client: TestCl
     assert [each["$ref"].rpartition("/")[2] for each in answers] == ["RankResponse", "ColumnarRankResponse"]
     assert {"400", "404", "406", "413", "415", "422", "504"} <= set(operation["responses"])
     assert client.get("/docs").status_code == 200
-
-
-def test_metrics_count_requests_rows_and_missing_features(repository: Path) -> None:
-    with TestClient(create_app(Settings(repository=repository))) as client:
-        client.post("/v1/rank", json={"items": [{"id": "v1"}, {"id": "never"}], "tasks": ["click"]})
-        client.post("/v1/rank", json={"items": 3})
-        client.post("/v1/models/nope/rank", json={"items": []})
-        text = client.get("/metrics").text
-    samples = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert samples["ranker_requests_total", "200"] == 1
-    assert samples["ranker_requests_total", "422"] == 1
-    assert samples["ranker_requests_total", "404"] == 1
-    assert samples["ranker_request_seconds_count",] == 3
-    assert samples["ranker_rows_scored_total", "feed"] == 2
-    assert samples["ranker_missing_features_total", "feed"] > 0
-    assert samples["ranker_model_info", "feed", "1"] == 1
 
 
 def test_request_id_and_trace_are_echoed(client: TestClient, request_body: dict[str, Any]) -> None:

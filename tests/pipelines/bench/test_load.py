@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pipelines.bench.connection import BROKEN, Answer, Connection
+from pipelines.bench.connection import BROKEN, Answer, Body, Connection
 from pipelines.bench.load import LEAST, Asked, Load, drive, summary
-from pipelines.bench.requests import Body
 
 STAGES = "Server-Timing: parse;dur=0.5, look-up;dur=1.25"
 

@@ -12,6 +12,7 @@ from pipelines.bench.requests import DIFFERENT, FORMS, Requests
 from pipelines.publishing import publish
 from ranking import bundle
 from ranking.frozen import FrozenRanker
+from service.api.formats import JSON
 from service.api.messages import RankRequest
 from service.app import create_app
 from service.settings import Settings
@@ -31,7 +32,7 @@ def test_all_forms_of_a_request_get_the_same_answer(client: TestClient, ranker: 
     answers = {}
     for form, write in FORMS.items():
         body = write(requests, table)
-        answer = client.post("/v1/rank", content=body.data, headers={"Content-Type": body.content_type})
+        answer = client.post("/v1/rank", content=body.data, headers={"Content-Type": body.content_type, "Accept": JSON})
         assert answer.status_code == 200, answer.text
         answers[form] = answer.json()["items"]
         assert len(answers[form]) == 30

@@ -1,4 +1,7 @@
-"""What a rank does in a test: trains, then says whether all ranks hold the same weights. Started by torchrun."""
+"""What a rank does in a test: trains again and again, and says whether all ranks hold the same weights.
+
+Started by torchrun; one start for many trainings, since it takes longer than they do.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pipelines.training.snapshot import trunk
 
 
 def main() -> None:
-    """Arguments: the ranker.toml, the run folder, settings."""
+    """Arguments: the ranker.toml, a folder for the runs, and for each training its settings, between spaces."""
     fit = Trainer.fit
 
     def watched(trainer: Trainer) -> None:
@@ -28,8 +31,9 @@ def main() -> None:
             print("all ranks hold the same weights")
 
     Trainer.fit = watched  # type: ignore[method-assign]
-    toml, run, *settings = sys.argv[1:]
-    training.train(configs.load(Path(toml), settings), Path(run), resume=True)
+    toml, folder, *trainings = sys.argv[1:]
+    for number, settings in enumerate(trainings):
+        training.train(configs.load(Path(toml), settings.split()), Path(folder) / str(number))
 
 
 main()

@@ -83,22 +83,23 @@ def test_unconverged_trials_are_disregarded_and_the_best_configuration_trains(sh
 
 
 @pytest.mark.slow
-def test_workers_and_commands_share_a_study_and_a_later_command_goes_on(shop: Shop, tmp_path: Path) -> None:
+def test_workers_and_commands_share_a_study_and_a_later_command_goes_on(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, folder = config_file(shop), tmp_path / "study"
-    together = [begun(file, folder, "--trials", "5", "--workers", "2", "--json") for _ in range(2)]
-    for command in together:
-        out, err = command.communicate(timeout=300)
-        assert command.returncode == 0, err
-        found = json.loads(out)
+    beside = begun(file, folder, "--trials", "5", "--workers", "2", "--json")
+    assert main(["tune", str(file), "--study", str(folder), "--trials", "5"]) == 0
+    out, err = beside.communicate(timeout=300)
+    assert beside.returncode == 0, err
+    found = json.loads(out)
     study = StudyFolder(folder)
     assert len(study.trials()) == len(study.counted()) == 5
     assert len({json.dumps(t.params, sort_keys=True) for t in study.trials()}) == 5
-    command = begun(file, folder, "--trials", "7", "--json")
-    out, err = command.communicate(timeout=300)
-    assert command.returncode == 0, err
-    assert sum(json.loads(out)["trials"].values()) == 7
-    assert json.loads(out)["best"]["loss"] <= found["best"]["loss"]
-    assert err.count("trial ") == 2
+    capsys.readouterr()
+    assert main(["tune", str(file), "--study", str(folder), "--trials", "7", "--json"]) == 0
+    later = json.loads(capsys.readouterr().out)
+    assert sum(later["trials"].values()) == 7
+    assert later["best"]["loss"] <= found["best"]["loss"]
 
 
 @pytest.mark.slow
@@ -122,7 +123,9 @@ def test_a_killed_workers_trial_is_taken_up(shop: Shop, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on_when_it_is_given_again(shop: Shop, tmp_path: Path) -> None:
+def test_a_killed_command_goes_on_when_it_is_given_again(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, folder = config_file(shop, 3000, training={"epochs": 6}), tmp_path / "study"
     command = begun(file, folder, "--trials", "1")
     until(lambda: (folder / "trials" / "0" / "metrics.jsonl").exists())
@@ -130,10 +133,8 @@ def test_a_killed_command_goes_on_when_it_is_given_again(shop: Shop, tmp_path: P
     for pid in [command.pid, *map(int, children)]:
         os.kill(pid, signal.SIGKILL)
     command.communicate()
-    again = begun(file, folder, "--trials", "1", "--json")
-    out, err = again.communicate(timeout=300)
-    assert again.returncode == 0, err
-    assert sum(json.loads(out)["trials"].values()) == 1
+    assert main(["tune", str(file), "--study", str(folder), "--trials", "1", "--json"]) == 0
+    assert sum(json.loads(capsys.readouterr().out)["trials"].values()) == 1
     assert not (folder / "trials" / "0").exists()
     assert (folder / "trials" / "1" / "selection.json").exists()
 

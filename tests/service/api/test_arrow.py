@@ -154,6 +154,11 @@ def test_a_column_that_stands_twice_is_named(client: TestClient) -> None:
     wrong(client, stream(ids), 422, "items.id", "2 columns")
 
 
+def test_the_layout_of_a_json_answer(client: TestClient) -> None:
+    answer = send(client, stream({"item_id": ["v1", "v2"]}, {"layout": "columns"}))
+    assert sorted(answer["items"]["id"]) == ["v1", "v2"]
+
+
 @pytest.mark.parametrize(
     ("rest", "field"),
     [
@@ -161,7 +166,7 @@ def test_a_column_that_stands_twice_is_named(client: TestClient) -> None:
         ({"context": {"hour": "noon"}}, "context.hour"),
         ({"tasks": ["klick"]}, "tasks"),
         ({"top_n": 0}, "top_n"),
-        ({"layout": "columns"}, "layout"),
+        ({"layout": "diagonal"}, "layout"),
         ({"items": []}, "items"),
         ([], "body"),
     ],

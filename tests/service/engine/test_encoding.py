@@ -22,6 +22,7 @@ from service.engine.encoding import RequestEncoder
 from service.engine.request import Given, Request
 from tests.ranking.conftest import ITEMS, USERS
 from tests.ranking.test_halves import same
+from tests.service.engine.lacking import by_candidate
 
 WORDS = st.sampled_from(["drama", "news", "unheard of", "w1", ""])
 TEXT = st.sampled_from(["C1", "C2", "home", "search", "elsewhere", ""])
@@ -78,7 +79,7 @@ def asked(owners: dict[Owner, Given]) -> Request:
 def lacking(encoder: RequestEncoder, halves: Halves) -> list[list[str]]:
     """Of one request."""
     (missing,) = encoder.missing(halves, [len(halves)])
-    return missing.by_candidate()
+    return by_candidate(missing)
 
 
 def encoded(ranker: FrozenRanker, request: dict[Owner, Given]) -> Inputs:
@@ -207,5 +208,5 @@ def test_requests_of_one_form_together_as_each_alone(hand_ranker: FrozenRanker, 
     together = Request.joined([asked(said) for said in each])
     found, expected = encoder(together), Halves.concat(alone)
     assert same(encoder.sides.join(found), encoder.sides.join(expected))
-    names = [missing.by_candidate() for missing in encoder.missing(found, together.counts)]
+    names = [by_candidate(missing) for missing in encoder.missing(found, together.counts)]
     assert names == [lacking(encoder, halves) for halves in alone]

@@ -20,9 +20,11 @@ from service.engine.engine import Engine
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
 from service.engine.runtimes.base import Scores
+from service.metrics import Metrics
 from service.problems import Problem
 from service.repository import Served
 from service.stages import Stages
+from tests.service.engine.lacking import by_candidate
 
 SECONDS = 30.0
 
@@ -57,7 +59,7 @@ def served(ranker: FrozenRanker, runtime: Any) -> Served:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    engine = Engine(max_batch_rows=50)
+    engine = Engine(50, Metrics())
     yield engine
     engine.close()
 
@@ -196,7 +198,7 @@ def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRan
         request(1, 3),
         request(2, 2, items=[{"id": "1"}, {"id": "2"}]),  # text
         request(3, 4),
-        Asked.of(RankRequest.model_validate(words)),
+        Asked.of(RankRequest.model_validate(words), {}),
         request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # a mixture
         request(5, 2, context={"hour": 3}),
     ]
@@ -207,7 +209,7 @@ def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRan
         for each, ranked in zip([FIRST, *asked], await asyncio.gather(*tasks), strict=True):
             expected = alone(hand_ranker, each)
             assert ranked.ids == expected.ids
-            assert ranked.missing.by_candidate() == expected.missing.by_candidate()
+            assert by_candidate(ranked.missing) == by_candidate(expected.missing)
             np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
 
     run(test())

@@ -1,0 +1,11 @@
+"""What is missing, candidate by candidate."""
+
+from __future__ import annotations
+
+from service.engine.missing import Missing
+
+
+def by_candidate(missing: Missing) -> list[list[str]]:
+    """Names of the features that each candidate lacks."""
+    names, which = missing.patterns()
+    return [names[i] for i in which]

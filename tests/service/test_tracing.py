@@ -1,0 +1,171 @@
+"""Traces as a real receiver of OpenTelemetry's protocol gets them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from ranking.errors import ConfigError
+from service import tracing
+from service.app import create_app
+from service.settings import Settings
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class Receiver:
+    """An HTTP server that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.received: list[ExportTraceServiceRequest] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.path == "/v1/traces"
+                receiver.received.append(ExportTraceServiceRequest.FromString(body))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    @property
+    def spans(self) -> list[Span]:
+        return [
+            span
+            for request in self.received
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+    def resource(self) -> dict[str, str]:
+        return {a.key: a.value.string_value for a in self.received[0].resource_spans[0].resource.attributes}
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    def value(of: Any) -> Any:
+        kind = of.WhichOneof("value")
+        return [value(each) for each in of.array_value.values] if kind == "array_value" else getattr(of, kind)
+
+    return {attribute.key: value(attribute.value) for attribute in span.attributes}
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    receiver = Receiver()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    yield receiver
+    receiver.server.shutdown()
+    receiver.server.server_close()
+
+
+def ask(repository: Path, body: dict[str, Any], headers: dict[str, str], path: str = "/v1/rank") -> float:
+    """Asks a new service, which sends its spans at the latest when it ends; how many seconds ending took."""
+    with TestClient(create_app(Settings(repository=repository, max_batch_rows=5))) as client:
+        client.get("/v2/health/ready")
+        answer = client.post(path, json=body, headers=headers)
+        assert answer.headers.get("traceparent") == headers.get("traceparent")
+        ends = time.monotonic()
+    return time.monotonic() - ends
+
+
+def test_a_request_is_a_span_below_its_caller_s_with_one_for_each_stage(
+    receiver: Receiver, repository: Path, request_body: dict[str, Any]
+) -> None:
+    before = time.time_ns()
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-ID": "abc-1"}
+    ask(repository, request_body | {"tasks": ["click"]}, headers, "/v1/models/feed/rank")
+    server, *stages = sorted(
+        receiver.spans, key=lambda span: (span.kind != Span.SPAN_KIND_SERVER, span.end_time_unix_nano)
+    )
+    assert (server.name, server.kind) == ("POST /v1/models/{model}/rank", Span.SPAN_KIND_SERVER)
+    assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
+    assert attributes(server) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/models/{model}/rank",
+        "http.response.status_code": 200,
+        "ranker.request_id": "abc-1",
+        "ranker.model": "feed",
+        "ranker.version": "1",
+        "ranker.candidates": 12,
+        "ranker.tasks": ["click"],
+    }
+    # 12 candidates in batches of 5
+    assert [span.name for span in stages] == ["parse", *["queue", "look-up", "forward"] * 3, "write"]
+    assert {span.parent_span_id for span in stages} == {server.span_id}
+    assert {span.trace_id for span in stages} == {server.trace_id}
+    ends = [server.start_time_unix_nano, *(span.end_time_unix_nano for span in stages)]
+    assert [span.start_time_unix_nano for span in stages] == pytest.approx(ends[:-1], abs=1000)
+    assert ends == sorted(ends)
+    assert ends[-1] <= server.end_time_unix_nano
+    assert before - 10**8 < server.start_time_unix_nano < server.end_time_unix_nano < time.time_ns() + 10**8
+    assert receiver.resource()["service.name"] == "dselect-ranker"
+
+
+def test_a_caller_that_does_not_sample_is_obeyed(
+    receiver: Receiver, repository: Path, request_body: dict[str, Any]
+) -> None:
+    ask(repository, request_body, {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    assert receiver.spans == []
+
+
+def test_without_a_caller_s_trace_one_begins(
+    receiver: Receiver, repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "feed-ranker")
+    ask(repository, request_body, {})
+    (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
+    assert server.parent_span_id == b""
+    assert receiver.resource()["service.name"] == "feed-ranker"
+
+
+def test_a_refused_request_says_its_status(receiver: Receiver, repository: Path, request_body: dict[str, Any]) -> None:
+    ask(repository, request_body | {"deadline_ms": 1e-6}, {})
+    (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
+    assert attributes(server)["http.response.status_code"] == 504
+    assert server.status.code == Status.STATUS_CODE_ERROR
+
+
+def test_a_receiver_that_is_gone_hurts_no_request_and_holds_the_end_up_for_a_moment(
+    repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.3)
+        assert ask(repository, request_body, {}) < 2.5
+
+
+class TestWhetherThereAreTraces:
+    def test_none_unless_a_receiver_is_named(self) -> None:
+        assert tracing.from_environment({}) is None
+        disabled = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "true"}
+        assert tracing.from_environment(disabled) is None
+
+    def test_another_protocol_is_refused(self) -> None:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL: 'grpc' is not spoken here"):
+            tracing.from_environment(environ)
+
+    def test_where_it_is_not_installed_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+        with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*dselect-ranker\[tracing\]"):
+            tracing.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
