@@ -99,7 +99,7 @@ def test_large_headers_within_the_limit_and_pieces_in_time_are_fine(service: Ser
 
 
 def test_requests_at_once_are_answered_in_order(service: Service) -> None:
-    answer = told(service, RANK + LIVE + b"\r\n" + RANK.replace(b"v1", b"v2"))
+    answer = told(service, RANK + LIVE + b"\r\n" + RANK.replace(b'"v1"', b'"v2"'))
     assert [answer.find(sign) > 0 for sign in (b'"v1"', b'"live"', b'"v2"')] == [True] * 3
     assert answer.index(b'"v1"') < answer.index(b'"live"') < answer.index(b'"v2"')
 
