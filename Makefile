@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo serve test test-fast soak lint bench bench-train clean
+.PHONY: demo serve test test-fast soak lint audit bench bench-train clean
 
 # A process a core, which takes tests from another when it has none left; what is expensive is prepared once for all.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -33,6 +33,11 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Known vulnerabilities of what is locked. AUDIT=--if-possible: no failure where advisories cannot be reached.
+audit: .venv/audit
+	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
+	  --requirement requirements/dev.lock --requirement requirements/cuda.lock | $(BIN)/python .ci/audit.py $(AUDIT)
+
 # BENCH="--only rival", "--quick" …
 bench: .venv/bench
 	$(BIN)/ranker bench --docs docs $(BENCH)
@@ -57,6 +62,10 @@ clean:
 
 .venv/dev: requirements/dev.lock .venv/train
 	$(PIP) -r requirements/dev.lock
+	@touch $@
+
+.venv/audit: requirements/audit.lock .venv/dev
+	$(PIP) -r requirements/audit.lock
 	@touch $@
 
 .venv/bench: requirements/bench.lock .venv/dev

@@ -11,6 +11,7 @@ BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
 NEW_FOLDER = "new folder"
 LEAST_ROWS = 2000
 JSON = "print the result as JSON"
+KEY_FILE = "the service's API keys, hashed"
 
 
 BENCH_PARTS = ("engines", "http", "open", "batching", "rival")
@@ -124,6 +125,15 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
+    serve.add_argument("--keys", type=Path, metavar="FILE", help="API keys that are let in; see 'ranker keys'")
+    serve.add_argument("--no-keys", action="store_true", default=None, help="let all in, on any --host")
+    serve.add_argument(
+        "--operations-port",
+        type=port,
+        metavar="PORT",
+        help="port of metrics and admin operations (default: 8001 if --host can be reached from other machines, else "
+        "the service's)",
+    )
     serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
     serve.add_argument(
         "--backend",
@@ -140,6 +150,22 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--settings", type=Path, metavar="FILE", help="TOML with any of the service's settings; RANKER_… variables win"
     )
+
+    keys = commands.add_parser("keys", help="API keys of the service: make, list, revoke")
+    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION")
+    new_key = command("new", "make a key, print it once and add its hash to the file", actions)
+    new_key.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
+    new_key.add_argument("--name", required=True, help="whose it is; two keys of one application have two names")
+    new_key.add_argument(
+        "--scopes", nargs="+", required=True, choices=["rank", "feedback", "admin"], help="what it may do"
+    )
+    new_key.add_argument("--days", type=days, help="it expires after so many (default: never)")
+    list_keys = command("list", "names, scopes and expiry of all keys", actions)
+    list_keys.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
+    list_keys.add_argument("--json", action="store_true", help=JSON)
+    revoke = command("revoke", "take a key out of the file; it stops working within seconds", actions)
+    revoke.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
+    revoke.add_argument("name", metavar="NAME", help="of the key")
 
     bench = command("bench", "measure what scoring and serving cost on this machine")
     bench.add_argument(
@@ -176,6 +202,13 @@ def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def days(text: str) -> int:
+    """A whole number of days, of a century at most."""
+    if not text.isdecimal() or not 1 <= int(text) <= 36500:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 36500")
     return int(text)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipelines.arguments import parser
@@ -191,9 +192,44 @@ def run_serve(arguments: argparse.Namespace) -> None:
         "backend": arguments.backend,
         "workers": arguments.workers,
         "threads": arguments.threads,
+        "keys": arguments.keys,
+        "no_keys": arguments.no_keys,
+        "operations_port": arguments.operations_port,
         "log_format": arguments.log_format,
     }
     serve(read(given, arguments.settings), arguments.host, arguments.port)
+
+
+def run_new_key(arguments: argparse.Namespace) -> None:
+    """``ranker keys new``."""
+    from service.security import key_file
+
+    now = datetime.now(UTC).replace(microsecond=0)
+    expires = None if arguments.days is None else now + timedelta(days=arguments.days)
+    secret = key_file.new(arguments.file, arguments.name, tuple(arguments.scopes), expires)
+    print(f"the key '{arguments.name}', which is shown only now ({arguments.file} holds its hash):", file=sys.stderr)
+    print(secret)
+
+
+def run_list_keys(arguments: argparse.Namespace) -> None:
+    """``ranker keys list``."""
+    from service.security import key_file
+
+    keys = [key_file.told(key) for key in key_file.read(arguments.file)]
+    if arguments.json:
+        print(as_json({"keys": keys}))
+        return
+    width = max([len(key["name"]) for key in keys], default=0)
+    for key in keys:
+        expiry = f"{'expired' if key['expired'] else 'expires'} {key['expires']}" if key["expires"] else "never expires"
+        print(f"{key['name']:{width}}  {' '.join(key['scopes'])}  {expiry}")
+
+
+def run_revoke_key(arguments: argparse.Namespace) -> None:
+    """``ranker keys revoke``."""
+    from service.security import key_file
+
+    key_file.revoke(arguments.file, arguments.name)
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
@@ -222,6 +258,9 @@ COMMANDS: dict[str, Command] = {
     "publish": run_publish,
     "score": run_score,
     "serve": run_serve,
+    "new": run_new_key,
+    "list": run_list_keys,
+    "revoke": run_revoke_key,
     "bench": run_bench,
 }
 

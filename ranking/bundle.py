@@ -234,12 +234,13 @@ def verify_files(folder: Path) -> None:
     """Checks every file of a bundle against SHA256SUMS.
 
     Raises:
-        BundleError: names the first file that is missing, altered or not listed.
+        BundleError: names the first file that is missing, altered, not listed or no ordinary file.
     """
     if not (folder / SUMS).is_file():
         raise BundleError(
             f"{folder} is no bundle: it has no {SUMS}; name REPOSITORY/NAME/VERSION or make one with 'ranker freeze'"
         )
+    _require_ordinary(folder)
     try:
         lines = (folder / SUMS).read_text().splitlines()
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
@@ -253,6 +254,13 @@ def verify_files(folder: Path) -> None:
             raise BundleError(f"{folder}/{name} is missing; copy the bundle again")
         if sha256(folder / name) != digest:
             raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
+
+
+def _require_ordinary(folder: Path) -> None:
+    """Refuses what could lead out of the folder, change after it was verified, or never end."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise BundleError(f"{path} is a link, a pipe or the like: a bundle holds files; copy them themselves")
 
 
 def _struct(table: pa.Table) -> pa.Array:

@@ -99,14 +99,20 @@ def require_writable(file: Path) -> None:
         raise OutputError(f"{file}: cannot be written (no permission to write in {above}); name another place")
 
 
-def write_json(data: dict[str, Any], file: Path) -> None:
+def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
     """Writes JSON so that a reader sees the old file or the new one, never half.
+
+    Args:
+        data: to write.
+        file: that is replaced.
+        mode: its permissions; the process's umask takes some away.
 
     Raises:
         OutputError: it cannot be written.
     """
     draft = file.with_name(f".{file.name}.draft")
     try:
+        draft.touch(mode)
         draft.write_text(json.dumps(data, indent=2) + "\n")
         flush(draft)
         draft.replace(file)

@@ -46,5 +46,12 @@ def current(repository: Path, name: str) -> int:
 
 
 def folder(repository: Path, name: str, version: int) -> Path:
-    """Where a version's bundle lies."""
-    return repository / name / str(version)
+    """Where a version's bundle lies.
+
+    Raises:
+        BundleError: a link leads out of the repository.
+    """
+    found = repository / name / str(version)
+    if not found.resolve().is_relative_to(repository.resolve()):
+        raise BundleError(f"{found} leads out of the repository, by a link: put the bundle itself there")
+    return found

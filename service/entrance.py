@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from service.engine.admission import Admission
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.middleware import UNTOUCHED
 from service.problems import Problem, queue_full, response
 from service.settings import Settings
 from service.turnstile import Turnstile
@@ -31,7 +32,7 @@ class Refusal:
 
     def __init__(self, problem: Problem) -> None:
         made = response(problem)
-        self._head, self._body = STATUS_LINE[problem.status] + _lines(made.raw_headers), bytes(made.body)
+        self._head, self._body = STATUS_LINE[problem.status] + _lines([*made.raw_headers, *UNTOUCHED]), bytes(made.body)
 
     def text(self, default: Iterable[Header], asked: Iterable[Header], *, last: bool) -> bytes:
         """The whole answer.

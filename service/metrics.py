@@ -32,6 +32,8 @@ SCORES = (0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 
 DIFFERENCES = (0, 0.00001, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 10)
 
 REJECTIONS = {
+    401: "unauthorised",
+    403: "forbidden",
     408: "slow_body",
     413: "too_large",
     429: "queue_full",

@@ -16,6 +16,8 @@ from service.stages import Stages
 log = logging.getLogger("ranker.service")
 
 SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
+UNTOUCHED = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+"""Of every answer: it is what it says it is, and about a user, so that nothing on the way keeps it."""
 
 
 class Envelope:
@@ -55,6 +57,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 echo = message["headers"]
+                echo += UNTOUCHED
                 echo.append((b"x-request-id", request_id))
                 if b"traceparent" in headers:
                     echo.append((b"traceparent", headers[b"traceparent"]))

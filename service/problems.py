@@ -20,6 +20,18 @@ MOST_ERRORS, MOST_NAMED = 20_000, 100
 """Faults of a request that are looked at; fields that are named."""
 
 
+PLAINLY = {
+    "extra_forbidden": "unknown field",
+    "missing": "is missing",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+}
+"""What pydantic says in terms of Python, and of our classes."""
+
+
 class FieldError(BaseModel):
     """One field of the request that is wrong."""
 
@@ -139,4 +151,4 @@ def _joined(reasons: list[str]) -> str:
 
 
 def _reason(error: Any) -> str:
-    return "unknown field" if error["type"] == "extra_forbidden" else str(error["msg"])
+    return PLAINLY.get(error["type"]) or str(error["msg"])

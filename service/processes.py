@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from ranking.errors import RankerError
 from service import logs
 from service.app import create_app
 from service.connection import Connection
 from service.repository import Repository
+from service.security import exposure, key_file
 from service.server import Server
 from service.settings import Settings
 from service.shared_metrics import shared_metrics
@@ -37,36 +38,45 @@ def serve(settings: Settings, host: str, port: int) -> None:
 
     Raises:
         BundleError: nothing can be served.
+        ConfigError: keys are needed, or cannot be read.
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
     logs.configure(settings.log_format)
     _raise_file_limit(settings)
-    listener = _bound(host, port)
-    app = partial(_application, settings)
+    exposure.require_keys(settings, host)
+    if settings.keys is not None:
+        key_file.read(settings.keys)  # says now what is wrong, not when processes are started
+    of_operations = exposure.operations_port(settings, host, port)
+    listeners = [_bound(host, port, "--port")]
+    if of_operations is not None:
+        listeners.append(_bound(host, of_operations, "--operations-port"))
+        of_operations = listeners[1].getsockname()[1]
+    app = partial(_application, settings, of_operations)
     how: Any = {
         "http": Connection,
         "ws": "none",
         "log_config": None,
         "access_log": False,  # metrics count requests
         "backlog": BACKLOG,
+        "server_header": False,
         "timeout_keep_alive": settings.keep_alive_seconds,
         "timeout_graceful_shutdown": settings.grace_seconds,
     }
     if settings.workers == 1:
-        Server(uvicorn.Config(app(), **how), settings.drain_seconds).run([listener])
+        Server(uvicorn.Config(app(), **how), settings.drain_seconds).run(listeners)
         return
     _require_servable(settings)
     config = uvicorn.Config(app, factory=True, workers=settings.workers, **how)
     with shared_metrics() as folder:
-        Supervisor(config, [listener], settings.drain_seconds, settings.grace_seconds, folder).run()
+        Supervisor(config, listeners, settings.drain_seconds, settings.grace_seconds, folder).run()
 
 
-def _application(settings: Settings) -> FastAPI:
+def _application(settings: Settings, operations_port: int | None) -> ASGIApp:
     """The application of one process."""
     logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(settings)
+    app = create_app(settings, operations_port)
     gc.collect()
     gc.freeze()  # the models stay: walking over them at each collection would hold requests up
     return app
@@ -98,7 +108,7 @@ def _raise_file_limit(settings: Settings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, option: str) -> socket.socket:
     """A socket with this address; whoever serves from it makes it listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends what is written at once (TCP_NODELAY) only where it sees that this is TCP
@@ -109,6 +119,6 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RankerError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port or --host"
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another {option} or --host"
         ) from None
     return listener

@@ -6,11 +6,12 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -56,6 +57,13 @@ class Settings(BaseModel):
         workers: processes.
         threads: of each process that score; default: the cores divided by the workers. More than there are cores
             makes everything slower by far.
+        keys: file of API keys, as 'ranker keys new' writes it; without one whoever reaches the port may do everything.
+        no_keys: serve without keys, though other machines can reach the service.
+        operations_port: a port of its own for metrics and admin operations; default: 8001 if other machines can reach
+            the service, else the port of all the rest.
+        feedback_dir: folder of JSON lines, of what POST /v1/feedback brings; without one it answers 404.
+        feedback_max_bytes: of a file of feedback; then the next one is begun.
+        feedback_max_seconds: that a file of feedback is written to.
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
         slow_ms: a request that took longer is logged, with the time of each stage.
         log_format: of log lines; default: text on a terminal, else JSON.
@@ -84,9 +92,21 @@ class Settings(BaseModel):
     precision: Precision = "float32"
     workers: PositiveInt = 1
     threads: PositiveInt = 1
+    keys: Path | None = None
+    no_keys: bool = False
+    operations_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    feedback_dir: Path | None = None
+    feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
+    feedback_max_seconds: PositiveFloat = 600.0
     server_timing: bool = False
     slow_ms: PositiveFloat = 1000.0
     log_format: LogFormat | None = None
+
+    @model_validator(mode="after")
+    def _keys_or_none(self) -> Settings:
+        if self.keys is not None and self.no_keys:
+            raise ValueError("keys and no_keys exclude each other: leave one out")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.formats import ARROW, JSON
-from service.api.messages import ColumnarRankResponse, RankOptions, RankRequest, RankResponse, RankSummary
+from service.api.messages import ColumnarRankResponse, Feedback, RankOptions, RankRequest, RankResponse, RankSummary
 from service.problems import ProblemDocument
+from service.security.scopes import needed
 
 REF = "#/components/schemas/{model}"
 
 _, _MODELS = models_json_schema(
     [
         (model, "validation")
-        for model in (RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary, ProblemDocument)
+        for model in (
+            *(RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary),
+            *(Feedback, ProblemDocument),
+        )
     ],
     ref_template=REF,
 )
@@ -46,15 +52,21 @@ def _ref(model: type) -> dict[str, str]:
 AGAIN = {"Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}}
 """Header of the answers that are worth another try."""
 
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": HTTPStatus(status).phrase,
-        "content": {"application/problem+json": {"schema": _ref(ProblemDocument)}},
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Errors by status, for FastAPI's decorators."""
+    content = {"application/problem+json": {"schema": _ref(ProblemDocument)}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        | ({"headers": AGAIN} if status in (429, 503) else {})
+        for status in statuses
     }
-    | ({"headers": AGAIN} if status in (429, 503) else {})
-    for status in (400, 404, 406, 408, 413, 415, 422, 429, 431, 503, 504)
-}
-"""Errors by status."""
+
+
+def documented_body(model: type[BaseModel], *, required: bool = False) -> dict[str, Any]:
+    """A JSON body that the operation reads itself."""
+    return {"requestBody": {"required": required, "content": {JSON: {"schema": _ref(model)}}}}
+
 
 RANKED: dict[str, Any] = {
     "description": "Candidates, best first",
@@ -65,7 +77,7 @@ RANKED: dict[str, Any] = {
 }
 
 RANKING: dict[str, Any] = {
-    "responses": {200: RANKED, **DOCUMENTED},
+    "responses": {200: RANKED, **documented(400, 404, 406, 408, 413, 415, 422, 429, 431, 503, 504)},
     "response_model": None,
     "openapi_extra": {
         "requestBody": {
@@ -77,14 +89,50 @@ RANKING: dict[str, Any] = {
 """Of the operations that rank, for FastAPI's decorators: they read and write their bodies themselves."""
 
 
-def describe(app: FastAPI) -> None:
-    """Makes the document of an app name the schemas that ``RANKING`` refers to."""
+SCHEMES: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "an API key"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+"""Ways to send an API key."""
+
+REQUEST_ID: dict[str, Any] = {
+    "X-Request-ID": {"required": True, "schema": {"type": "string"}, "description": "the request's, or one made for it"}
+}
+CHALLENGE: dict[str, Any] = {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}
+RETRY: dict[str, Any] = {"Retry-After": {"required": True, "schema": {"type": "integer"}, "description": "seconds"}}
+HEADERS = {"401": CHALLENGE, "403": CHALLENGE, "429": RETRY, "503": RETRY}
+"""Of answers, by status."""
+
+
+def describe(app: FastAPI, *, guarded: bool) -> None:
+    """Makes the document of an app name the schemas that ``RANKING`` refers to, and the keys, if it wants any."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
             made.setdefault("components", {}).setdefault("schemas", {}).update(_MODELS["$defs"])
+            if guarded:
+                _add_keys(made)
+            for operation in _operations(made):
+                for status, answer in operation["responses"].items():
+                    answer["headers"] = answer.get("headers", {}) | REQUEST_ID | HEADERS.get(status, {})
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _add_keys(document: dict[str, Any]) -> None:
+    """Says of each operation which scope it needs and how it refuses."""
+    document["components"]["securitySchemes"] = SCHEMES
+    for path, operations in document["paths"].items():
+        scope = needed(path)
+        for operation in operations.values() if scope else ():
+            operation["security"] = [{scheme: [scope]} for scheme in SCHEMES]
+            for status in (401, 403):
+                operation["responses"][str(status)] = documented(status)[status]
+
+
+def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for operations in document["paths"].values():
+        yield from operations.values()

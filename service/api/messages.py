@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     FiniteFloat,
     PositiveFloat,
-    PositiveInt,
+    StrictBool,
     StrictInt,
     StrictStr,
     Tag,
@@ -21,6 +23,8 @@ Id = Annotated[
     Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | StrictStr,
     Field(description="a 64-bit integer or a string, as in the log"),
 ]
+Number = Annotated[FiniteFloat, Field(strict=True)]
+Milliseconds = Annotated[PositiveFloat, Field(strict=True)]
 Value = Any
 """Of a feature: whatever JSON can hold; the ranker's schema decides, see ``engine.candidates``."""
 FEATURES = (
@@ -34,6 +38,8 @@ OBJECTIVE = (
     "else the first task alone"
 )
 DEADLINE = "from arrival; if it has passed before scoring starts the answer is 504"
+
+LABELS = "by the label's column in the log: 1 for a click, the seconds watched"
 
 
 class _Message(BaseModel):
@@ -72,12 +78,10 @@ class RankOptions(_Message):
     user: User = User()
     context: Features = {}
     tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
-    objective: Annotated[
-        Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None, Field(description=OBJECTIVE)
-    ] = None
-    top_n: PositiveInt | None = None
-    deadline_ms: Annotated[PositiveFloat | None, Field(description=DEADLINE)] = None
-    explain: bool = False
+    objective: Annotated[Annotated[dict[str, Number], Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
+    top_n: Annotated[StrictInt, Field(gt=0)] | None = None
+    deadline_ms: Annotated[Milliseconds | None, Field(description=DEADLINE)] = None
+    explain: StrictBool = False
     layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
 
 
@@ -150,6 +154,47 @@ class ColumnarRankResponse(RankSummary):
     """Candidates, best first (ties in the order of the request), by column: for ``"layout": "columns"``."""
 
     items: RankedColumns
+
+
+def _moment(text: Any) -> datetime:
+    """A time with its zone → the same in UTC.
+
+    Raises:
+        ValueError: it is none, or has no zone.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError("must be a time with its zone, such as 2026-01-31T09:30:00Z")
+
+
+Labels = Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Number], Field(min_length=1)]
+
+
+class Event(_Message):
+    """What a user did with one item."""
+
+    item: Id
+    labels: Annotated[Labels, Field(description=LABELS)]
+    time: Annotated[Annotated[datetime, BeforeValidator(_moment)] | None, Field(description="default: its arrival")] = (
+        None
+    )
+
+
+class Feedback(_Message):
+    """What came of one ranking; it may come in parts."""
+
+    request_id: Annotated[str, Field(min_length=1, max_length=256, description="of the ranking's answer")]
+    events: Annotated[list[Event], Field(min_length=1)]
+
+
+class Accepted(_Message):
+    """How many events were written."""
+
+    accepted: int
 
 
 class ModelMetadata(_Message):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from service.api.direct import DirectRoute
-from service.api.document import DOCUMENTED, RANKING
+from service.api.document import RANKING, documented
 from service.api.formats import answer_format, body_format
 from service.api.leaving import while_connected
 from service.api.messages import ModelMetadata, RankOptions
@@ -62,35 +63,48 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine) -
     return router
 
 
-def operations_routes(repository: Repository, metrics: Metrics, lifecycle: Lifecycle) -> APIRouter:
-    """Health and metadata by the Open Inference Protocol's names, and metrics."""
-    router = APIRouter(tags=["operations"])
-    not_found: Any = {404: DOCUMENTED[404]}
+def health_routes(lifecycle: Lifecycle) -> APIRouter:
+    """Health by the Open Inference Protocol's names."""
+    router = APIRouter(tags=["health"])
 
     @router.get("/v2/health/live")
     async def live() -> dict[str, bool]:
         """The process answers."""
         return {"live": True}
 
-    @router.get("/v2/health/ready", responses={503: DOCUMENTED[503]})
+    @router.get("/v2/health/ready", responses=documented(503))
     async def ready() -> dict[str, bool]:
         """Models are loaded, verified, and requests are welcome: the process does not listen before."""
         if lifecycle.draining:
             raise unavailable("this process is about to end")
         return {"ready": True}
 
-    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=not_found)
+    return router
+
+
+def model_routes(repository: Repository) -> APIRouter:
+    """Metadata by the Open Inference Protocol's names."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=documented(404))
     async def metadata(model: str) -> ModelMetadata:
         """What a model reads and predicts."""
         return model_metadata(repository.find(model))
 
-    @router.get("/v2/models/{model}/ready", responses=not_found)
+    @router.get("/v2/models/{model}/ready", responses=documented(404))
     async def model_ready(model: str) -> dict[str, bool | str]:
         """Whether a model is being served, and which version."""
         served = repository.find(model)
         return {"name": served.name, "version": served.version, "ready": True}
 
-    @router.get("/metrics")
+    return router
+
+
+def metrics_routes(metrics: Metrics) -> APIRouter:
+    """What Prometheus reads."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def exposition() -> Response:
         """Prometheus metrics."""
         return Response(metrics.exposition(), media_type=metrics.content_type)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from google.protobuf.message import DecodeError
 from onnx.utils import Extractor
 
 from ranking.errors import BundleError
@@ -83,7 +84,10 @@ class OnnxRuntime:
 
 
 def _checked(body: bytes) -> onnx.ModelProto:
-    model = onnx.load_from_string(body)
+    try:
+        model = onnx.load_from_string(body)
+    except DecodeError:
+        raise BundleError("body.onnx is no ONNX: freeze the run again") from None
     others = {node.op_type for node in model.graph.node if node.domain or node.op_type not in OPERATORS}
     outside = any(weight.data_location for weight in model.graph.initializer)
     if others or model.functions or outside:

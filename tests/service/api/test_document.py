@@ -19,7 +19,7 @@ from tests.service.test_invalid_requests import INVALID
 
 TEXT = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 EXAMPLES: list[dict[str, Any]] = [json.loads(found) for found in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
-REQUESTS = [example for example in EXAMPLES if "model" not in example]
+REQUESTS = [example for example in EXAMPLES if "items" in example and "model" not in example]
 ANSWERS = [example for example in EXAMPLES if "model" in example]
 PATHS = ["/v1/rank", "/v1/models/{model}/rank", "/v1/models/{model}/versions/{version}/rank"]
 

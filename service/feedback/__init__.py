@@ -1,0 +1,1 @@
+"""What users did with what was ranked: lines of files, for the next training log."""

@@ -1,0 +1,1 @@
+"""Who may do what: API keys, the port of operations, and when either is needed."""
