@@ -112,6 +112,32 @@ def parser() -> argparse.ArgumentParser:
     publish.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
     publish.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
     publish.add_argument("--name", help="model name (default: the bundle's)")
+    publish.add_argument(
+        "--keep",
+        type=positive,
+        metavar="N",
+        help="remove versions beyond the N newest, but none that is served (default: keep all)",
+    )
+
+    release = command("release", "show or change which versions of a published model are served")
+    release.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
+    release.add_argument("name", metavar="NAME", help="of the model")
+    release.add_argument("--version", type=positive, metavar="N", help="the current version: to roll back or forward")
+    pinning = release.add_mutually_exclusive_group()
+    pinning.add_argument(
+        "--pin", action="store_true", default=None, dest="pinned", help="newly published versions do not become current"
+    )
+    pinning.add_argument("--unpin", action="store_false", default=None, dest="pinned", help="they do again")
+    canaries = release.add_mutually_exclusive_group()
+    canaries.add_argument(
+        "--canary", type=canary, metavar="N=WEIGHT", help="version N answers this share of the users, 0 to 1"
+    )
+    canaries.add_argument("--no-canary", action="store_true", help="the current version answers all")
+    shadows = release.add_mutually_exclusive_group()
+    shadows.add_argument(
+        "--shadow", type=positive, metavar="N", help="version N scores what others answer; differences are metrics"
+    )
+    shadows.add_argument("--no-shadow", action="store_true", help="nothing is scored twice")
 
     score = command("score", "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
@@ -203,6 +229,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def canary(text: str) -> dict[str, Any]:
+    """A version and its share of the requests."""
+    version, equals, weight = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not N=WEIGHT, such as 4=0.1")
+    return {"version": positive(version), "weight": share(weight)}
 
 
 def days(text: str) -> int:

@@ -168,8 +168,20 @@ def run_publish(arguments: argparse.Namespace) -> None:
     """``ranker publish``."""
     from pipelines.publishing import publish
 
-    name, version = publish(arguments.bundle, arguments.repository, arguments.name)
+    name, version = publish(arguments.bundle, arguments.repository, arguments.name, arguments.keep)
     print(arguments.repository / name / str(version))
+
+
+def run_release(arguments: argparse.Namespace) -> None:
+    """``ranker release``."""
+    from pipelines.releasing import change
+
+    given = {name: getattr(arguments, name) for name in ("version", "pinned", "canary", "shadow")}
+    changes = {name: value for name, value in given.items() if value is not None}
+    for name in ("canary", "shadow"):
+        if getattr(arguments, f"no_{name}"):
+            changes[name] = None
+    print(as_json(change(arguments.repository, arguments.name, changes).to_json()))
 
 
 def run_score(arguments: argparse.Namespace) -> None:
@@ -256,6 +268,7 @@ COMMANDS: dict[str, Command] = {
     "report": run_report,
     "freeze": run_freeze,
     "publish": run_publish,
+    "release": run_release,
     "score": run_score,
     "serve": run_serve,
     "new": run_new_key,

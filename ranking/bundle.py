@@ -33,7 +33,7 @@ from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.explaining import explain
 from ranking.features import FeatureTable
-from ranking.files import appearing, files_in, sha256
+from ranking.files import appearing, files_in, reason, sha256
 from ranking.frozen import FrozenRanker, score_table
 from ranking.gates.config import GateConfig
 from ranking.graph import FrozenGraph
@@ -242,8 +242,18 @@ def verify_files(folder: Path) -> None:
         )
     _require_ordinary(folder)
     try:
-        lines = (folder / SUMS).read_text().splitlines()
-        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        _require_sums(folder)
+    except OSError as error:  # it may be taken away meanwhile
+        raise BundleError(f"{folder} cannot be read ({reason(error)})") from None
+
+
+def _require_sums(folder: Path) -> None:
+    try:
+        text = (folder / SUMS).read_bytes().decode()
+        listed = [line.split("  ", 1) for line in text.split("\n")[:-1]]
+        expected = {name: digest for digest, name in listed}
+        if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):
+            raise ValueError
     except ValueError:
         raise BundleError(f"{folder}/{SUMS} is damaged; freeze the run again or copy the bundle again") from None
     found = {file.relative_to(folder).as_posix() for file in files_in(folder)} - {SUMS}

@@ -1,13 +1,25 @@
-"""Versions of bundles on disk: ``REPOSITORY/NAME/VERSION/`` (1, 2, 3 …, never changed) and ``NAME/current.json``."""
+"""Versions of bundles on disk: ``REPOSITORY/NAME/VERSION/`` (1, 2, 3 …, never changed) and ``NAME/current.json``.
+
+Readers need no lock: a version appears and goes by one rename, and ``current.json`` is replaced. Writers take turns.
+"""
 
 from __future__ import annotations
 
-import json
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ranking.errors import BundleError
+from ranking import release as releases
+from ranking.errors import BundleError, OutputError
+from ranking.files import flush, reason, require_folder
+from ranking.release import CURRENT, Release
 
-CURRENT = "current.json"
+LOCK = ".lock"
+WORK = ".work-"
+"""Folders of work in progress beside the versions: what is not yet one, or no longer."""
 
 
 def names(repository: Path) -> list[str]:
@@ -27,24 +39,6 @@ def versions(repository: Path, name: str) -> list[int]:
     return sorted(int(folder.name) for folder in folders if folder.name.isdecimal() and folder.is_dir())
 
 
-def current(repository: Path, name: str) -> int:
-    """The version to serve.
-
-    Raises:
-        BundleError: the model has none, or current.json is damaged.
-    """
-    file = repository / name / CURRENT
-    try:
-        version = json.loads(file.read_text())["version"]
-    except OSError:
-        raise BundleError(f"{file} cannot be read: publish a bundle with 'ranker publish'") from None
-    except (ValueError, KeyError, TypeError):
-        version = None
-    if type(version) is not int:
-        raise BundleError(f'{file} is damaged: it should read {{"version": N}}')
-    return version
-
-
 def folder(repository: Path, name: str, version: int) -> Path:
     """Where a version's bundle lies.
 
@@ -55,3 +49,93 @@ def folder(repository: Path, name: str, version: int) -> Path:
     if not found.resolve().is_relative_to(repository.resolve()):
         raise BundleError(f"{found} leads out of the repository, by a link: put the bundle itself there")
     return found
+
+
+def release(repository: Path, name: str) -> Release:
+    """What is to be served of a model.
+
+    Raises:
+        BundleError: nothing is, or current.json is damaged.
+    """
+    return releases.read(repository / name)
+
+
+def put_release(repository: Path, name: str, wanted: Release) -> None:
+    """Makes this what is to be served of a model; the caller holds ``changing``.
+
+    Raises:
+        BundleError: a version is not published.
+        OutputError: it cannot be written.
+    """
+    there = versions(repository, name)
+    for version in wanted.versions:
+        if version not in there:
+            raise BundleError(f"{repository}/{name} has no version {version}: it has {', '.join(map(str, there))}")
+    releases.write(wanted, repository / name)
+
+
+@contextmanager
+def changing(repository: Path, name: str) -> Iterator[None]:
+    """Keeps other writers of this model waiting; the system lets them on if this process dies.
+
+    Raises:
+        OutputError: the model's folder cannot be written.
+    """
+    with _locked(repository / name / LOCK):
+        yield
+
+
+@contextmanager
+def workspace(repository: Path, name: str) -> Iterator[Path]:
+    """An empty folder on the model's filesystem, gone at the end; makes the model's folder if there is none.
+
+    If this process dies the next workspace removes this one: each holds a lock as long as its process lives.
+
+    Raises:
+        OutputError: the repository cannot be written.
+    """
+    model = repository / name
+    require_folder(model)
+    try:
+        model.mkdir(parents=True, exist_ok=True)
+        flush(repository)
+    except OSError as error:
+        raise OutputError(f"{model}: cannot be written ({reason(error)})") from None
+    with ExitStack() as stack:
+        with changing(repository, name):
+            for left in model.glob(f"{WORK}*"):
+                _remove_unless_owned(left)
+            work = _made(model)
+            stack.callback(shutil.rmtree, work, ignore_errors=True)
+            stack.enter_context(_locked(work / LOCK))
+        yield work
+
+
+def _made(model: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=WORK, dir=model))
+    except OSError as error:
+        raise OutputError(f"{model}: cannot be written ({reason(error)})") from None
+
+
+def _remove_unless_owned(work: Path) -> None:
+    try:
+        with (work / LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(work, ignore_errors=True)
+    except FileNotFoundError:  # it died before it had made the lock, or after it had removed it
+        shutil.rmtree(work, ignore_errors=True)
+    except BlockingIOError:
+        return  # its process lives
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Waits for the lock on a file, which is made if it is not there, and holds it."""
+    try:
+        lock = file.open("a+")  # network filesystems lock only what may be written
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be written ({reason(error)})") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

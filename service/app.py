@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp
 
 from service import problems, tracing
 from service.admitting import Admitting
+from service.api.administration import repository_routes
 from service.api.document import describe
 from service.api.feedback import feedback_routes
 from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
@@ -25,12 +25,14 @@ from service.metrics import Metrics
 from service.middleware import Envelope
 from service.observer import Observer
 from service.ports import Ports
-from service.repository import Repository
 from service.security.guard import Guard
 from service.security.keyring import Keyring
 from service.settings import Settings
-
-log = logging.getLogger("ranker.service")
+from service.versions.models import Models
+from service.versions.reconciling import Reconciler
+from service.versions.shadowing import Shadows
+from service.versions.start import Start
+from service.versions.watching import Watcher
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own would tell all of it a second time, and what is in wrong requests."""
@@ -38,12 +40,20 @@ UNUSED: dict[str, Any] = {"redoc_url": None, "swagger_ui_oauth2_redirect_url": N
 """Of FastAPI: one page of documentation is enough, and a path is what it is."""
 
 
-def create_app(settings: Settings, operations_port: int | None = None) -> ASGIApp:
-    """The service as an ASGI application, its models loaded and verified.
+def create_app(
+    settings: Settings,
+    operations_port: int | None = None,
+    give_up: Callable[[Exception], None] | None = None,
+    start: Start | None = None,
+) -> ASGIApp:
+    """The service as an ASGI application.
 
     Args:
         settings: of the service.
         operations_port: where alone metrics and admin operations are; None: where everything is.
+        give_up: if it is given, models are loaded in the background while the application answers that it is not
+            ready; called, from another thread, if there is nothing to serve. Else they are loaded first.
+        start: of the processes of the service, if there are several.
 
     Raises:
         BundleError: nothing can be served; says which bundle and why.
@@ -52,18 +62,22 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
     """
     keyring = Keyring(settings.keys) if settings.keys else None
     feedback = FeedbackWriter.of(settings)
-    repository, metrics, traces = Repository(settings), Metrics(), tracing.from_environment()
+    models, metrics, traces = Models(settings.default_model, start), Metrics(), tracing.from_environment()
+    reconciler = Reconciler(settings, models, metrics)
+    if give_up is None:
+        reconciler.first()
     engine = Engine(settings.max_batch_rows, metrics, settings.default_deadline_ms, settings.max_deadline_ms)
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     entrance = Entrance(settings, admission, lifecycle, metrics)
-    for served in repository:
-        metrics.loaded(served)
-        backend, seconds = served.runtime.backend, served.load_seconds
-        log.info("serving %s version %s on %s, loaded in %.2f s", served.name, served.version, backend, seconds)
+    shadows = Shadows(engine, metrics)
+    watcher = Watcher(reconciler, settings.poll_seconds, give_up)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        watcher.start()
         yield {"entrance": entrance}
+        watcher.stop()
+        await shadows.close()
         engine.close()
         if feedback is not None:
             feedback.close()
@@ -83,18 +97,18 @@ def create_app(settings: Settings, operations_port: int | None = None) -> ASGIAp
             server_timing=settings.server_timing,
         )
         problems.install(made)
-        for router in (*routers, health_routes(lifecycle)):
+        for router in (*routers, health_routes(models, lifecycle)):
             made.router.routes.extend(router.routes)  # an included router would match each request twice
         describe(made, guarded=keyring is not None)
         return made
 
     observer = Observer(metrics, settings.slow_ms, traces)
     main = [
-        ranking_routes(settings, repository, engine),
-        model_routes(repository),
+        ranking_routes(settings, models, engine, shadows),
+        model_routes(models),
         feedback_routes(settings, feedback),
     ]
-    operations = [metrics_routes(metrics)]
+    operations = [metrics_routes(metrics), repository_routes(settings, models, reconciler)]
     if operations_port is None:
         return app(*main, *operations)
     return Ports(app(*main), app(*operations), operations_port)

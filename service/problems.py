@@ -151,4 +151,4 @@ def _joined(reasons: list[str]) -> str:
 
 
 def _reason(error: Any) -> str:
-    return PLAINLY.get(error["type"]) or str(error["msg"])
+    return PLAINLY.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")

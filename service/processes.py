@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
 
 from ranking.errors import RankerError
 from service import logs
 from service.app import create_app
 from service.connection import Connection
-from service.repository import Repository
 from service.security import exposure, key_file
 from service.server import Server
 from service.settings import Settings
 from service.shared_metrics import shared_metrics
 from service.supervisor import Supervisor
+from service.versions.start import Start
+
+log = logging.getLogger("ranker.service")
+
+GiveUp = Callable[[Exception], None]
+"""What is done if nothing can be served."""
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -34,7 +43,7 @@ OTHER_FILES = 1_000
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
-    """Serves until the process is told to stop. Connections are refused until a process has loaded its models.
+    """Serves until the process is told to stop. It listens at once, and is ready when its models are loaded.
 
     Raises:
         BundleError: nothing can be served.
@@ -51,7 +60,6 @@ def serve(settings: Settings, host: str, port: int) -> None:
     if of_operations is not None:
         listeners.append(_bound(host, of_operations, "--operations-port"))
         of_operations = listeners[1].getsockname()[1]
-    app = partial(_application, settings, of_operations)
     how: Any = {
         "http": Connection,
         "ws": "none",
@@ -63,29 +71,65 @@ def serve(settings: Settings, host: str, port: int) -> None:
         "timeout_graceful_shutdown": settings.grace_seconds,
     }
     if settings.workers == 1:
-        Server(uvicorn.Config(app(), **how), settings.drain_seconds).run(listeners)
+        _serve_alone(settings, of_operations, listeners, how)
         return
-    _require_servable(settings)
-    config = uvicorn.Config(app, factory=True, workers=settings.workers, **how)
+    _require_no_gpu(settings)
+    worker = partial(_worker, settings, of_operations, Start(settings.workers))
+    config = uvicorn.Config(worker, factory=True, workers=settings.workers, **how)
     with shared_metrics() as folder:
-        Supervisor(config, listeners, settings.drain_seconds, settings.grace_seconds, folder).run()
+        supervisor = Supervisor(config, listeners, settings.drain_seconds, settings.grace_seconds, folder)
+        supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise RankerError("the service has nothing to serve; its log says why")
 
 
-def _application(settings: Settings, operations_port: int | None) -> ASGIApp:
-    """The application of one process."""
+def _serve_alone(
+    settings: Settings, operations_port: int | None, listeners: list[socket.socket], how: dict[str, Any]
+) -> None:
+    failures: list[Exception] = []
+
+    def give_up(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    server = Server(uvicorn.Config(_application(settings, operations_port, give_up), **how), settings.drain_seconds)
+    server.run(listeners)
+    if failures:
+        raise failures[0]
+
+
+def _worker(settings: Settings, operations_port: int | None, start: Start) -> ASGIApp:
+    """The application of one process of several."""
+    if not start.over:
+        return _application(settings, operations_port, _end_service, start)
+    try:
+        return _application(settings, operations_port, None, start)
+    except RankerError as error:  # others serve what they have loaded, and the supervisor tries again
+        log.error("a process has nothing to serve: %s", error)
+        sys.exit(1)
+
+
+def _end_service(error: Exception) -> None:
+    """Ends this process, and by its exit code the service: another process would find the same."""
+    log.error("nothing can be served: %s", error)
+    os._exit(STARTUP_FAILURE)  # this is not the main thread; no request has been admitted
+
+
+def _application(
+    settings: Settings, operations_port: int | None, give_up: GiveUp | None, start: Start | None = None
+) -> ASGIApp:
+    """The application of one process, as ``create_app`` has it."""
     logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(settings, operations_port)
+    app = create_app(settings, operations_port, give_up, start)
     gc.collect()
-    gc.freeze()  # the models stay: walking over them at each collection would hold requests up
+    gc.freeze()  # what stays is not walked over at each collection, which would hold requests up; nor are models
     return app
 
 
-def _require_servable(settings: Settings) -> None:
-    """Raises here what would otherwise end every process that is started."""
-    repository = Repository(settings)
-    if any(served.runtime.backend == "cuda" for served in repository):
+def _require_no_gpu(settings: Settings) -> None:
+    if settings.backend == "cuda" or (settings.backend == "auto" and torch.cuda.is_available()):
         raise RankerError(
             f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
         )

@@ -33,7 +33,8 @@ class Settings(BaseModel):
     """Settings of a service.
 
     Attributes:
-        repository: folder of published bundles; each model's current version is served.
+        repository: folder of published bundles; of each model what its current.json names is served.
+        poll_seconds: between two looks at the repository for what is to be served.
         default_model: answers ``POST /v1/rank``; may be left out if the repository holds one model.
         max_candidates: items of one request; more are refused with 413.
         max_batch_rows: candidates, of one request or many, that are scored at a time; with more each costs hardly less,
@@ -72,6 +73,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     repository: Path
+    poll_seconds: PositiveFloat = 5.0
     default_model: str | None = None
     max_candidates: PositiveInt = 5_000
     max_batch_rows: PositiveInt = 500

@@ -15,7 +15,6 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
-from ranking.errors import RankerError
 from service.server import KILLED, Server
 from service.shared_metrics import forget_dead
 
@@ -74,8 +73,8 @@ class Supervisor(Multiprocess):
                 continue
             worker.join()
             if worker.exitcode == STARTUP_FAILURE:
-                self.terminate_all()
-                raise RankerError(f"process {worker.pid} could not start, nor would another; its log says why")
+                self.should_exit.set()
+                return
             log.warning("process %s died (exit code %s) and is replaced", worker.pid, worker.exitcode)
             self.processes[place] = self._started()
         forget_dead(self._metrics, {worker.pid for worker in self.processes})

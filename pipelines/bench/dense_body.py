@@ -21,7 +21,7 @@ from ranking.graph import FrozenGraph
 from ranking.halves import Halves, Sides
 from ranking.losses import scores
 from ranking.onnx_body import onnx_body
-from service.engine.runtimes.embedding import Embedding
+from service.engine.forward.embedding import Embedding
 
 
 class DenseRuntime:

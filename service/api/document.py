@@ -11,8 +11,17 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from ranking.release import Release
 from service.api.formats import ARROW, JSON
-from service.api.messages import ColumnarRankResponse, Feedback, RankOptions, RankRequest, RankResponse, RankSummary
+from service.api.messages import (
+    ColumnarRankResponse,
+    Feedback,
+    IndexRequest,
+    RankOptions,
+    RankRequest,
+    RankResponse,
+    RankSummary,
+)
 from service.problems import ProblemDocument
 from service.security.scopes import needed
 
@@ -23,7 +32,7 @@ _, _MODELS = models_json_schema(
         (model, "validation")
         for model in (
             *(RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary),
-            *(Feedback, ProblemDocument),
+            *(Feedback, IndexRequest, Release, ProblemDocument),
         )
     ],
     ref_template=REF,

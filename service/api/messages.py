@@ -156,6 +156,12 @@ class ColumnarRankResponse(RankSummary):
     items: RankedColumns
 
 
+class IndexRequest(_Message):
+    """Which versions are listed; ``ready``: only those that answer."""
+
+    ready: bool = False
+
+
 def _moment(text: Any) -> datetime:
     """A time with its zone → the same in UTC.
 

@@ -14,8 +14,8 @@ from service.api.messages import RankOptions, RankRequest
 from service.api.strings import longer, may_hold_longer
 from service.engine.candidates import Asked, invalid
 from service.problems import invalid_request, malformed, too_many
-from service.repository import Served
 from service.settings import Settings
+from service.versions.served import Served
 
 Message = TypeVar("Message", bound=BaseModel)
 

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from service.api.direct import DirectRoute
 from service.api.document import RANKING, documented
-from service.api.formats import answer_format, body_format
+from service.api.formats import ARROW, answer_format, body_format
 from service.api.leaving import while_connected
 from service.api.messages import ModelMetadata, RankOptions
 from service.api.reading import read
@@ -19,23 +19,32 @@ from service.engine.engine import Engine
 from service.engine.ranking import Ranked
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.problems import queue_full, unavailable
-from service.repository import Repository, Served
+from service.problems import Problem, queue_full, unavailable
 from service.settings import Settings
 from service.stages import Stages
 from service.subject import Subject
+from service.versions.lineup import Lineup
+from service.versions.models import RETRY, Models
+from service.versions.served import Served
+from service.versions.shadowing import Answered, Shadows
 
 
-def ranking_routes(settings: Settings, repository: Repository, engine: Engine) -> APIRouter:
+def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: Shadows) -> APIRouter:
     """``POST …/rank``: the default model, a named one, or a named version."""
     router = APIRouter(tags=["ranking"], route_class=DirectRoute)
 
-    async def answer(http: Request, served: Served) -> Response:
+    async def answer(http: Request, lineup: Lineup) -> Response:
+        served = lineup.current
         stages: Stages = http.state.stages
         http.state.subject = subject = Subject(served.name, served.version)
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
         asked = read(await http.body(), given, served, settings)
+        if lineup.canary is not None:
+            served = lineup.choose(asked.options.user.id, asked.options.request_id or http.state.request_id)
+            subject.version = served.version
+            if served is lineup.canary and given == ARROW:  # a stream has the columns of its version
+                asked = read(await http.body(), given, served, settings)
         subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
         require_room(http.state.ticket, len(asked.candidates))
         async with while_connected(http):
@@ -43,27 +52,29 @@ def ranking_routes(settings: Settings, repository: Repository, engine: Engine) -
         rest = summary(ranked, served, asked.options, http.state.request_id)
         body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
+        if lineup.shadow is not None:
+            shadows.offer(Answered(lineup.shadow, asked, ranked, served.version))
         return Response(body, media_type=form)
 
     @router.post("/v1/rank", **RANKING)
     async def rank(http: Request) -> Response:
         """Ranks candidates with the default model."""
-        return await answer(http, repository.find())
+        return await answer(http, models.find())
 
     @router.post("/v1/models/{model}/rank", **RANKING)
     async def rank_with_model(http: Request, model: str) -> Response:
-        """Ranks candidates with the current version of a model."""
-        return await answer(http, repository.find(model))
+        """Ranks candidates with the current version of a model, or its canary."""
+        return await answer(http, models.find(model))
 
     @router.post("/v1/models/{model}/versions/{version}/rank", **RANKING)
     async def rank_with_version(http: Request, model: str, version: str) -> Response:
-        """Ranks candidates with a version of a model, if it is the one being served."""
-        return await answer(http, repository.find(model, version))
+        """Ranks candidates with a version of a model that is loaded: current, canary or shadow."""
+        return await answer(http, Lineup(models.find_version(model, version)))
 
     return router
 
 
-def health_routes(lifecycle: Lifecycle) -> APIRouter:
+def health_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
     """Health by the Open Inference Protocol's names."""
     router = APIRouter(tags=["health"])
 
@@ -74,27 +85,29 @@ def health_routes(lifecycle: Lifecycle) -> APIRouter:
 
     @router.get("/v2/health/ready", responses=documented(503))
     async def ready() -> dict[str, bool]:
-        """Models are loaded, verified, and requests are welcome: the process does not listen before."""
+        """Models are loaded, verified and warm, and requests are welcome."""
         if lifecycle.draining:
             raise unavailable("this process is about to end")
+        if not models.ready:
+            raise Problem(503, "the models are being loaded: try again", headers=RETRY)
         return {"ready": True}
 
     return router
 
 
-def model_routes(repository: Repository) -> APIRouter:
+def model_routes(models: Models) -> APIRouter:
     """Metadata by the Open Inference Protocol's names."""
     router = APIRouter(tags=["models"])
 
-    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=documented(404))
+    @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=documented(404, 503))
     async def metadata(model: str) -> ModelMetadata:
         """What a model reads and predicts."""
-        return model_metadata(repository.find(model))
+        return model_metadata(models.find(model))
 
-    @router.get("/v2/models/{model}/ready", responses=documented(404))
+    @router.get("/v2/models/{model}/ready", responses=documented(404, 503))
     async def model_ready(model: str) -> dict[str, bool | str]:
-        """Whether a model is being served, and which version."""
-        served = repository.find(model)
+        """Whether a model is being served, and which version is current."""
+        served = models.find(model).current
         return {"name": served.name, "version": served.version, "ready": True}
 
     return router
@@ -141,12 +154,13 @@ def summary(ranked: Ranked, served: Served, options: RankOptions, request_id: st
     return document
 
 
-def model_metadata(served: Served) -> ModelMetadata:
-    """Inputs by owner and kind, outputs by task."""
+def model_metadata(lineup: Lineup) -> ModelMetadata:
+    """Inputs by owner and kind, outputs by task, of the current version; and which versions are loaded."""
+    served = lineup.current
     ranker = served.ranker
     return ModelMetadata(
         name=served.name,
-        versions=[served.version],
+        versions=list(lineup.versions),
         platform="dselect-ranker",
         backend=served.runtime.backend,
         backends=ranker.backends,

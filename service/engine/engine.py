@@ -15,8 +15,8 @@ from service.engine.ranking import Prepared, Ranked, order, prepare
 from service.engine.scoring import Key, Scored, Work, score
 from service.metrics import Metrics
 from service.problems import Problem
-from service.repository import Served
 from service.stages import Stages
+from service.versions.served import Served
 
 
 class Engine:
@@ -40,30 +40,46 @@ class Engine:
         self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
         self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
+        self._ranking = 0
 
-    async def rank(self, served: Served, asked: Asked, stages: Stages) -> Ranked:
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being ranked."""
+        return self._ranking > 0
+
+    async def rank(self, served: Served, asked: Asked, stages: Stages, *, counted: bool = True) -> Ranked:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
 
         Args:
             served: what scores.
             asked: what is ranked, and how.
             stages: of the request; its deadline counts from its arrival.
+            counted: whether it is part of what metrics say of scoring.
 
         Raises:
             Problem: 504 if the deadline has passed before scoring starts; 422 naming the field that is wrong.
             ScoringError: the runtime failed.
         """
+        self._ranking += 1
+        try:
+            return await self._rank(served, asked, stages, counted)
+        finally:
+            self._ranking -= 1
+
+    async def _rank(self, served: Served, asked: Asked, stages: Stages, counted: bool) -> Ranked:
         deadline_ms = min(asked.options.deadline_ms or self._default_ms, self._most_ms)
         if stages.arrived + deadline_ms / 1000 < time.monotonic():
             raise _late(deadline_ms, stages)
         prepared = prepare(served.ranker, served.encoder, asked)
         stages.end("parse")
         try:
-            return await self._ranked(served, prepared, deadline_ms, stages)
+            return await self._ranked(served, prepared, deadline_ms, stages, counted)
         except InvalidInputError as error:
             raise explained(error, served.ranker.schema) from None
 
-    async def _ranked(self, served: Served, prepared: Prepared, deadline_ms: float, stages: Stages) -> Ranked:
+    async def _ranked(
+        self, served: Served, prepared: Prepared, deadline_ms: float, stages: Stages, counted: bool
+    ) -> Ranked:
         request, asked_for = prepared.request, [task.name for task in prepared.tasks]
         if not len(request):
             (missing,) = served.encoder.missing(served.encoder(request), request.counts)
@@ -72,7 +88,7 @@ class Engine:
         deadline = stages.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(request))
         try:
-            parts = await self._batcher.submit((served, tasks), Work(request, stages), len(request), deadline)
+            parts = await self._batcher.submit((served, tasks), Work(request, stages, counted), len(request), deadline)
         except DeadlinePassedError:
             raise _late(deadline_ms, stages) from None
         finally:
@@ -86,7 +102,7 @@ class Engine:
 
     def _score(self, key: Key, batch: Sequence[Work]) -> list[Scored | Exception]:
         found = score(key, batch)
-        right = [each for each in found if isinstance(each, Scored)]
+        right = [each for each, work in zip(found, batch, strict=True) if isinstance(each, Scored) and work.counted]
         if right:
             scores = np.concatenate([each.scores for each in right])
             self._metrics.scored(*key, scores, sum(each.missing.count for each in right))

@@ -16,8 +16,8 @@ from service.engine.missing import Missing
 from service.engine.request import Request
 from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
-from service.repository import Served
 from service.stages import Stages
+from service.versions.served import Served
 
 Key: TypeAlias = tuple[Served, tuple[str, ...]]
 """What scores and the tasks, sorted: requests that agree in both share batches."""
@@ -40,15 +40,23 @@ class Scored:
 
 @dataclass(frozen=True)
 class Work:
-    """A request in the queue, or a part of it, and the clock of its stages; ``first``: of its candidates."""
+    """A request in the queue, or a part of it, and the clock of its stages.
+
+    Attributes:
+        request: what is scored.
+        stages: of the request.
+        counted: whether it is part of what metrics say of scoring.
+        first: of the request's candidates.
+    """
 
     request: Request
     stages: Stages
+    counted: bool = True
     first: int = 0
 
     def slice(self, start: int, stop: int) -> Work:
         """Candidates from ``start`` to ``stop``."""
-        return Work(self.request.slice(start, stop), self.stages, self.first + start)
+        return Work(self.request.slice(start, stop), self.stages, self.counted, self.first + start)
 
 
 def score(key: Key, batch: Sequence[Work]) -> list[Scored | Exception]:

@@ -4,15 +4,19 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ranking
 from pipelines.publishing import publish
+from pipelines.releasing import change
 from ranking import bundle as bundles
 from ranking import repository as repositories
 from ranking.errors import BundleError, OutputError
+from ranking.release import Canary, Release
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -35,7 +39,7 @@ class TestVersions:
         for version in (1, 2):
             publish(bundle, tmp_path)
             assert json.loads((tmp_path / "feed" / "current.json").read_text()) == {"version": version}
-            assert repositories.current(tmp_path, "feed") == version
+            assert repositories.release(tmp_path, "feed").version == version
 
     def test_become_current_by_replacing_the_file_and_not_by_rewriting_it(self, bundle: Path, tmp_path: Path) -> None:
         """Whoever reads current.json meanwhile sees the old one or the new one, never half."""
@@ -66,7 +70,7 @@ class TestVersions:
     def test_leave_no_draft(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path)
         assert {file.name for file in tmp_path.iterdir()} == {"feed"}
-        assert {file.name for file in (tmp_path / "feed").iterdir()} == {"1", "current.json"}
+        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1", "current.json"}
 
 
 class TestNames:
@@ -137,19 +141,81 @@ class TestRepositoriesThatCannotBeWritten:
             publish(bundle, tmp_path)
         assert files(tmp_path) == before
 
-    def test_say_so_if_another_published_the_same_version_meanwhile(
+
+class TestSeveralPublishers:
+    def test_each_get_a_version_of_their_own(self, bundle: Path, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            published = list(pool.map(lambda _: publish(bundle, tmp_path), range(4)))
+        assert sorted(published) == [("feed", version) for version in (1, 2, 3, 4)]
+        assert repositories.release(tmp_path, "feed").version == 4
+        for version in (1, 2, 3, 4):
+            assert files(tmp_path / "feed" / str(version)) == files(bundle)
+
+    def test_who_has_another_lock_than_ours_does_not_lose_a_version_to_us(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        copy = shutil.copyfile
+        versions = repositories.versions
 
-        def meanwhile(source: str, target: str, **how: object) -> object:
+        def meanwhile(repository: Path, name: str) -> list[int]:
+            found = versions(repository, name)
             (tmp_path / "feed" / "1" / "theirs").mkdir(parents=True, exist_ok=True)
-            return copy(source, target, **how)  # type: ignore[call-overload]
+            return found
 
-        monkeypatch.setattr(shutil, "copyfile", meanwhile)
-        with pytest.raises(OutputError, match="feed/1 was made by another meanwhile: try again"):
+        monkeypatch.setattr(repositories, "versions", meanwhile)
+        with pytest.raises(OutputError, match=r"feed/1: cannot be written \(Directory not empty\)"):
             publish(bundle, tmp_path)
-        assert {file.name for file in (tmp_path / "feed").iterdir()} == {"1"}
+        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1"}
+
+
+class TestPinned:
+    def test_stay_current(self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        publish(bundle, tmp_path)
+        change(tmp_path, "feed", {"pinned": True})
+        assert publish(bundle, tmp_path) == ("feed", 2)
+        assert repositories.release(tmp_path, "feed") == Release(version=1, pinned=True)
+        said = capsys.readouterr().err
+        assert "feed is pinned to version 1: version 2 is published but not current" in said
+        assert f"'ranker release {tmp_path} feed --version 2' makes it so" in said
+
+    def test_canaries_and_shadows_stay_through_a_publication(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(2):
+            publish(bundle, tmp_path)
+        canary = {"version": 1, "weight": 0.25}
+        change(tmp_path, "feed", {"canary": canary, "shadow": 1})
+        publish(bundle, tmp_path)
+        expected = Release(version=3, canary=Canary.model_validate(canary), shadow=1)
+        assert repositories.release(tmp_path, "feed") == expected
+
+
+class TestKeeping:
+    def test_removes_the_oldest(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(3):
+            publish(bundle, tmp_path)
+        publish(bundle, tmp_path, keep=2)
+        assert repositories.versions(tmp_path, "feed") == [3, 4]
+        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
+
+    def test_never_what_is_served(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(5):
+            publish(bundle, tmp_path)
+        release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
+        change(tmp_path, "feed", release)
+        publish(bundle, tmp_path, keep=1)
+        assert repositories.versions(tmp_path, "feed") == [1, 2, 3, 6]
+
+    def test_a_version_goes_at_once_and_not_file_by_file(
+        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(bundle, tmp_path)
+        remove, seen = shutil.rmtree, []
+
+        def watched(folder: Path, **how: Any) -> None:
+            seen.append((repositories.versions(tmp_path, "feed"), files(Path(folder) / "1")))
+            remove(folder, **how)
+
+        monkeypatch.setattr(shutil, "rmtree", watched)
+        publish(bundle, tmp_path, keep=1)
+        assert seen == [([2], files(bundle))]
 
 
 CRASHES = """
@@ -177,21 +243,22 @@ def publish_in_a_child(copy, die_at):
         os.close(writer)
         _, status = os.waitpid(child, 0)
         return int(os.read(reader, 20) or 0), status
-    seen = 0
+    seen = before = 0
     def watch(event, arguments):
-        nonlocal seen
+        nonlocal seen, before
         if changes(event, arguments):
             if seen == die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             seen += 1
+            if event == "os.rename" and str(arguments[1]).endswith("current.json"):
+                before = seen
     sys.addaudithook(watch)
     publish(bundle, copy)
-    os.write(writer, str(seen).encode())
+    os.write(writer, str(before).encode())
     os._exit(0)
 
 total, status = publish_in_a_child(folder / "whole", -1)
 assert status == 0 and total > crashes, (total, status)
-total -= 1  # the last one flushes the folder, once current.json is the new one
 late = crashes // 2
 points = [i * (total - late) // (crashes - late) for i in range(crashes - late)] + list(range(total - late, total))
 for number, point in enumerate(points):
@@ -226,7 +293,7 @@ class TestCrashes:
     def test_leave_the_old_version_current_and_whole(self, copies: Path, repository: Path, moment: int) -> None:
         left = copies / str(moment)
         assert repositories.names(left) == ["feed"]
-        assert repositories.current(left, "feed") == 1
+        assert repositories.release(left, "feed").version == 1
         assert files(left / "feed" / "1") == files(repository / "feed" / "1")
 
     @pytest.mark.parametrize("moment", range(MOMENTS))
@@ -239,9 +306,11 @@ class TestCrashes:
     def test_do_not_hinder_the_next_publication(self, bundle: Path, copies: Path, moment: int, tmp_path: Path) -> None:
         left = shutil.copytree(copies / str(moment), tmp_path / "left")
         name, version = publish(bundle, left)
-        assert (name, repositories.current(left, name)) == ("feed", version)
+        assert (name, repositories.release(left, name).version) == ("feed", version)
         assert version in (2, 3)
         ranking.load(repositories.folder(left, name, version))
+        versions = {str(published) for published in range(1, version + 1)}
+        assert {file.name for file in (left / name).iterdir()} == {*versions, "current.json", ".lock"}
 
     def test_of_the_first_publication_leave_no_model(self, bundle: Path, tmp_path: Path) -> None:
         copies = crashed(bundle, tmp_path / "none yet", tmp_path, 4)
@@ -250,4 +319,4 @@ class TestCrashes:
             assert not left.exists() or repositories.names(left) == []
             publish(bundle, left)
             assert repositories.names(left) == ["feed"]
-            ranking.load(repositories.folder(left, "feed", repositories.current(left, "feed")))
+            ranking.load(repositories.folder(left, "feed", repositories.release(left, "feed").version))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ranking import repository
-from ranking.errors import BundleError
+from ranking.errors import BundleError, OutputError
+from ranking.release import Canary, Release
 
 
 def publish(folder: Path, name: str, *versions: int, current: int | None = None) -> None:
@@ -53,36 +56,69 @@ def test_an_unknown_model_has_no_versions(tmp_path: Path) -> None:
 
 def test_current_is_the_version_that_current_json_names(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, 2, 3, current=2)
-    assert repository.current(tmp_path, "feed") == 2
+    assert repository.release(tmp_path, "feed").version == 2
 
 
 def test_a_model_without_a_current_version_says_how_to_get_one(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1)
-    with pytest.raises(BundleError, match=r"current\.json cannot be read.*ranker publish"):
-        repository.current(tmp_path, "feed")
+    with pytest.raises(BundleError, match=r"current\.json is not there.*ranker publish"):
+        repository.release(tmp_path, "feed")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"{}",
-        b"3",
-        b"[3]",
-        b"null",
-        b'{"version": "3"}',
-        b'{"version": 3.0}',
-        b'{"version": null}',
-        b'{"version": true}',
-        b"\xff\xfe",
-    ],
-)
-def test_a_damaged_current_json_is_named_with_what_it_should_read(tmp_path: Path, content: bytes) -> None:
-    publish(tmp_path, "feed", 1)
-    (tmp_path / "feed" / repository.CURRENT).write_bytes(content)
-    with pytest.raises(BundleError, match=r'current\.json is damaged: it should read \{"version": N\}'):
-        repository.current(tmp_path, "feed")
+def test_what_is_served_must_be_published(tmp_path: Path) -> None:
+    publish(tmp_path, "feed", 1, 3, current=1)
+    repository.put_release(tmp_path, "feed", Release(version=3, shadow=1))
+    assert repository.release(tmp_path, "feed") == Release(version=3, shadow=1)
+    with pytest.raises(BundleError, match=r"feed has no version 2: it has 1, 3"):
+        repository.put_release(tmp_path, "feed", Release(version=3, canary=Canary(version=2, weight=0.5)))
+    assert repository.release(tmp_path, "feed") == Release(version=3, shadow=1)
+
+
+def test_writers_of_a_model_take_turns_and_those_of_another_do_not_wait(tmp_path: Path) -> None:
+    publish(tmp_path, "feed", 1, current=1)
+    publish(tmp_path, "shop", 1, current=1)
+    order: list[str] = []
+
+    def write(name: str) -> None:
+        with repository.changing(tmp_path, name):
+            order.append(name)
+
+    others = {name: threading.Thread(target=write, args=[name]) for name in ("feed", "shop")}
+    with repository.changing(tmp_path, "feed"):
+        for other in others.values():
+            other.start()
+        others["shop"].join(30)
+        order.append("first")
+    others["feed"].join(30)
+    assert order == ["shop", "first", "feed"]
+
+
+class TestWorkspaces:
+    def test_go_at_the_end_however_it_comes(self, tmp_path: Path) -> None:
+        with repository.workspace(tmp_path, "feed") as work:
+            (work / "new").mkdir()
+        with suppress(ZeroDivisionError), repository.workspace(tmp_path, "feed") as work:
+            (work / "file").write_text("x")
+            raise ZeroDivisionError
+        assert [file.name for file in (tmp_path / "feed").iterdir()] == [repository.LOCK]
+
+    def test_of_the_dead_go_with_the_next_and_those_of_the_living_stay(self, tmp_path: Path) -> None:
+        left = [tmp_path / "feed" / f".work-{name}" for name in ("no-lock", "free-lock")]
+        for work in left:
+            (work / "new").mkdir(parents=True)
+        (left[1] / repository.LOCK).touch()
+        with repository.workspace(tmp_path, "feed") as first, repository.workspace(tmp_path, "feed") as second:
+            assert first.is_dir()
+            assert first != second
+            assert not any(work.exists() for work in left)
+
+    def test_cannot_be_where_nothing_can_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with (
+            pytest.raises(OutputError, match="file is a file, not a folder"),
+            repository.workspace(tmp_path / "file", "feed"),
+        ):
+            pass
 
 
 def test_a_versions_folder_lies_under_its_model(tmp_path: Path) -> None:
@@ -93,5 +129,5 @@ def test_a_published_bundle_is_found(request: pytest.FixtureRequest) -> None:
     published: Path = request.getfixturevalue("repository")
     assert repository.names(published) == ["feed"]
     assert repository.versions(published, "feed") == [1]
-    assert repository.current(published, "feed") == 1
+    assert repository.release(published, "feed").version == 1
     assert (repository.folder(published, "feed", 1) / "manifest.json").is_file()

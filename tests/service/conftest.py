@@ -1,7 +1,8 @@
-"""A client of the service over the shared repository."""
+"""A client of the service over the shared repository, and a repository of two versions that score differently."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,15 @@ import pytest
 from fastapi.testclient import TestClient
 
 import ranking
+from pipelines import config as configs
+from pipelines.freezing import freeze_run
+from pipelines.publishing import publish
+from pipelines.releasing import change
+from pipelines.train import train
 from ranking import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
+from tests.conftest import SMALL
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +43,28 @@ def request_body() -> dict[str, Any]:
         "context": {"surface": "home", "hour": 9},
         "items": [{"id": f"v{i}"} for i in range(12)],
     }
+
+
+@pytest.fixture(scope="session")
+def candidate(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the same features and tasks as the shared one, whose scores are others; read only."""
+    folder = tmp_path_factory.mktemp("candidate")
+    trained = train(configs.load(logs / "ranker.toml", [*SMALL, "training.seed=1"]), folder / "run")
+    freeze_run(trained.path, folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def both(bundle: Path, candidate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of both as versions 1 and 2 of "feed", 1 being current; read only."""
+    folder = tmp_path_factory.mktemp("both")
+    publish(bundle, folder)
+    publish(candidate, folder)
+    change(folder, "feed", {"version": 1})
+    return folder
+
+
+@pytest.fixture
+def repo(both: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(both, tmp_path / "repository")

@@ -20,73 +20,75 @@ from service.stages import STAGES
 HANDBOOK = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-@pytest.fixture(scope="module")
-def sections() -> dict[str, str]:
-    """Heading → what stands below it."""
-    _, *parts = re.split(r"^#{2,3} (.+)\n", HANDBOOK.read_text(), flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+Row = list[str]
 
 
-def rows(section: str) -> dict[str, str]:
-    """First cell of each row → the others."""
-    cells = [line.strip("| ").split(" | ", 1) for line in section.splitlines() if line.startswith("|")]
-    return {row[0]: row[1] for row in cells if len(row) == 2}
+def tables(header: str) -> list[Row]:
+    """Rows of all tables whose first column has this header, wherever they stand."""
+    found: list[Row] = []
+    for table in re.findall(r"(?:^\|.*\n)+", HANDBOOK.read_text(), flags=re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines())
+        if head[0] == header:
+            found += rows
+    return found
 
 
-def names(section: str, pattern: str) -> set[str]:
-    """What the first cells name."""
-    return {name for cell in rows(section) for name in re.findall(pattern, cell)}
+def names(header: str, pattern: str) -> list[str]:
+    """What the first cells of these tables name."""
+    return [name for row in tables(header) for name in re.findall(pattern, row[0])]
 
 
-def test_every_setting(sections: dict[str, str]) -> None:
-    assert names(sections["Settings"], r"`([a-z_]+)`") == set(Settings.model_fields)
+def section(heading: str) -> str:
+    """What stands below a heading."""
+    return re.split(r"^#+ ", HANDBOOK.read_text().split(f"# {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_every_metric(sections: dict[str, str]) -> None:
-    families = [
-        family
+def test_every_setting_once() -> None:
+    assert sorted(names("setting", r"`([a-z_]+)`")) == sorted(Settings.model_fields)
+
+
+def test_every_metric_with_its_type() -> None:
+    families = {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(Metrics().exposition().decode())
         if family.name.startswith("ranker_")
-    ]
-    ours = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    assert names(sections["Metrics"], r"`(\w+)`") == ours
-    kinds = {name: re.split(r"\W", cells)[0] for name, cells in rows(sections["Metrics"]).items() if "ranker" in name}
-    assert set(kinds.values()) == {"counter", "gauge", "histogram"}
-    for family in families:
-        name = family.name + ("_total" if family.type == "counter" else "")
-        assert kinds[f"`{name}`"] == family.type
+    }
+    rows = [row for row in tables("metric") if len(row) == 4]
+    assert {row[0].strip("`"): re.split(r"\W", row[1])[0] for row in rows} == families
+    assert {name.partition("{")[0] for name in names("metric", r"`([^`]+)`")} == families.keys()
 
 
-def test_every_stage_and_reason(sections: dict[str, str]) -> None:
-    metrics = rows(sections["Metrics"])
-    assert set(STAGES) <= set(re.findall(r"`([a-z-]+)`", metrics["`ranker_stage_seconds`"]))
-    assert set(REJECTIONS.values()) <= set(re.findall(r"`([a-z_]+)`", metrics["`ranker_rejections_total`"]))
+def test_every_stage_and_reason() -> None:
+    told = {row[0]: row[2] for row in tables("metric") if len(row) == 4}
+    assert set(STAGES) <= set(re.findall(r"`([a-z-]+)`", told["`ranker_stage_seconds`"]))
+    assert set(REJECTIONS.values()) <= set(re.findall(r"`([a-z_]+)`", told["`ranker_rejections_total`"]))
 
 
-def test_every_status(client: TestClient, sections: dict[str, str]) -> None:
+def test_every_status(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     told = {status for operations in paths.values() for each in operations.values() for status in each["responses"]}
     possible = {status for status in told if status >= "400"} | {"401", "403", str(CLIENT_CLOSED_REQUEST), "500"}
-    assert names(sections["Failures"], r"\b([45]\d\d)\b") >= possible
+    assert set(names("status", r"\b([45]\d\d)\b")) >= possible
 
 
-def test_every_variable_in_its_alerts_is_a_metric_of_ours(sections: dict[str, str]) -> None:
-    used = set(re.findall(r"\b(ranker_\w+?)(?:_bucket|_sum|_count)?\b(?=[\[{ )])", sections["Alerts"]))
+def test_every_name_in_its_alerts_is_a_metric() -> None:
+    used = set(re.findall(r"\b(ranker_\w+?)(?:_bucket|_sum|_count)?\b(?=[\[{ )])", section("Alerts")))
     assert used
-    assert used <= names(sections["Metrics"], r"`(\w+)`")
+    assert used <= set(names("metric", r"`(\w+)`"))
 
 
 @pytest.mark.parts
-def test_prometheus_own_tool_takes_its_alerts(sections: dict[str, str], tmp_path: Path) -> None:
+def test_prometheus_own_tool_takes_its_alerts(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         message = "promtool is not there; install Debian's package prometheus"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
     rules = tmp_path / "ranker.yml"
-    rules.write_text(sections["Alerts"].split("```yaml\n")[1].split("```")[0])
+    rules.write_text(section("Alerts").split("```yaml\n")[1].split("```")[0])
     found = subprocess.run(["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_every_link_within_leads_somewhere(sections: dict[str, str]) -> None:
+def test_every_link_within_leads_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)", HANDBOOK.read_text(), flags=re.MULTILINE)
     for anchor in re.findall(r"\]\(#([\w-]+)\)", HANDBOOK.read_text()):
-        assert anchor in {heading.lower().replace(" ", "-") for heading in sections}
+        assert anchor in {heading.lower().replace(" ", "-") for heading in headings}

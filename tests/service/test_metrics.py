@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
 from service.metrics import Metrics
-from service.repository import Repository
 from service.settings import Settings
+from service.versions.loading import load
 
 FAMILIES = {
     "ranker_requests": "counter",
@@ -122,7 +122,7 @@ def test_two_apps_of_a_process_do_not_mix(client: TestClient, repository: Path) 
 
 def test_a_version_that_is_no_longer_served_is_0(repository: Path) -> None:
     metrics = Metrics()
-    (served,) = Repository(Settings(repository=repository))
+    served = load(Settings(repository=repository), "feed", 1)
     metrics.loaded(served, "canary")
     assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 1
     metrics.unloaded("feed", "1", "canary")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,16 +51,19 @@ class Several:
         serve = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(self.port)]
         self.process = subprocess.Popen([*serve, "--workers", "2", "--threads", "1"], start_new_session=True)
 
-    def listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/v2/health/ready", timeout=5) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
 
 
 @pytest.fixture
 def several(repository: Path) -> Iterator[Several]:
     service = Several(repository)
     try:
-        until(service.listens, service.process)
+        until(service.ready, service.process)
         yield service
     finally:
         with suppress(ProcessLookupError):
@@ -81,7 +85,7 @@ def test_several_processes_share_a_port_and_a_dead_one_is_replaced(
         assert post(f"{several.url}/v1/rank", request_body) == expected
     process.terminate()
     assert process.wait(WAIT) in (0, -signal.SIGTERM)
-    assert not several.listens()
+    assert not several.ready()
 
 
 class TestWhatIsToldBeforeTheStart:
@@ -91,9 +95,9 @@ class TestWhatIsToldBeforeTheStart:
             with pytest.raises(RankerError, match=f"127.0.0.1:{port} cannot be listened on .*choose another --port"):
                 processes.serve(Settings(repository=repository), "127.0.0.1", port)
 
-    def test_a_backend_that_the_machine_has_not(self, repository: Path) -> None:
+    def test_a_gpu_that_several_would_share(self, repository: Path) -> None:
         settings = Settings(repository=repository, backend="cuda", workers=2)
-        with pytest.raises(RankerError, match="needs an NVIDIA GPU"):
+        with pytest.raises(RankerError, match="one process owns a GPU; serve with 1"):
             processes.serve(settings, "127.0.0.1", 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,16 +13,16 @@ from ranking.encoding import Bag, Inputs
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
+from service.engine.forward.embedding import Embedding
+from service.engine.forward.recorded import Recorded
+from service.engine.forward.stacked import Stacked
 from service.engine.runtimes.base import Precision, Scores
-from service.engine.runtimes.embedding import Embedding
-from service.engine.runtimes.stacked import Stacked
+from service.engine.runtimes.recent import Recent
 
 SMALLEST = 16
 """Rows of the smallest bucket; the next are twice as large each."""
 RECORDED = 128
 """Recorded graphs that are kept."""
-WARM_UPS = 3
-"""Runs before a graph is recorded, in which libraries choose their kernels and take their memory."""
 
 
 class Size(NamedTuple):
@@ -70,32 +69,38 @@ class CudaRuntime:
         self._dtype: torch.dtype = getattr(torch, precision)
         self._shared = Embedding(self._sides.shared, ranker.graph.weights).to(device)
         self._items = Embedding(self._sides.items, ranker.graph.weights).to(device)
-        self._recorded: OrderedDict[Size, _Recorded] = OrderedDict()
+        self._buckets: Recent[Size, _Bucket] = Recent(RECORDED)
 
     @torch.inference_mode()
     def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
         """Scores [candidates, tasks] float32."""
         if not len(halves):
             return np.empty((0, len(tasks)), np.float32)
-        outputs = self._at(_size(halves, tasks)).run(halves)
+        size = _size(halves, tasks)
+        outputs = self._buckets.get(size, lambda: self._bucket(size)).run(halves)
         found: Scores = self._ranker.finished(outputs, tasks).numpy()
         return found
 
-    def _at(self, size: Size) -> _Recorded:
-        recorded = self._recorded.pop(size, None)
-        if recorded is None:
-            body = Stacked(self._ranker.graph, self._sides, size.tasks).to(self._device, self._dtype)
+    def _bucket(self, size: Size) -> _Bucket:
+        body = self._body(size.tasks).to(self._device, self._dtype)
 
-            def compute(batch: Halves) -> Tensor:
-                shared, items = self._shared(batch.shared), self._items(batch.items)
-                outputs: Tensor = body(shared.to(self._dtype), items.to(self._dtype), batch.request)
-                return outputs.float()
+        def compute(batch: Halves) -> Tensor:
+            shared, items = self._shared(batch.shared), self._items(batch.items)
+            outputs: Tensor = body(shared.to(self._dtype), items.to(self._dtype), batch.request)
+            return outputs.float()
 
-            recorded = _Recorded(compute, self._empty(size), self._device)
-        self._recorded[size] = recorded
-        if len(self._recorded) > RECORDED:
-            self._recorded.popitem(last=False)  # the one not used for longest
-        return recorded
+        return _Bucket(compute, self._empty(size), self._device)
+
+    def _body(self, tasks: Sequence[str]) -> Stacked:
+        graph = self._ranker.graph
+        used = graph.selection.experts_for(tasks)
+        return Stacked(
+            [graph.experts[expert] for expert in used],
+            [graph.towers[task] for task in tasks],
+            [{used.index(expert): weight for expert, weight in graph.selection.tasks[task].items()} for task in tasks],
+            self._sides.shared.joined,
+            self._sides.items.joined,
+        )
 
     def _empty(self, size: Size) -> Halves:
         """Buffers of a bucket; every number in them is an id that exists."""
@@ -108,36 +113,21 @@ class CudaRuntime:
         )
 
 
-class _Recorded:
-    """One bucket: buffers here and on the device, and what is replayed on them."""
+class _Bucket:
+    """Buffers here and on the device, and what is replayed on them."""
 
     def __init__(self, compute: Callable[[Halves], Tensor], empty: Halves, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._here = _map(empty, lambda buffer: buffer.pin_memory()) if on_gpu else empty
-        self._there = _map(empty, lambda buffer: buffer.to(device, copy=True))
-        self._compute = compute
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if on_gpu:
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-                for _ in range(WARM_UPS):
-                    compute(self._there)
-            torch.cuda.synchronize(device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._outputs = compute(self._there)
+        self._here = _map(empty, lambda buffer: buffer.pin_memory()) if device.type == "cuda" else empty
+        there = _map(empty, lambda buffer: buffer.to(device, copy=True))
+        buffers = list(zip(_buffers(self._here), _buffers(there), strict=True))
+        self._recorded = Recorded(lambda: compute(there), buffers, device)
 
     def run(self, halves: Halves) -> Tensor:
         """Outputs [candidates, tasks] here."""
         _fill(self._here.shared, halves.shared)
         _fill(self._here.items, halves.items)
         self._here.request[: len(halves)] = halves.request
-        for here, there in zip(_buffers(self._here), _buffers(self._there), strict=True):
-            there.copy_(here, non_blocking=True)
-        if self._graph is None:
-            self._outputs = self._compute(self._there)
-        else:
-            self._graph.replay()
-        return self._outputs[: len(halves)].cpu()  # waits for the device
+        return self._recorded.run()[: len(halves)].cpu()  # waits for the device
 
 
 def _size(halves: Halves, tasks: Sequence[str]) -> Size:
@@ -145,13 +135,13 @@ def _size(halves: Halves, tasks: Sequence[str]) -> Size:
     requests = len(halves.shared)
     return Size(
         tuple(tasks),
-        _bucket(len(halves)),
-        1 if requests == 1 else _bucket(requests),
-        tuple(_bucket(len(bag.values)) for bag in bags),
+        _rows(len(halves)),
+        1 if requests == 1 else _rows(requests),
+        tuple(_rows(len(bag.values)) for bag in bags),
     )
 
 
-def _bucket(count: int) -> int:
+def _rows(count: int) -> int:
     """The power of two from ``SMALLEST`` on that holds so many."""
     return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +14,9 @@ from onnx.utils import Extractor
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
+from service.engine.forward.embedding import Embedding
 from service.engine.runtimes.base import Precision, Scores
-from service.engine.runtimes.embedding import Embedding
+from service.engine.runtimes.recent import Recent
 
 OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
 """All that a body is made of; nothing else is executed."""
@@ -55,7 +55,7 @@ class OnnxRuntime:
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads, self._options.inter_op_num_threads = threads, 1
         self._options.log_severity_level = 3
-        self._sessions: OrderedDict[frozenset[str], onnxruntime.InferenceSession] = OrderedDict()
+        self._sessions: Recent[frozenset[str], onnxruntime.InferenceSession] = Recent(SESSIONS)
         self._session(ranker.schema.task_names)
 
     @torch.inference_mode()
@@ -72,15 +72,12 @@ class OnnxRuntime:
         return found
 
     def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:
-        key = frozenset(tasks)
-        session = self._sessions.pop(key, None)
-        if session is None:
-            part = self._body.extract_model(["shared", "items", "request"], [f"output.{task}" for task in sorted(key)])
-            session = onnxruntime.InferenceSession(part.SerializeToString(), self._options, ["CPUExecutionProvider"])
-        self._sessions[key] = session
-        if len(self._sessions) > SESSIONS:
-            self._sessions.popitem(last=False)  # the one not used for longest
-        return session
+        asked = frozenset(tasks)
+        return self._sessions.get(asked, lambda: self._made(asked))
+
+    def _made(self, tasks: frozenset[str]) -> onnxruntime.InferenceSession:
+        part = self._body.extract_model(["shared", "items", "request"], [f"output.{task}" for task in sorted(tasks)])
+        return onnxruntime.InferenceSession(part.SerializeToString(), self._options, ["CPUExecutionProvider"])
 
 
 def _checked(body: bytes) -> onnx.ModelProto:

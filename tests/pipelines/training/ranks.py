@@ -6,6 +6,7 @@ Started by torchrun; one start for many trainings, since it takes longer than th
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from pipelines import config as configs
 from pipelines import train as training
 from pipelines.training.loop import Trainer
 from pipelines.training.snapshot import trunk
+from pipelines.training.world import joined
 
 
 def main() -> None:
@@ -32,8 +34,10 @@ def main() -> None:
 
     Trainer.fit = watched  # type: ignore[method-assign]
     toml, folder, *trainings = sys.argv[1:]
-    for number, settings in enumerate(trainings):
-        training.train(configs.load(Path(toml), settings.split()), Path(folder) / str(number))
+    with joined() as world:
+        training.joined = lambda: nullcontext(world)
+        for number, settings in enumerate(trainings):
+            training.train(configs.load(Path(toml), settings.split()), Path(folder) / str(number))
 
 
 main()

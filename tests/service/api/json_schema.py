@@ -15,6 +15,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 LIMITS = {
     "minimum": lambda value, limit: value >= limit,
+    "maximum": lambda value, limit: value <= limit,
     "exclusiveMinimum": lambda value, limit: value > limit,
     "exclusiveMaximum": lambda value, limit: value < limit,
     "minLength": lambda value, limit: len(value) >= limit,

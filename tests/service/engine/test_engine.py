@@ -22,8 +22,8 @@ from service.engine.runtimes import choose
 from service.engine.runtimes.base import Scores
 from service.metrics import Metrics
 from service.problems import Problem
-from service.repository import Served
 from service.stages import Stages
+from service.versions.served import Served
 from tests.service.engine.lacking import by_candidate
 
 SECONDS = 30.0

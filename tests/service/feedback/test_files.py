@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,37 +84,33 @@ def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
         LineFiles(tmp_path / "file", LARGE, LONG)
 
 
-WRITES = """
-import json, sys
-from pathlib import Path
-from service.feedback.files import LineFiles
-
-files, number = LineFiles(Path(sys.argv[1]), 200_000, 3600), 0
-while True:
-    line = {"by": int(sys.argv[2]), "number": number, "text": "x" * 300}
-    files.append((json.dumps(line) + "\\n").encode() * 3)
-    print(number, flush=True)
-    number += 1
-"""
+def write_for_ever(folder: Path, by: int, last: Any) -> None:
+    """Writes three lines at a time, and says then which were written."""
+    files = LineFiles(folder, 200_000, LONG)
+    while True:
+        line = {"by": by, "number": last.value + 1, "text": "x" * 300}
+        files.append((json.dumps(line) + "\n").encode() * 3)
+        last.value += 1
 
 
 def test_killed_processes_leave_whole_lines_and_all_that_they_had_said_was_written(tmp_path: Path) -> None:
     folder = tmp_path / "feedback"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", WRITES, str(folder), str(by)], stdout=subprocess.PIPE, text=True)
-        for by in range(2)
-    ]
+    forking = multiprocessing.get_context("fork")
+    said = [forking.Value("q", -1) for _ in range(4)]
+    processes = [forking.Process(target=write_for_ever, args=(folder, by, last)) for by, last in enumerate(said)]
     for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
-    time.sleep(0.2)
+        process.start()
+    while min(last.value for last in said) < 100:
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.01)
     for process in processes:
         process.kill()
-    said = [int(process.communicate()[0].split()[-1]) for process in processes]
+    for process in processes:
+        process.join()
     LineFiles(folder, LARGE, LONG)
     lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_bytes().splitlines()]
     assert names(folder) == ["jsonl"] * len(names(folder))
     for by, last in enumerate(said):
         numbers = [line["number"] for line in lines if line["by"] == by]
         assert len(numbers) == 3 * len(set(numbers))  # of a write all lines or none
-        assert set(range(last + 1)) <= set(numbers)
+        assert set(range(last.value + 1)) <= set(numbers)

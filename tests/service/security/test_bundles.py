@@ -19,8 +19,10 @@ from pipelines.publishing import publish
 from ranking import BundleError
 from ranking import bundle as bundles
 from ranking.files import files_in, sha256
-from service.repository import Repository
+from service.metrics import Metrics
 from service.settings import Settings
+from service.versions.models import Models
+from service.versions.reconciling import Reconciler
 
 SOURCES = sorted(path for room in ("ranking", "service") for path in (Path(__file__).parents[3] / room).rglob("*.py"))
 
@@ -32,9 +34,16 @@ def published(bundle: Path, tmp_path: Path) -> Path:
     return tmp_path / "repository" / name / str(version)
 
 
+def served(repository: Path) -> Models:
+    """What a service serves of a repository."""
+    models = Models(None)
+    Reconciler(Settings(repository=repository), models, Metrics()).first()
+    return models
+
+
 def refusal(published: Path) -> str:
     with pytest.raises(BundleError) as caught:
-        Repository(Settings(repository=published.parents[1]))
+        served(published.parents[1])
     return str(caught.value)
 
 
@@ -151,7 +160,7 @@ class TestPathsThatLeadOut:
         (published / "weights.safetensors").rename(outside)
         link(outside, published / "weights.safetensors")
         if link is os.link:  # cannot be told from a file, and needs no path
-            Repository(Settings(repository=published.parents[1]))
+            served(published.parents[1])
         else:
             assert "weights.safetensors is a link" in refusal(published)
 
@@ -178,4 +187,4 @@ class TestPathsThatLeadOut:
         published.rename(published.parent / "of-yesterday")
         published.symlink_to("of-yesterday")
         (tmp_path / "link").symlink_to(published.parents[1])
-        assert [served.version for served in Repository(Settings(repository=tmp_path / "link"))] == ["1"]
+        assert [lineup.current.version for lineup in served(tmp_path / "link")] == ["1"]

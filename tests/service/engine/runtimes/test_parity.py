@@ -24,6 +24,7 @@ from ranking.halves import Halves, Sides
 from ranking.onnx_body import onnx_body
 from service.engine.runtimes import Runtime, choose, onnx_runtime
 from service.engine.runtimes.cuda_runtime import CudaRuntime
+from service.engine.runtimes.recent import Recent
 from tests.ranking.test_halves import requests
 
 DrawRows = Callable[[int, int], pa.Table]
@@ -135,11 +136,11 @@ class TestWhatRuns:
         runtime = choose(with_body(hand_ranker))
         assert isinstance(runtime, onnx_runtime.OnnxRuntime)
         runtime._options.enable_profiling, runtime._options.profile_file_prefix = True, str(tmp_path / "profile")
-        runtime._sessions.clear()
+        runtime._sessions = Recent(1)
         halves, expected = halves_of(hand_ranker, draw_rows, [7])
         found = runtime.scores(halves, tasks)
         np.testing.assert_allclose(found, expected[:, [TASKS.index(task) for task in tasks]], rtol=1e-5, atol=1e-5)
-        (session,) = runtime._sessions.values()
+        session = runtime._session(tasks)
         events = json.loads(Path(session.end_profiling()).read_text())
         run = [event["args"]["op_name"] for event in events if event["name"].endswith("_kernel_time")]
         experts, layers, towers = len(hand_ranker.selection.experts_for(tasks)), 2, 2
@@ -162,7 +163,7 @@ class TestWhatRuns:
             found = runtime.scores(halves, tasks)
             np.testing.assert_allclose(found[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)
         assert isinstance(runtime, onnx_runtime.OnnxRuntime)
-        assert len(runtime._sessions) == 2
+        assert len(runtime._sessions._values) == 2
 
 
 class TestChoose:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ranking.graph import FrozenGraph, Layer
-from ranking.halves import Sides
+Layer = tuple[Tensor, Tensor]
 
 
 class Stacked(nn.Module):
@@ -18,9 +17,11 @@ class Stacked(nn.Module):
     other, not even 0 times infinity.
 
     Args:
-        graph: of a static gate.
-        sides: which columns of the first layer's input are shared.
-        tasks: whose outputs are asked for.
+        experts: layers of each, weights [inputs, outputs] and biases [outputs]; all experts have the same shape.
+        towers: layers of each task's.
+        chosen: of each task: position in ``experts`` → weight.
+        shared: columns of the first layer's input that the candidates of a request share.
+        items: the other columns.
     """
 
     shared: Tensor
@@ -29,24 +30,31 @@ class Stacked(nn.Module):
     which: Tensor
     weights: Tensor
 
-    def __init__(self, graph: FrozenGraph, sides: Sides, tasks: Sequence[str]) -> None:
+    def __init__(
+        self,
+        experts: Sequence[Sequence[Layer]],
+        towers: Sequence[Sequence[Layer]],
+        chosen: Sequence[Mapping[int, float]],
+        shared: Sequence[int],
+        items: Sequence[int],
+    ) -> None:
         super().__init__()
-        used = graph.selection.experts_for(tasks)
-        first, *others = _stacked([graph.experts[expert] for expert in used])
-        towers = _stacked([graph.towers[task] for task in tasks])
+        first, *others = _stacked(experts)
         weight, bias = first
         self._width = weight.shape[2]
         wide = weight.permute(1, 0, 2).flatten(1)  # [inputs, experts · width]
-        self.register_buffer("shared", wide[sides.shared.joined].float())
-        self.register_buffer("items", wide[sides.items.joined].float())
+        self.register_buffer("shared", wide[list(shared)].float())
+        self.register_buffer("items", wide[list(items)].float())
         self.register_buffer("bias", bias.flatten().float())
         self.experts = nn.ModuleList(_Layer(*layer) for layer in others)
-        self.towers = nn.ModuleList(_Layer(*layer) for layer in towers)
-        chosen = [list(graph.selection.tasks[task].items()) for task in tasks]
+        self.towers = nn.ModuleList(_Layer(*layer) for layer in _stacked(towers))
         most = max(map(len, chosen))
         # a task with fewer experts than others shares the weight of its first out among copies of it
-        padded = [[(e, w / (1 + most - len(c))) for e, w in c[:1]] * (1 + most - len(c)) + c[1:] for c in chosen]
-        self.register_buffer("which", torch.tensor([[used.index(expert) for expert, _ in c] for c in padded]))
+        padded = [
+            [(e, w / (1 + most - len(c))) for e, w in c[:1]] * (1 + most - len(c)) + c[1:]
+            for c in (list(of_task.items()) for of_task in chosen)
+        ]
+        self.register_buffer("which", torch.tensor([[expert for expert, _ in c] for c in padded]))
         self.register_buffer("weights", torch.tensor([[weight for _, weight in c] for c in padded])[:, :, None, None])
 
     def forward(self, shared: Tensor, items: Tensor, request: Tensor) -> Tensor:

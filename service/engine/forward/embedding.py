@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ranking.encoding import Inputs
-from ranking.halves import Side
-from ranking.schema import SingleFeature
+if TYPE_CHECKING:
+    from ranking.encoding import Inputs
+    from ranking.halves import Side
+    from ranking.schema import SingleFeature
 
 
 class Embedding(nn.Module):

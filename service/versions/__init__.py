@@ -1,0 +1,1 @@
+"""Versions of models: loaded in the background, swapped atomically, drained; split and compared while they serve."""

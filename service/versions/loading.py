@@ -1,0 +1,32 @@
+"""From a published version to one that can serve: verified, warm."""
+
+from __future__ import annotations
+
+import time
+
+from ranking import bundle, repository
+from ranking.errors import BundleError
+from service.engine.encoding import RequestEncoder
+from service.engine.runtimes import choose
+from service.engine.runtimes.golden import require_golden
+from service.settings import Settings
+from service.versions.served import Served
+from service.versions.warming import warm_up
+
+
+def load(settings: Settings, name: str, version: int) -> Served:
+    """Loads a version, verifies every byte and the golden rows, and warms it up.
+
+    Raises:
+        BundleError: it cannot be served; says why.
+    """
+    start = time.monotonic()
+    folder = repository.folder(settings.repository, name, version)
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is not there: publish it, or release another version")
+    ranker = bundle.load(folder)
+    runtime = choose(ranker, settings.backend, settings.threads, settings.precision)
+    require_golden(runtime, ranker, folder)
+    encoder = RequestEncoder(ranker)
+    warm_up(ranker, encoder, runtime, folder, settings.max_batch_rows)
+    return Served(name, str(version), ranker, encoder, runtime, time.monotonic() - start)

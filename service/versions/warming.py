@@ -1,0 +1,50 @@
+"""First times are slow: memory is taken, sessions and graphs are made. They happen here, before a version serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ranking import bundle
+from ranking.frozen import FrozenRanker
+from ranking.halves import Halves, Sides
+from ranking.schema import Owner
+from service.engine.encoding import RequestEncoder
+from service.engine.request import Given, Request
+from service.engine.runtimes import Runtime
+
+OWNERS: tuple[Owner, ...] = ("user", "context", "item")
+
+
+def warm_up(ranker: FrozenRanker, encoder: RequestEncoder, runtime: Runtime, folder: Path, max_rows: int) -> None:
+    """Runs what requests will: every size of batch, of one request and of several, and the likeliest sets of tasks.
+
+    Args:
+        ranker: the version.
+        encoder: of its requests.
+        runtime: that executes it.
+        folder: its bundle, whose golden rows are run.
+        max_rows: of a batch.
+    """
+    encoder(Request(dict.fromkeys(OWNERS, Given(None, {})), [max_rows]))
+    golden, _ = bundle.golden(folder)
+    if not golden.num_rows:
+        return
+    sides = Sides(ranker.encoder)
+    inputs = ranker.encoder.encode(golden).take(torch.arange(max_rows) % golden.num_rows)
+    several = sides.split(inputs, torch.arange(max_rows))
+    one = Halves(
+        several.shared.take(torch.zeros(1, dtype=torch.int64)), several.items, torch.zeros_like(several.request)
+    )
+    tasks = tuple(sorted(ranker.schema.task_names))
+    for rows in _sizes(max_rows):
+        runtime.scores(one.slice(0, rows), tasks)
+        runtime.scores(sides.split(inputs.take(torch.arange(rows)), torch.arange(rows)), tasks)
+    for some in {tuple(sorted(ranker.objective)), *((task,) for task in tasks)} - {()}:
+        runtime.scores(one, some)
+
+
+def _sizes(most: int) -> list[int]:
+    """1, 2, 4 … and the most."""
+    return [*(2**power for power in range((most - 1).bit_length())), most]
