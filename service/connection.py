@@ -39,6 +39,7 @@ class Connection(HttpToolsProtocol):
         self._part: Literal["head", "body"] | None = None  # of a request, that has begun to come
         self._segment = 0  # bytes that are being parsed; 0 if an earlier request ended among them
         self._received = 0  # bytes of the request so far
+        self._ticket: Ticket | None = None  # of the request that is being read
         self._refused = False  # what still comes is not read
         self._coming: asyncio.TimerHandle | None = None  # runs out if a part does not come
         self._expected: Literal["head", "body"] | None = None  # that part
@@ -94,7 +95,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._part, self._received = "head", self._segment
+        self._part, self._received, self._ticket = "head", self._segment, None
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -113,6 +114,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """All of it has come."""
         self._part, self._segment = None, 0
+        if self._ticket is not None:
+            self._ticket.resume()
         if self._expected is not None:
             self._expect(None)
         super().on_message_complete()
@@ -142,6 +145,8 @@ class Connection(HttpToolsProtocol):
             cycle.keep_alive = False
         if cycle.scope["path"].endswith("/rank") and (ticket := self._entrance.admission.enter()):
             cycle.scope["state"]["ticket"] = ticket
+            if cycle is self.cycle:
+                self._ticket = ticket
             app = partial(_admitted, ticket, app)
             self._entrance.turnstile.enter(partial(super()._start_asgi_task, cycle, app))
         else:  # or there is no room after all, which the application says
@@ -152,6 +157,8 @@ class Connection(HttpToolsProtocol):
     def _require_small_and_soon(self, part: Literal["head", "body"]) -> None:
         """The rest of an incomplete request may come."""
         limits = self._limits
+        if self._ticket is not None:
+            self._ticket.pause()
         if part == "head" and self._received > limits.max_header_bytes:
             self._refuse_head()
         elif self._received > CHUNKED * limits.max_body_bytes + limits.max_header_bytes:

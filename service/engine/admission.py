@@ -55,9 +55,9 @@ class Admission:
             raise QueueFullError
         self.rows += rows - before
 
-    def _leave(self, rows: int) -> None:
-        self.rows -= rows
-        self.requests -= 1
+    def _add(self, requests: int, rows: int) -> None:
+        self.requests += requests
+        self.rows += rows
 
 
 class Ticket:
@@ -68,10 +68,11 @@ class Ticket:
         rows: that the request counts for.
     """
 
-    __slots__ = ("_admission", "_rows")
+    __slots__ = ("_admission", "_counts", "_left", "_rows")
 
     def __init__(self, admission: Admission, rows: int) -> None:
         self._admission, self._rows = admission, rows
+        self._counts, self._left = True, False
 
     def count(self, rows: int) -> None:
         """The request has been read: from now on it counts for what it has.
@@ -82,6 +83,19 @@ class Ticket:
         self._admission._recount(self._rows, rows)
         self._rows = rows
 
+    def pause(self) -> None:
+        """The rest of the request is still to come: it counts for nothing, or slow clients would keep others out."""
+        if self._counts:
+            self._counts = False
+            self._admission._add(-1, -self._rows)
+
+    def resume(self) -> None:
+        """The rest has come."""
+        if not (self._counts or self._left):
+            self._counts = True
+            self._admission._add(1, self._rows)
+
     def leave(self) -> None:
-        """The request is answered or given up; called once."""
-        self._admission._leave(self._rows)
+        """The request is answered or given up."""
+        self.pause()
+        self._left = True

@@ -53,6 +53,20 @@ def test_requests_are_bounded_too() -> None:
     assert [ticket is not None for ticket in tickets] == [True, True, False]
 
 
+def test_a_request_that_does_not_come_keeps_nobody_out() -> None:
+    admission = Admission(max_rows=10, max_requests=1)
+    slow = admission.enter()
+    assert slow is not None
+    slow.pause()
+    other = admitted(admission, 10)
+    other.leave()
+    slow.resume()
+    assert admission.enter() is None
+    slow.leave()
+    slow.resume()  # it was answered before all of it had come
+    assert (admission.rows, admission.requests) == (0, 0)
+
+
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=60))
 def test_it_never_holds_more_than_it_may_unless_it_is_one_and_forgets_nobody(steps: list[tuple[int, int]]) -> None:
     admission = Admission(max_rows=10, max_requests=4)
