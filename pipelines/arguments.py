@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
+
+from ranking.shared_store import PREFIX, require_address
 
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
@@ -147,6 +150,30 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
 
+    for owner in ("item", "user"):
+        side = commands.add_parser(f"{owner}s", help=f"features of {owner}s in a store that services share")
+        load = command("load", f"load {owner}s into it", side.add_subparsers(required=True, metavar="COMMAND"))
+        load.set_defaults(owner=owner)
+        load.add_argument(
+            "rows",
+            type=log_place,
+            metavar=f"{owner.upper()}S",
+            help=f"Parquet file or folder, one row for each {owner}",
+        )
+        load.add_argument("--bundle", type=Path, required=True, help=f"whose features these are: {BUNDLE}")
+        load.add_argument(
+            "--to",
+            type=store,
+            metavar="URL",
+            default=os.environ.get("RANKER_STORE"),
+            help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
+        )
+        load.add_argument("--model", help="name under which the bundle is served (default: the bundle's)")
+        load.add_argument(
+            "--prefix", default=PREFIX, help=f"of the keys, the service's store_prefix (default: {PREFIX})"
+        )
+        load.add_argument("--ttl", type=positive, metavar="SECONDS", help="after which values go (default: they stay)")
+
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -278,6 +305,14 @@ def log_place(text: str) -> Path | str:
     from pipelines.logs.places import place
 
     return place(text)
+
+
+def store(text: str) -> str:
+    """Address of a store."""
+    try:
+        return require_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def port(text: str) -> int:

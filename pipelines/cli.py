@@ -193,6 +193,19 @@ def run_score(arguments: argparse.Namespace) -> None:
     print(as_json({"out": str(arguments.out), **counts}))
 
 
+def run_load(arguments: argparse.Namespace) -> None:
+    """``ranker items load`` and ``ranker users load``."""
+    from pipelines.store.load import load
+    from ranking import bundle
+
+    if arguments.to is None:
+        raise UsageError("name the store: --to redis://HOST:PORT/DB, or the variable RANKER_STORE")
+    schema = bundle.load(arguments.bundle).schema
+    model = schema.name if arguments.model is None else arguments.model
+    place, prefix, ttl = arguments.to, arguments.prefix, arguments.ttl
+    print(as_json(load(arguments.rows, arguments.owner, schema, model, place, prefix, ttl)))
+
+
 def run_serve(arguments: argparse.Namespace) -> None:
     """``ranker serve``."""
     from service.processes import serve
@@ -270,6 +283,7 @@ COMMANDS: dict[str, Command] = {
     "publish": run_publish,
     "release": run_release,
     "score": run_score,
+    "load": run_load,
     "serve": run_serve,
     "new": run_new_key,
     "list": run_list_keys,

@@ -28,6 +28,7 @@ from service.ports import Ports
 from service.security.guard import Guard
 from service.security.keyring import Keyring
 from service.settings import Settings
+from service.store.opening import open_lookup
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
 from service.versions.shadowing import Shadows
@@ -57,7 +58,7 @@ def create_app(
 
     Raises:
         BundleError: nothing can be served; says which bundle and why.
-        ConfigError: the key file cannot be read.
+        ConfigError: the key file cannot be read, or the store's address means nothing.
         OutputError: the folder of feedback cannot be written.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
@@ -66,7 +67,9 @@ def create_app(
     reconciler = Reconciler(settings, models, metrics)
     if give_up is None:
         reconciler.first()
-    engine = Engine(settings.max_batch_rows, metrics, settings.default_deadline_ms, settings.max_deadline_ms)
+    lookup = open_lookup(settings, metrics)
+    deadlines = settings.default_deadline_ms, settings.max_deadline_ms
+    engine = Engine(settings.max_batch_rows, metrics, lookup, *deadlines)
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     entrance = Entrance(settings, admission, lifecycle, metrics)
     shadows = Shadows(engine, metrics)
@@ -79,6 +82,8 @@ def create_app(
         watcher.stop()
         await shadows.close()
         engine.close()
+        if lookup is not None:
+            await lookup.close()
         if feedback is not None:
             feedback.close()
         if traces is not None:

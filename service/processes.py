@@ -25,6 +25,7 @@ from service.security import exposure, key_file
 from service.server import Server
 from service.settings import Settings
 from service.shared_metrics import shared_metrics
+from service.store.opening import open_store
 from service.supervisor import Supervisor
 from service.versions.start import Start
 
@@ -55,6 +56,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     exposure.require_keys(settings, host)
     if settings.keys is not None:
         key_file.read(settings.keys)  # says now what is wrong, not when processes are started
+    open_store(settings)  # which says the same of the store's address
     of_operations = exposure.operations_port(settings, host, port)
     listeners = [_bound(host, port, "--port")]
     if of_operations is not None:

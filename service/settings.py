@@ -15,13 +15,17 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from ranking.errors import ConfigError
 from ranking.explaining import explain
 from ranking.files import reason
+from ranking.shared_store import PREFIX as STORE_PREFIX
+from ranking.shared_store import require_address
 from service.engine.runtimes import Backend, Precision
 from service.logs import LogFormat
 
@@ -68,6 +72,12 @@ class Settings(BaseModel):
         server_timing: answers say in a Server-Timing header how long each stage of the request took.
         slow_ms: a request that took longer is logged, with the time of each stage.
         log_format: of log lines; default: text on a terminal, else JSON.
+        store: address of a Redis in which items and users are looked up before the bundle's tables; it may hold a
+            password, and is never shown with it. Default: only the bundle's tables.
+        store_timeout_ms: that a look-up there may take; then the request goes on without, and is degraded.
+        store_prefix: of the store's keys.
+        store_breaker_failures: look-ups in a row that fail before the store is left alone,
+        store_breaker_seconds: and for how long, until one look-up tries again.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -103,6 +113,18 @@ class Settings(BaseModel):
     server_timing: bool = False
     slow_ms: PositiveFloat = 1000.0
     log_format: LogFormat | None = None
+    store: SecretStr | None = None
+    store_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
+    store_prefix: Annotated[str, Field(min_length=1)] = STORE_PREFIX
+    store_breaker_failures: PositiveInt = 5
+    store_breaker_seconds: Annotated[float, Field(gt=0, le=3600)] = 1.0
+
+    @field_validator("store")
+    @classmethod
+    def _store_has_an_address(cls, store: SecretStr | None) -> SecretStr | None:
+        if store is not None:
+            require_address(store.get_secret_value())
+        return store
 
     @model_validator(mode="after")
     def _keys_or_none(self) -> Settings:

@@ -52,7 +52,7 @@ def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: 
         rest = summary(ranked, served, asked.options, http.state.request_id)
         body = write(ranked, rest, form, columns=asked.options.layout == "columns")
         stages.end("write")
-        if lineup.shadow is not None:
+        if lineup.shadow is not None and lineup.shadow is not served:
             shadows.offer(Answered(lineup.shadow, asked, ranked, served.version))
         return Response(body, media_type=form)
 
@@ -143,7 +143,7 @@ def summary(ranked: Ranked, served: Served, options: RankOptions, request_id: st
         "request_id": options.request_id or request_id,
         "model": served.name,
         "version": served.version,
-        "degraded": False,
+        "degraded": ranked.degraded,
     }
     if options.explain:
         document["explain"] = {

@@ -21,6 +21,7 @@ from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
 from service.engine.request import Given, Request
 from service.engine.values import Values
 from service.problems import FieldError, Problem
+from service.store.base import NOTHING, Stored
 
 Readable = Mapping[Owner, Mapping[str, GivenFeature]]
 """Owner → column → the feature that says what its values are."""
@@ -79,8 +80,13 @@ class Asked:
         return cls(request, Candidates.of(request.items, readable))
 
 
-def checked(asked: Asked, readable: Readable) -> Request:
+def checked(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> Request:
     """What the request says, checked: known columns, values of their types, distinct candidates.
+
+    Args:
+        asked: the request.
+        readable: its columns.
+        stored: what a store has for it.
 
     Raises:
         Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
@@ -93,11 +99,12 @@ def checked(asked: Asked, readable: Readable) -> Request:
             raise invalid(f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each")
     user = {name: [value] for name, value in request.user.features.items()}
     context = {name: [value] for name, value in request.context.items()}
-    owners: dict[Owner, Given] = {"user": Given([request.user.id], user), "context": Given(None, context)}
+    of_user, of_items = stored.columns.get("user", {}), stored.columns.get("item", {})
+    owners: dict[Owner, Given] = {"user": Given([request.user.id], user, of_user), "context": Given(None, context)}
     if isinstance(ids, pa.Array):
         _checked("user", user, readable["user"])
         _checked("context", context, readable["context"])
-        return Request({**owners, "item": Given(ids, _canonical(features, readable["item"]))}, [len(ids)])
+        return Request({**owners, "item": Given(ids, _canonical(features, readable["item"]), of_items)}, [len(ids)])
     kinds = frozenset(map(type, ids))
     form = (
         type(request.user.id),
@@ -105,8 +112,9 @@ def checked(asked: Asked, readable: Readable) -> Request:
         _checked("user", user, readable["user"]),
         _checked("context", context, readable["context"]),
         _checked("item", features, readable["item"]),
+        stored.form,
     )
-    return Request({**owners, "item": Given(ids, features)}, [len(ids)], form if len(kinds) <= 1 else None)
+    return Request({**owners, "item": Given(ids, features, of_items)}, [len(ids)], form if len(kinds) <= 1 else None)
 
 
 def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:

@@ -16,6 +16,8 @@ from service.engine.scoring import Key, Scored, Work, score
 from service.metrics import Metrics
 from service.problems import Problem
 from service.stages import Stages
+from service.store.base import NOTHING
+from service.store.lookup import Lookup
 from service.versions.served import Served
 
 
@@ -25,6 +27,7 @@ class Engine:
     Args:
         max_batch_rows: candidates that are scored at a time.
         metrics: where they are counted.
+        lookup: into a store for what requests leave out, if there is one.
         default_deadline_ms: of requests that name none; None: they wait for as long as it takes.
         max_deadline_ms: the latest deadline, also of those; None: any.
     """
@@ -33,10 +36,11 @@ class Engine:
         self,
         max_batch_rows: int,
         metrics: Metrics,
+        lookup: Lookup | None = None,
         default_deadline_ms: float | None = None,
         max_deadline_ms: float | None = None,
     ) -> None:
-        self._metrics = metrics
+        self._metrics, self._lookup = metrics, lookup
         self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
         self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
@@ -68,9 +72,14 @@ class Engine:
 
     async def _rank(self, served: Served, asked: Asked, stages: Stages, counted: bool) -> Ranked:
         deadline_ms = min(asked.options.deadline_ms or self._default_ms, self._most_ms)
-        if stages.arrived + deadline_ms / 1000 < time.monotonic():
-            raise _late(deadline_ms, stages)
-        prepared = prepare(served.ranker, served.encoder, asked)
+        _require_time(deadline_ms, stages)
+        stored = NOTHING
+        if self._lookup is not None:
+            stages.end("parse")
+            stored = await self._lookup(served, asked)
+            stages.end("store")
+            _require_time(deadline_ms, stages)
+        prepared = prepare(served.ranker, served.encoder, asked, stored)
         stages.end("parse")
         try:
             return await self._ranked(served, prepared, deadline_ms, stages, counted)
@@ -107,6 +116,11 @@ class Engine:
             scores = np.concatenate([each.scores for each in right])
             self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
         return found
+
+
+def _require_time(deadline_ms: float, stages: Stages) -> None:
+    if stages.arrived + deadline_ms / 1000 < time.monotonic():
+        raise _late(deadline_ms, stages)
 
 
 def _late(deadline_ms: float, stages: Stages) -> Problem:

@@ -96,20 +96,21 @@ def write_for_ever(folder: Path, by: int, last: Any) -> None:
 def test_killed_processes_leave_whole_lines_and_all_that_they_had_said_was_written(tmp_path: Path) -> None:
     folder = tmp_path / "feedback"
     forking = multiprocessing.get_context("fork")
-    said = [forking.Value("q", -1) for _ in range(4)]
+    said = [forking.RawValue("q", -1) for _ in range(4)]  # whose lock no killed process holds
     processes = [forking.Process(target=write_for_ever, args=(folder, by, last)) for by, last in enumerate(said)]
     for process in processes:
         process.start()
-    while min(last.value for last in said) < 100:
-        assert all(process.is_alive() for process in processes)
-        time.sleep(0.01)
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
+    try:
+        while min(last.value for last in said) < 100:
+            assert all(process.is_alive() for process in processes)
+            time.sleep(0.01)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
     LineFiles(folder, LARGE, LONG)
     lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_bytes().splitlines()]
-    assert names(folder) == ["jsonl"] * len(names(folder))
+    assert not any(part.stat().st_size for part in folder.glob("*.part"))  # one may have been made, and no more
     for by, last in enumerate(said):
         numbers = [line["number"] for line in lines if line["by"] == by]
         assert len(numbers) == 3 * len(set(numbers))  # of a write all lines or none
