@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo serve test test-fast lint audit bench bench-train clean
+.PHONY: demo serve test test-fast soak lint audit bench bench-train clean
 
 # A process a core, which takes tests from another when it has none left; what is expensive is prepared once for all.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -22,6 +22,10 @@ test: .venv/dev
 
 test-fast: .venv/dev
 	$(BIN)/pytest $(PARALLEL) -m "not slow"
+
+# Ten minutes of mixed traffic, after which memory and open files are what they were.
+soak: .venv/dev
+	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s tests/service/test_soak.py
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .
