@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+from datetime import date
 from pathlib import Path
 from typing import Any
+
+from ranking.shared_store import PREFIX, require_address
 
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
@@ -139,6 +143,35 @@ def parser() -> argparse.ArgumentParser:
     )
     shadows.add_argument("--no-shadow", action="store_true", help="nothing is scored twice")
 
+    daily = command(
+        "daily", "go on training with a new day, and publish the model unless it is worse than the served one"
+    )
+    daily.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    daily.add_argument(
+        "--repository", type=Path, required=True, metavar="REPOSITORY", help="folder of published models"
+    )
+    daily.add_argument("--runs", type=Path, required=True, metavar="DIR", help="folder of a run a day")
+    daily.add_argument(
+        "--day", type=day, metavar="DATE", help="newest of the log; judges the model (default: yesterday, UTC)"
+    )
+    daily.add_argument(
+        "--margin",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="refuse a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
+    )
+    daily.add_argument("--fresh", action="store_true", help="train from the start, as after a change of features")
+    daily.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="override a setting; may be repeated",
+    )
+    daily.add_argument("--json", action="store_true", help=JSON)
+
     score = command("score", "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
     score.add_argument(
@@ -146,6 +179,30 @@ def parser() -> argparse.ArgumentParser:
     )
     score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
+
+    for owner in ("item", "user"):
+        side = commands.add_parser(f"{owner}s", help=f"features of {owner}s in a store that services share")
+        load = command("load", f"load {owner}s into it", side.add_subparsers(required=True, metavar="COMMAND"))
+        load.set_defaults(owner=owner)
+        load.add_argument(
+            "rows",
+            type=log_place,
+            metavar=f"{owner.upper()}S",
+            help=f"Parquet file or folder, one row for each {owner}",
+        )
+        load.add_argument("--bundle", type=Path, required=True, help=f"whose features these are: {BUNDLE}")
+        load.add_argument(
+            "--to",
+            type=store,
+            metavar="URL",
+            default=os.environ.get("RANKER_STORE"),
+            help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
+        )
+        load.add_argument("--model", help="name under which the bundle is served (default: the bundle's)")
+        load.add_argument(
+            "--prefix", default=PREFIX, help=f"of the keys, the service's store_prefix (default: {PREFIX})"
+        )
+        load.add_argument("--ttl", type=positive, metavar="SECONDS", help="after which values go (default: they stay)")
 
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
@@ -273,11 +330,27 @@ def share(text: str) -> float:
     return number
 
 
+def day(text: str) -> date:
+    """A date."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2026-01-11") from None
+
+
 def log_place(text: str) -> Path | str:
     """A path or a URI."""
     from pipelines.logs.places import place
 
     return place(text)
+
+
+def store(text: str) -> str:
+    """Address of a store."""
+    try:
+        return require_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def port(text: str) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-Stage = Literal["parse", "queue", "look-up", "forward", "write"]
+Stage = Literal["parse", "store", "look-up", "queue", "forward", "write"]
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 

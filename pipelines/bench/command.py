@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench import plots, report
+from pipelines.bench import capacity, plots, report
 from pipelines.bench.bench import FULL, QUICK, bench
 from pipelines.bench.tables import replace_part
 from ranking.errors import OutputError, UsageError
@@ -47,11 +47,13 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _document(docs: Path, results: dict[str, Any], tables: str) -> None:
-    """Tables, and a picture of them if there is something to draw."""
+    """Tables, a picture of them if there is something to draw, and what a load takes."""
     if "open" in results:
         (docs / "results" / f"{PART}.svg").write_text(plots.latency(results["open"]["measured"]))
         tables += f"\n![latency against load](results/{PART}.svg)\n"
     replace_part(docs / "benchmarks.md", PART, tables)
+    if results.keys() & {"http", "engines"}:
+        replace_part(docs / "scaling.md", capacity.PART, capacity.text(results))
 
 
 def _files(arguments: argparse.Namespace) -> list[Path]:

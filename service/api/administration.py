@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from ranking import repository
+from ranking import bundle, repository
 from ranking.errors import RankerError
 from ranking.release import Release
 from service.api.document import documented, documented_body
@@ -41,7 +41,7 @@ def repository_routes(settings: Settings, models: Models, reconciler: Reconciler
     @router.post("/index", responses=documented(400, 409, 422), openapi_extra=documented_body(IndexRequest))
     async def list_versions(http: Request) -> list[Entry]:
         """Every version of every model, and how it stands with it in the process that answers."""
-        asked = message(await http.body() or b"{}", IndexRequest, "body")
+        asked = message(await http.body() or b"{}", IndexRequest, "body", settings)
 
         def listed() -> list[Entry]:
             with told():
@@ -69,11 +69,14 @@ def repository_routes(settings: Settings, models: Models, reconciler: Reconciler
     )
     async def put_release(http: Request, model: str) -> list[Entry]:
         """Says what is to be served of the model; answers once this process does. Others do at their next look."""
-        wanted = message(await http.body(), Release, "body")
+        wanted = message(await http.body(), Release, "body", settings)
 
         def put() -> list[Entry]:
             with told(model):
                 with repository.changing(path, model):
+                    for version in wanted.versions:
+                        if (folder := repository.folder(path, model, version)).is_dir():
+                            bundle.verify_files(folder)  # else a service that starts next finds nothing to serve
                     repository.put_release(path, model, wanted)
                 reconciler.look_again(model)
                 return list(entries(path, model, models, reconciler))

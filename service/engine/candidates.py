@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from reprlib import repr  # noqa: A004 — lists in lists without end would break Python's
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
 from service.engine.request import Given, Request
 from service.engine.values import Values
 from service.problems import FieldError, Problem
+from service.store.base import NOTHING, Stored
 
 Readable = Mapping[Owner, Mapping[str, GivenFeature]]
 """Owner → column → the feature that says what its values are."""
@@ -41,12 +43,18 @@ class Candidates:
         return len(self.ids)
 
     @classmethod
-    def of(cls, items: list[Item] | ItemColumns) -> Candidates:
-        """Those of a JSON request."""
+    def of(cls, items: list[Item] | ItemColumns, readable: Mapping[str, GivenFeature]) -> Candidates:
+        """Those of a JSON request.
+
+        Raises:
+            Problem: 422 for an unknown feature: columns of thousands of them would be made only to be refused.
+        """
         if isinstance(items, ItemColumns):
             return cls(items.id, items.features)
         features = [item.features for item in items]
         names = dict.fromkeys(chain.from_iterable(features))
+        for name in names:
+            require_known("item", name, readable)
         return cls([item.id for item in items], {name: [each.get(name) for each in features] for name in names})
 
 
@@ -63,13 +71,22 @@ class Asked:
     candidates: Candidates
 
     @classmethod
-    def of(cls, request: RankRequest) -> Asked:
-        """A JSON request."""
-        return cls(request, Candidates.of(request.items))
+    def of(cls, request: RankRequest, readable: Mapping[str, GivenFeature]) -> Asked:
+        """A JSON request; items have ``readable`` columns.
+
+        Raises:
+            Problem: 422 for an unknown feature of an item.
+        """
+        return cls(request, Candidates.of(request.items, readable))
 
 
-def checked(asked: Asked, readable: Readable) -> Request:
+def checked(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> Request:
     """What the request says, checked: known columns, values of their types, distinct candidates.
+
+    Args:
+        asked: the request.
+        readable: its columns.
+        stored: what a store has for it.
 
     Raises:
         Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
@@ -82,11 +99,12 @@ def checked(asked: Asked, readable: Readable) -> Request:
             raise invalid(f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each")
     user = {name: [value] for name, value in request.user.features.items()}
     context = {name: [value] for name, value in request.context.items()}
-    owners: dict[Owner, Given] = {"user": Given([request.user.id], user), "context": Given(None, context)}
+    of_user, of_items = stored.columns.get("user", {}), stored.columns.get("item", {})
+    owners: dict[Owner, Given] = {"user": Given([request.user.id], user, of_user), "context": Given(None, context)}
     if isinstance(ids, pa.Array):
         _checked("user", user, readable["user"])
         _checked("context", context, readable["context"])
-        return Request({**owners, "item": Given(ids, _canonical(features, readable["item"]))}, [len(ids)])
+        return Request({**owners, "item": Given(ids, _canonical(features, readable["item"]), of_items)}, [len(ids)])
     kinds = frozenset(map(type, ids))
     form = (
         type(request.user.id),
@@ -94,8 +112,9 @@ def checked(asked: Asked, readable: Readable) -> Request:
         _checked("user", user, readable["user"]),
         _checked("context", context, readable["context"]),
         _checked("item", features, readable["item"]),
+        stored.form,
     )
-    return Request({**owners, "item": Given(ids, features)}, [len(ids)], form if len(kinds) <= 1 else None)
+    return Request({**owners, "item": Given(ids, features, of_items)}, [len(ids)], form if len(kinds) <= 1 else None)
 
 
 def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:
@@ -194,7 +213,8 @@ def _is_number(value: Any) -> bool:
 def _refuse(values: Sequence[Any], feature: GivenFeature, allowed: Callable[[Any], bool]) -> NoReturn:
     row = next(row for row, value in enumerate(values) if not allowed(value))
     raise invalid(
-        f"{_place(feature.owner, row)}.{feature.column}", f"must be {ALLOWED[feature.kind]}, not {values[row]!r:.80}"
+        f"{_place(feature.owner, row)}.{feature.column}",
+        f"must be {ALLOWED[feature.kind]}, not {repr(values[row]):.80}",
     )
 
 

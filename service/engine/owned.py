@@ -1,4 +1,4 @@
-"""The features of one owner: looked up by id, then what a request gives in their place."""
+"""The features of one owner: looked up by id, then what a store and a request give in their place."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ class Owned:
         if self._key_is_read and given.ids is not None and (known is None or not known.all()):
             ids = given.ids if isinstance(given.ids, pa.Array) else id_array(given.ids).to_pylist()
             self._put({str(self._key): ids}, rows, known)
+        if given.stored:
+            self._put(given.stored, rows)
         if given.columns:
             self._put(given.columns, rows)
         return rows

@@ -16,6 +16,7 @@ from service.engine.candidates import Asked, checked, explained, invalid
 from service.engine.encoding import RequestEncoder
 from service.engine.missing import Missing
 from service.engine.request import Request
+from service.store.base import NOTHING, Stored
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Prepared:
         weights: of the tasks in the objective [tasks] float64.
         top_n: so many of the best are asked for; None: all.
         experts: task → {expert: weight} that the scores will be made of, if the request asks for explanations.
+        degraded: see ``Stored``.
     """
 
     ids: list[int | str] | pa.Array
@@ -37,6 +39,7 @@ class Prepared:
     weights: npt.NDArray[np.float64]
     top_n: int | None
     experts: dict[str, dict[int, float]]
+    degraded: bool
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Ranked:
         missing: features that they lacked.
         tasks: names of the columns of ``scores``.
         experts: task → {expert: weight} that the scores are made of, if the request asks for explanations.
+        degraded: see ``Stored``.
     """
 
     ids: list[int | str] | pa.Array
@@ -58,6 +62,7 @@ class Ranked:
     missing: Missing
     tasks: list[str]
     experts: dict[str, dict[int, float]]
+    degraded: bool
 
     @property
     def experts_run(self) -> list[int]:
@@ -65,13 +70,14 @@ class Ranked:
         return sorted({expert for chosen in self.experts.values() for expert in chosen}) if len(self.ids) else []
 
 
-def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prepared:
+def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked, stored: Stored = NOTHING) -> Prepared:
     """Checks a request.
 
     Args:
         ranker: that will score it.
         encoder: of the ranker's requests.
         asked: the request.
+        stored: what a store has for it.
 
     Raises:
         Problem: 422, naming the field that is wrong.
@@ -81,12 +87,12 @@ def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked) -> Prep
     try:
         tasks = ranker.tasks(options.tasks)
         weights = objective_weights(ranker, tasks, options.objective)
-        request = checked(asked, encoder.readable)
+        request = checked(asked, encoder.readable, stored)
         if options.explain:
             experts = ranker.graph.explain(encoder.sides.join(encoder(request)), [task.name for task in tasks])
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
-    return Prepared(asked.candidates.ids, request, tasks, weights, options.top_n, experts)
+    return Prepared(asked.candidates.ids, request, tasks, weights, options.top_n, experts, stored.degraded)
 
 
 def order(prepared: Prepared, scores: npt.NDArray[np.float32], missing: Missing) -> Ranked:
@@ -107,6 +113,7 @@ def order(prepared: Prepared, scores: npt.NDArray[np.float32], missing: Missing)
         missing.take(best),
         [task.name for task in prepared.tasks],
         prepared.experts,
+        prepared.degraded,
     )
 
 

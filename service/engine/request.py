@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -22,15 +22,20 @@ class Given:
     Attributes:
         ids: one a row; None for contexts, which have none.
         columns: column → values; types are those of the column's features.
+        stored: the same from a store; what ``columns`` leave out is taken from there before the bundle's table.
     """
 
     ids: Sequence[int | str | None] | pa.Array | None
     columns: Mapping[str, Values]
+    stored: Mapping[str, Values] = field(default_factory=dict)
 
     def slice(self, start: int, stop: int) -> Given:
         """The rows from ``start`` to ``stop``."""
         ids = None if self.ids is None else self.ids[start:stop]
-        return Given(ids, {name: values[start:stop] for name, values in self.columns.items()})
+        columns, stored = (
+            {name: values[start:stop] for name, values in some.items()} for some in (self.columns, self.stored)
+        )
+        return Given(ids, columns, stored)
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Request:
     Attributes:
         owners: owner → what is said of it; a row of users and of contexts is a request, one of items a candidate.
         counts: candidates of each request [requests].
-        form: which columns are given and of which types; requests of one form can be joined. None: with no other.
+        form: which columns are given or stored and of which types; requests of one form can be joined, None with none.
     """
 
     owners: Mapping[Owner, Given]
@@ -69,7 +74,9 @@ class Request:
         for owner, first in requests[0].owners.items():
             each = [request.owners[owner] for request in requests]
             columns = {name: _joined(given.columns[name] for given in each) for name in first.columns}
-            owners[owner] = Given(None if first.ids is None else _joined(given.ids or [] for given in each), columns)
+            stored = {name: _joined(given.stored[name] for given in each) for name in first.stored}
+            ids = None if first.ids is None else _joined(given.ids or [] for given in each)
+            owners[owner] = Given(ids, columns, stored)
         return Request(owners, [count for request in requests for count in request.counts], requests[0].form)
 
 

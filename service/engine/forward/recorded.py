@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+SMALLEST = 16
+"""Rows of the smallest bucket; the next are twice as large each."""
 WARM_UPS = 3
 """Runs before a graph is recorded, in which libraries choose their kernels and take their memory."""
+
+
+def bucket(count: int) -> int:
+    """Rows of the bucket that holds so many."""
+    return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
 
 
 class Recorded:

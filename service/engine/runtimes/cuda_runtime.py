@@ -14,13 +14,11 @@ from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from service.engine.forward.embedding import Embedding
-from service.engine.forward.recorded import Recorded
+from service.engine.forward.recorded import Recorded, bucket
 from service.engine.forward.stacked import Stacked
 from service.engine.runtimes.base import Precision, Scores
 from service.engine.runtimes.recent import Recent
 
-SMALLEST = 16
-"""Rows of the smallest bucket; the next are twice as large each."""
 RECORDED = 128
 """Recorded graphs that are kept."""
 
@@ -135,15 +133,10 @@ def _size(halves: Halves, tasks: Sequence[str]) -> Size:
     requests = len(halves.shared)
     return Size(
         tuple(tasks),
-        _rows(len(halves)),
-        1 if requests == 1 else _rows(requests),
-        tuple(_rows(len(bag.values)) for bag in bags),
+        bucket(len(halves)),
+        1 if requests == 1 else bucket(requests),
+        tuple(bucket(len(bag.values)) for bag in bags),
     )
-
-
-def _rows(count: int) -> int:
-    """The power of two from ``SMALLEST`` on that holds so many."""
-    return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
 
 
 def _zeros(rows: int, ids: int, values: Sequence[int], dense: int) -> Inputs:

@@ -83,11 +83,11 @@ def test_unconverged_trials_are_disregarded_and_the_best_configuration_trains(sh
 
 
 @pytest.mark.slow
-def test_workers_and_commands_share_a_study_and_a_later_command_goes_on(
+def test_commands_share_a_study_and_a_later_one_goes_on(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = config_file(shop), tmp_path / "study"
-    beside = begun(file, folder, "--trials", "5", "--workers", "2", "--json")
+    beside = begun(file, folder, "--trials", "5", "--json")
     assert main(["tune", str(file), "--study", str(folder), "--trials", "5"]) == 0
     out, err = beside.communicate(timeout=300)
     assert beside.returncode == 0, err

@@ -46,7 +46,8 @@ class TestIndex:
 
     def test_says_what_is_refused_and_why_but_not_where_it_lies(self, client: TestClient, repo: Path) -> None:
         (repo / "feed" / "2" / "SHA256SUMS").write_text("")
-        client.put(f"{URL}/models/feed/release", json={"version": 2})
+        (repo / "feed" / "current.json").write_text('{"version": 2}')
+        assert client.post(f"{URL}/models/feed/load").status_code == 409
         entries = client.post(f"{URL}/index").json()
         assert entries[1]["state"] == "UNAVAILABLE"
         assert entries[1]["reason"].startswith("feed/2/")
@@ -108,7 +109,7 @@ class TestRelease:
             ('{"version": 2, "shadow": 2}', 422, "body: version 2 cannot be both the current one and the shadow"),
             ('{"version": 2, "canary": {"version": 1, "weight": 2}}', 422, "canary.weight: Input should be less than"),
             ("{", 400, "not valid JSON"),
-            ("", 422, "body: Input should be a valid dictionary"),
+            ("", 422, "body: must be an object"),
         ],
     )
     def test_that_is_wrong_changes_nothing(
@@ -119,6 +120,14 @@ class TestRelease:
         assert said in response.json()["detail"]
         assert repository.release(repo, "feed") == Release(version=1)
         assert states(client)["1"] == ("READY", ["current"])
+
+    def test_of_a_version_that_was_altered_is_refused_before_it_is_written(
+        self, client: TestClient, repo: Path
+    ) -> None:
+        (repo / "feed" / "2" / "manifest.json").write_text("{}")
+        response = client.put(f"{URL}/models/feed/release", json={"version": 2})
+        assert (response.status_code, "feed/2/manifest.json was altered" in response.json()["detail"]) == (409, True)
+        assert repository.release(repo, "feed") == Release(version=1)
 
     def test_of_an_unknown_model(self, client: TestClient) -> None:
         assert client.put(f"{URL}/models/nope/release", json={"version": 1}).status_code == 404

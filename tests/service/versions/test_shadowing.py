@@ -160,6 +160,9 @@ def test_answers_are_those_of_the_version_that_they_name(repo: Path, request_bod
         client.post("/v1/models/feed/versions/1/rank", json=request_body)  # asked for by name: no comparison
         for _ in range(3):
             assert client.post("/v1/rank", json=request_body).content == expected
+        both = {"version": 1, "shadow": 2, "canary": {"version": 2, "weight": 1.0}}
+        client.put("/v2/repository/models/feed/release", json=both)
+        assert client.post("/v1/rank", json=request_body).json()["version"] == "2"  # it would compare itself
         give_up = time.monotonic() + SECONDS
         while sum(outcomes(client).values()) < 3:
             assert time.monotonic() < give_up

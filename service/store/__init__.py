@@ -1,0 +1,1 @@
+"""Features by id from a store that several programs share and refresh, beside the tables of the bundles."""
