@@ -199,6 +199,7 @@ def test_a_gpu_is_asked_for_where_there_is_to_be_one() -> None:
         assert container("gpu")["resources"][bound]["nvidia.com/gpu"] == 1
         assert "nvidia.com/gpu" not in container("as it is")["resources"][bound]
     assert environment("gpu")["RANKER_BACKEND"] == "cuda"
+    assert container("gpu")["image"] == "dselect-ranker:gpu"
     job = one("PyTorchJob")["spec"]
     for role in job["pytorchReplicaSpecs"]:
         assert str(container(pod=role)["resources"]["limits"]["nvidia.com/gpu"]) == job["nprocPerNode"]
