@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo serve test test-fast lint audit bench bench-train clean
+.PHONY: demo serve test test-fast soak lint audit bench bench-train clean
 
 # A process a core, which takes tests from another when it has none left; what is expensive is prepared once for all.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -23,6 +23,10 @@ test: .venv/dev
 test-fast: .venv/dev
 	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
+# Ten minutes of mixed traffic, after which memory and open files are what they were.
+soak: .venv/dev
+	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s tests/service/test_soak.py
+
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -32,7 +36,7 @@ lint: .venv/dev
 # Known vulnerabilities of what is locked. AUDIT=--if-possible: no failure where advisories cannot be reached.
 audit: .venv/audit
 	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
-	  --requirement requirements/dev.lock --requirement requirements/cuda.lock | $(BIN)/python .ci/audit.py $(AUDIT)
+	  --requirement requirements/dev.lock --requirement requirements/cuda-train.lock | $(BIN)/python .ci/audit.py $(AUDIT)
 
 # BENCH="--only rival", "--quick" …
 bench: .venv/bench

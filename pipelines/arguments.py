@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,35 @@ def parser() -> argparse.ArgumentParser:
         "--shadow", type=positive, metavar="N", help="version N scores what others answer; differences are metrics"
     )
     shadows.add_argument("--no-shadow", action="store_true", help="nothing is scored twice")
+
+    daily = command(
+        "daily", "go on training with a new day, and publish the model unless it is worse than the served one"
+    )
+    daily.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    daily.add_argument(
+        "--repository", type=Path, required=True, metavar="REPOSITORY", help="folder of published models"
+    )
+    daily.add_argument("--runs", type=Path, required=True, metavar="DIR", help="folder of a run a day")
+    daily.add_argument(
+        "--day", type=day, metavar="DATE", help="newest of the log; judges the model (default: yesterday, UTC)"
+    )
+    daily.add_argument(
+        "--margin",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="refuse a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
+    )
+    daily.add_argument("--fresh", action="store_true", help="train from the start, as after a change of features")
+    daily.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="override a setting; may be repeated",
+    )
+    daily.add_argument("--json", action="store_true", help=JSON)
 
     score = command("score", "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
@@ -298,6 +328,14 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
     return number
+
+
+def day(text: str) -> date:
+    """A date."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2026-01-11") from None
 
 
 def log_place(text: str) -> Path | str:

@@ -12,8 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipelines.arguments import parser
-from ranking.errors import RankerError, UsageError
+from ranking.errors import RankerError, RefusedError, UsageError
 
+STATUS: dict[type[RankerError], int] = {UsageError: 2, RefusedError: 3}
+"""With which the command line exits after an error; after all others with 1."""
 TRAINING_EXTRAS = ("onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna")
 
 Command = Callable[[argparse.Namespace], None]
@@ -23,8 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly, 141 if who reads its
-        output had enough of it, as of any tool that SIGPIPE ends.
+        0 if it did what was asked, 1 if it failed, 2 (through argparse) if it was used wrongly, 3 if it refused a model
+        that is worse than the served one, 141 if who reads its output had enough of it, as of any tool that SIGPIPE
+        ends.
     """
     arguments = parser().parse_args(argv)
     arguments.given = ["ranker", *(sys.argv[1:] if argv is None else argv)]
@@ -36,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except RankerError as error:
         print(f"ranker: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return next((status for kind, status in STATUS.items() if isinstance(error, kind)), 1)
     except ModuleNotFoundError as error:
         if error.name not in TRAINING_EXTRAS:
             raise
-        how = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda.lock"
+        how = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda-train.lock"
         print(f"ranker: this command needs {error.name}, which serving does without: {how}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -172,6 +175,25 @@ def run_publish(arguments: argparse.Namespace) -> None:
     print(arguments.repository / name / str(version))
 
 
+def run_daily(arguments: argparse.Namespace) -> None:
+    """``ranker daily``."""
+    from pipelines import config
+    from pipelines.daily import daily
+
+    loaded = config.load(arguments.config, arguments.overrides)
+    day = arguments.day or datetime.now(UTC).date() - timedelta(days=1)
+    done = daily(
+        loaded,
+        arguments.runs,
+        arguments.repository,
+        day,
+        margin=arguments.margin,
+        fresh=arguments.fresh,
+        command=arguments.given,
+    )
+    print(as_json(done) if arguments.json else arguments.repository / done["model"] / str(done["version"]))
+
+
 def run_release(arguments: argparse.Namespace) -> None:
     """``ranker release``."""
     from pipelines.releasing import change
@@ -281,6 +303,7 @@ COMMANDS: dict[str, Command] = {
     "report": run_report,
     "freeze": run_freeze,
     "publish": run_publish,
+    "daily": run_daily,
     "release": run_release,
     "score": run_score,
     "load": run_load,

@@ -31,6 +31,10 @@ class NotConvergedError(RankerError):
     """A gate whose codes are not all binary, so that it has not chosen its experts yet."""
 
 
+class RefusedError(RankerError):
+    """A model that is worse than the one it would replace; the command line exits with 3."""
+
+
 class InvalidInputError(RankerError):
     """A table of candidates or rows that does not obey the schema.
 

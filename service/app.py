@@ -11,12 +11,16 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
 from service import problems, tracing
+from service.admitting import Admitting
 from service.api.administration import repository_routes
 from service.api.document import describe
 from service.api.feedback import feedback_routes
 from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
+from service.engine.admission import Admission
 from service.engine.engine import Engine
+from service.entrance import Entrance
 from service.feedback.writer import FeedbackWriter
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.middleware import Envelope
 from service.observer import Observer
@@ -64,14 +68,17 @@ def create_app(
     if give_up is None:
         reconciler.first()
     lookup = open_lookup(settings, metrics)
-    engine = Engine(settings.max_batch_rows, metrics, lookup)
+    deadlines = settings.default_deadline_ms, settings.max_deadline_ms
+    engine = Engine(settings.max_batch_rows, metrics, lookup, *deadlines)
+    admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
+    entrance = Entrance(settings, admission, lifecycle, metrics)
     shadows = Shadows(engine, metrics)
     watcher = Watcher(reconciler, settings.poll_seconds, give_up)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         watcher.start()
-        yield
+        yield {"entrance": entrance}
         watcher.stop()
         await shadows.close()
         engine.close()
@@ -84,16 +91,18 @@ def create_app(
 
     def app(*routers: APIRouter) -> FastAPI:
         made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **UNUSED)
+        made.add_middleware(Admitting, admission=admission)
         if keyring is not None:
             made.add_middleware(Guard, keyring=keyring)
         made.add_middleware(
             Envelope,
             observer=observer,
             max_body_bytes=settings.max_body_bytes,
+            read_seconds=settings.read_seconds,
             server_timing=settings.server_timing,
         )
         problems.install(made)
-        for router in (*routers, health_routes(models)):
+        for router in (*routers, health_routes(models, lifecycle)):
             made.router.routes.extend(router.routes)  # an included router would match each request twice
         describe(made, guarded=keyring is not None)
         return made

@@ -6,10 +6,10 @@ import logging
 import random
 import re
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import logs, problems
+from service.incoming import Incoming
 from service.observer import Observer
 from service.stages import Stages
 
@@ -27,11 +27,15 @@ class Envelope:
         app: what it wraps.
         observer: told of ranking requests.
         max_body_bytes: larger bodies are refused with 413, at the first byte too many.
+        read_seconds: bodies that take longer are refused with 408.
         server_timing: whether answers name the stages of a ranking request and their times.
     """
 
-    def __init__(self, app: ASGIApp, observer: Observer, max_body_bytes: int, *, server_timing: bool = False) -> None:
-        self._app, self._observer, self._max_body_bytes = app, observer, max_body_bytes
+    def __init__(
+        self, app: ASGIApp, observer: Observer, max_body_bytes: int, read_seconds: float, *, server_timing: bool = False
+    ) -> None:
+        self._app, self._observer = app, observer
+        self._max_body_bytes, self._read_seconds = max_body_bytes, read_seconds
         self._server_timing = server_timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,16 +49,8 @@ class Envelope:
         stages, name = Stages(), request_id.decode()
         logs.request_id.set(name)
         scope.setdefault("state", {}).update(request_id=name, stages=stages)
-        received = 0
+        incoming = Incoming(receive, self._max_body_bytes, self._read_seconds)
         status = 0
-
-        async def limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_body_bytes:
-                raise HTTPException(413, f"the body is larger than {self._max_body_bytes} bytes; send fewer candidates")
-            return message
 
         async def echoing(message: Message) -> None:
             nonlocal status
@@ -71,7 +67,7 @@ class Envelope:
 
         async def answer() -> None:
             try:
-                await self._app(scope, limited, echoing)
+                await self._app(scope, incoming, echoing)
             except Exception as error:
                 if status:  # the answer has begun: all that is left is to close the connection
                     raise

@@ -12,6 +12,12 @@ from starlette.requests import ClientDisconnect
 
 CLIENT_CLOSED_REQUEST = 499
 """What proxies log when a client went away; nobody receives it, the metrics count it."""
+RETRY_AFTER = {"Retry-After": "1"}
+"""In whole seconds; a queue is worked off within the first."""
+
+
+MOST_ERRORS, MOST_NAMED = 20_000, 100
+"""Faults of a request that are looked at; fields that are named."""
 
 
 PLAINLY = {
@@ -90,11 +96,14 @@ def failed() -> Problem:
 
 
 def invalid_request(error: ValidationError) -> Problem:
-    """422 naming the fields of a request that are wrong."""
+    """422 naming the fields of a request that are wrong, the first of them if they are many."""
+    if error.error_count() > MOST_ERRORS:  # listing them would take seconds
+        reason = f"has {error.error_count()} faults"
+        return Problem(422, f"body: {reason}", [FieldError(field="body", reason=reason)])
     reasons: dict[str, list[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
         reasons.setdefault(_path(e), []).append(_reason(e))
-    fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()]
+    fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()][:MOST_NAMED]
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
 
 
@@ -106,6 +115,21 @@ def malformed(field: str, reason: str) -> Problem:
 def too_many(candidates: int, most: int) -> Problem:
     """413 for the number of candidates."""
     return Problem(413, f"{candidates} candidates: this service ranks at most {most} at a time")
+
+
+def too_large(most: int) -> Problem:
+    """413 for the bytes of a body."""
+    return Problem(413, f"the body is larger than {most} bytes; send fewer candidates")
+
+
+def queue_full() -> Problem:
+    """429 for a request that would have to wait for too many others."""
+    return Problem(429, "too many candidates are waiting to be ranked; try again later", headers=RETRY_AFTER)
+
+
+def unavailable(reason: str) -> Problem:
+    """503 for what another process, or this one soon, can do."""
+    return Problem(503, f"{reason}; try again later", headers=RETRY_AFTER)
 
 
 def _path(error: Any) -> str:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
 
 from ranking.errors import RankerError
 from service import logs
 from service.app import create_app
+from service.connection import Connection
 from service.security import exposure, key_file
+from service.server import Server
 from service.settings import Settings
-from service.shared_metrics import forget_dead, shared_metrics
+from service.shared_metrics import shared_metrics
 from service.store.opening import open_store
+from service.supervisor import Supervisor
 from service.versions.start import Start
 
 log = logging.getLogger("ranker.service")
@@ -34,6 +36,14 @@ GiveUp = Callable[[Exception], None]
 
 BACKLOG = 2048
 """Connections that may wait to be taken."""
+SWITCH_SECONDS = 0.0002
+"""That a thread waits for the interpreter while the other uses it: the event loop does so at each read and write, and
+with Python's 5 ms it could not even refuse what is too much."""
+OTHER_FILES = 1_000
+"""Open in a process beside its connections: tables of the bundles, libraries, and connections that are refused."""
+
+SILENT_SECONDS = 60
+"""A process that answers its supervisor later than this is replaced; on a busy machine, importing alone takes 10."""
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
@@ -45,6 +55,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         RankerError: the address cannot be listened on, or several processes are to share a GPU.
     """
     logs.configure(settings.log_format)
+    _raise_file_limit(settings)
     exposure.require_keys(settings, host)
     if settings.keys is not None:
         key_file.read(settings.keys)  # says now what is wrong, not when processes are started
@@ -55,11 +66,16 @@ def serve(settings: Settings, host: str, port: int) -> None:
         listeners.append(_bound(host, of_operations, "--operations-port"))
         of_operations = listeners[1].getsockname()[1]
     how: Any = {
+        "http": Connection,
+        "ws": "none",
         "log_config": None,
-        "access_log": False,
+        "access_log": False,  # metrics count requests
         "backlog": BACKLOG,
+        "timeout_worker_healthcheck": SILENT_SECONDS,
         "server_header": False,
-    }  # metrics count requests
+        "timeout_keep_alive": settings.keep_alive_seconds,
+        "timeout_graceful_shutdown": settings.grace_seconds,
+    }
     if settings.workers == 1:
         _serve_alone(settings, of_operations, listeners, how)
         return
@@ -67,23 +83,10 @@ def serve(settings: Settings, host: str, port: int) -> None:
     worker = partial(_worker, settings, of_operations, Start(settings.workers))
     config = uvicorn.Config(worker, factory=True, workers=settings.workers, **how)
     with shared_metrics() as folder:
-        supervisor = Supervisor(config, listeners, folder)
+        supervisor = Supervisor(config, listeners, settings.drain_seconds, settings.grace_seconds, folder)
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise RankerError("the service has nothing to serve; its log says why")
-
-
-class Supervisor(Multiprocess):
-    """Starts processes, replaces those that died, and takes back what those said of their present state."""
-
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], metrics: Path) -> None:
-        super().__init__(config, sockets)
-        self._metrics = metrics
-
-    def keep_subprocess_alive(self) -> None:
-        """Called twice a second."""
-        super().keep_subprocess_alive()
-        forget_dead(self._metrics, {process.pid for process in self.processes})
 
 
 def _serve_alone(
@@ -95,7 +98,7 @@ def _serve_alone(
         failures.append(error)
         server.should_exit = True
 
-    server = uvicorn.Server(uvicorn.Config(_application(settings, operations_port, give_up), **how))
+    server = Server(uvicorn.Config(_application(settings, operations_port, give_up), **how), settings.drain_seconds)
     server.run(listeners)
     if failures:
         raise failures[0]
@@ -124,6 +127,7 @@ def _application(
     """The application of one process, as ``create_app`` has it."""
     logs.configure(settings.log_format)
     torch.set_num_threads(settings.threads)
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(settings, operations_port, give_up, start)
     gc.collect()
     gc.freeze()  # what stays is not walked over at each collection, which would hold requests up; nor are models
@@ -135,6 +139,23 @@ def _require_no_gpu(settings: Settings) -> None:
         raise RankerError(
             f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
         )
+
+
+def _raise_file_limit(settings: Settings) -> None:
+    """Lets a process hold as many connections as the settings say: each is a file, and 1,024 are a common limit.
+
+    Raises:
+        RankerError: the system allows fewer.
+    """
+    needed = settings.max_connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise RankerError(
+            f"max_connections = {settings.max_connections} needs {needed} open files, but a process may have {hard}: "
+            f"raise the limit (ulimit -Hn), or lower max_connections to at most {hard - OTHER_FILES}"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _bound(host: str, port: int, option: str) -> socket.socket:

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -43,6 +44,19 @@ class Settings(BaseModel):
         max_batch_rows: candidates, of one request or many, that are scored at a time; with more each costs hardly less,
             and whoever comes next waits for longer.
         max_body_bytes: size of a request; more is refused with 413.
+        max_string_length: characters of any text in a request: ids, features, names; more is refused with 422.
+        max_queue_rows: candidates of the requests that have come and are not answered; who would be one too many is
+            refused with 429. One request is always admitted to an empty service, whatever its size.
+        max_queue_requests: how many such requests; small ones cost more than their candidates.
+        default_deadline_ms: of requests that name none.
+        max_deadline_ms: the latest deadline; a request that names a later one, or none, gets this one.
+        max_connections: open at a time in each process; more are refused with 503.
+        max_header_bytes: of a request's line and headers; more is refused with 431.
+        header_seconds: a request's headers must come within this time of the connection or their first byte, else 408.
+        read_seconds: a request's body must come within this time of its headers, else 408; and its answer be taken.
+        keep_alive_seconds: until a connection without requests is closed; longer than a load balancer keeps it.
+        drain_seconds: after SIGTERM the service goes on for so long, not ready, so that load balancers notice.
+        grace_seconds: then what was admitted is finished within this time.
         backend: what executes the models; ``auto``: a GPU if there is one, else ONNX Runtime, else PyTorch.
         precision: of a GPU's products.
         workers: processes.
@@ -74,6 +88,18 @@ class Settings(BaseModel):
     max_candidates: PositiveInt = 5_000
     max_batch_rows: PositiveInt = 500
     max_body_bytes: PositiveInt = 8 * 1024 * 1024
+    max_string_length: PositiveInt = 1_024
+    max_queue_rows: PositiveInt = 16_000
+    max_queue_requests: PositiveInt = 1_000
+    default_deadline_ms: PositiveFloat | None = None
+    max_deadline_ms: PositiveFloat | None = None
+    max_connections: PositiveInt = 3_000
+    max_header_bytes: PositiveInt = 32 * 1024
+    header_seconds: PositiveFloat = 5.0
+    read_seconds: PositiveFloat = 10.0
+    keep_alive_seconds: PositiveFloat = 75.0
+    drain_seconds: NonNegativeFloat = 0.0
+    grace_seconds: PositiveFloat = 25.0
     backend: Backend = "auto"
     precision: Precision = "float32"
     workers: PositiveInt = 1

@@ -102,8 +102,9 @@ def summary(asked: list[Asked], begin: float, end: float, *, by_due: bool) -> di
 
     Returns:
         ``per_second``: answers with status 200; ``p50``, ``p99`` (milliseconds) and ``stages`` (stage → mean
-        milliseconds) of those; ``failed``: status → count; ``bytes``: mean size of an answer's body;
-        ``requests``: how many the times are of; ``sent``: how many were asked in all.
+        milliseconds) of those; ``failed``: other status → count; ``failed_p99``: other status → milliseconds, of an
+        open loop; ``bytes``: mean size of an answer's body; ``requests``: how many the times are of; ``sent``: how many
+        were asked in all.
 
     Raises:
         ValueError: nothing was answered.
@@ -112,6 +113,10 @@ def summary(asked: list[Asked], begin: float, end: float, *, by_due: bool) -> di
     counted = [one for one in asked if begin <= one.due < end] if by_due else answered
     good = [one for one in counted if one.answer.status == OK]
     failed = Counter(one.answer.status for one in asked if one.answer.status != OK)
+    refused: dict[int, list[float]] = defaultdict(list)
+    for one in counted:
+        if one.answer.status != OK:
+            refused[one.answer.status].append(one.seconds * 1000)
     if not good:
         raise ValueError(f"no request was answered (statuses: {dict(failed)})")
     milliseconds = [one.seconds * 1000 for one in good]
@@ -125,6 +130,7 @@ def summary(asked: list[Asked], begin: float, end: float, *, by_due: bool) -> di
         "p99": percentile(milliseconds, 0.99),
         "stages": dict(stages),
         "failed": {str(status): count for status, count in failed.items()},
+        "failed_p99": {str(status): percentile(times, 0.99) for status, times in refused.items()},
         "bytes": sum(one.answer.size for one in good) / len(good),
         "requests": len(good),
         "sent": len(asked),

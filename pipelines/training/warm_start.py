@@ -49,7 +49,7 @@ class WarmStart:
             if getattr(config, section) != getattr(earlier, section):
                 raise ConfigError(
                     f"[{section}] differs from that of {self.run.path}: its weights fit no other; "
-                    "make them alike, or train without --from"
+                    "make them alike, or train from the start"
                 )
         if isinstance(config.model.gate, SingleTaskConfig):
             raise ConfigError(f"{self.run.path} holds a run for each task: go on from these one by one")

@@ -41,7 +41,7 @@ def repository_routes(settings: Settings, models: Models, reconciler: Reconciler
     @router.post("/index", responses=documented(400, 409, 422), openapi_extra=documented_body(IndexRequest))
     async def list_versions(http: Request) -> list[Entry]:
         """Every version of every model, and how it stands with it in the process that answers."""
-        asked = message(await http.body() or b"{}", IndexRequest, "body")
+        asked = message(await http.body() or b"{}", IndexRequest, "body", settings)
 
         def listed() -> list[Entry]:
             with told():
@@ -69,7 +69,7 @@ def repository_routes(settings: Settings, models: Models, reconciler: Reconciler
     )
     async def put_release(http: Request, model: str) -> list[Entry]:
         """Says what is to be served of the model; answers once this process does. Others do at their next look."""
-        wanted = message(await http.body(), Release, "body")
+        wanted = message(await http.body(), Release, "body", settings)
 
         def put() -> list[Entry]:
             with told(model):

@@ -30,7 +30,12 @@ FAULTS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, Overfl
 
 
 def read_stream(
-    body: bytes, id_column: str, readable: Mapping[str, GivenFeature], max_candidates: int, max_bytes: int
+    body: bytes,
+    id_column: str,
+    readable: Mapping[str, GivenFeature],
+    max_candidates: int,
+    max_bytes: int,
+    max_text: int,
 ) -> tuple[bytes, Candidates]:
     """The request's JSON, and its candidates.
 
@@ -40,6 +45,7 @@ def read_stream(
         readable: columns that an item may have beside it.
         max_candidates: at most so many rows.
         max_bytes: at most so much once it is decompressed and its dictionaries are decoded.
+        max_text: characters of any text.
 
     Raises:
         Problem: 400 no Arrow stream; 413 more than allowed; 422 naming the column that is wrong.
@@ -63,7 +69,12 @@ def read_stream(
         table = _decoded(buffer, schema)
     except FAULTS as error:
         raise _broken(error) from None
-    _require_size(sum(_plain_size(chunk, max_bytes) for column in table.columns for chunk in column.chunks), max_bytes)
+    chunks = [(name, chunk) for name in names for chunk in table[name].chunks]
+    _require_size(sum(_plain_size(chunk, max_bytes) for _, chunk in chunks), max_bytes)
+    for name, chunk in chunks:
+        if _longest(chunk) > max_text:
+            field = "items.id" if name == id_column else f"items.features.{name}"
+            raise invalid(field, f"holds text of more than {max_text} characters: send shorter ones")
     columns = {name: table[name].combine_chunks() for name in names}
     return metadata.get(REQUEST, b"{}"), Candidates(_ids(columns.pop(id_column)), columns)
 
@@ -137,6 +148,20 @@ def _plain_size(column: pa.Array, limit: int) -> int:
         lists = 8 * (len(column) + count)
         return lists if lists > limit else lists + _plain_size(pc.list_flatten(column), limit)
     return int(_value_sizes(column).sum()) + 8 * len(column)
+
+
+def _longest(column: pa.Array) -> int:
+    """Characters of the longest text; 0 if there is none.
+
+    Args:
+        column: validated, and not too large once it is decoded.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _longest(column.dictionary)
+    if _is_list(kind):
+        return _longest(pc.list_flatten(column))
+    return pc.max(pc.utf8_length(column.cast(pa.large_string()))).as_py() or 0 if _is_text(kind) else 0
 
 
 def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:

@@ -58,10 +58,18 @@ def _ref(model: type) -> dict[str, str]:
     return {"$ref": REF.format(model=model.__name__)}
 
 
+AGAIN = {"Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}}
+"""Header of the answers that are worth another try."""
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Errors by status, for FastAPI's decorators."""
     content = {"application/problem+json": {"schema": _ref(ProblemDocument)}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        | ({"headers": AGAIN} if status in (429, 503) else {})
+        for status in statuses
+    }
 
 
 def documented_body(model: type[BaseModel], *, required: bool = False) -> dict[str, Any]:
@@ -78,7 +86,7 @@ RANKED: dict[str, Any] = {
 }
 
 RANKING: dict[str, Any] = {
-    "responses": {200: RANKED, **documented(400, 404, 406, 413, 415, 422, 503, 504)},
+    "responses": {200: RANKED, **documented(400, 404, 406, 408, 413, 415, 422, 429, 431, 503, 504)},
     "response_model": None,
     "openapi_extra": {
         "requestBody": {

@@ -35,7 +35,7 @@ def feedback_routes(settings: Settings, writer: FeedbackWriter | None) -> APIRou
         given = http.headers.get("content-type", "")
         if body_format(given) != JSON:
             raise Problem(415, f"Content-Type is {given!r}: send {JSON}")
-        told = message(await http.body(), Feedback, "body")
+        told = message(await http.body(), Feedback, "body", settings)
         if len(told.events) > settings.max_candidates:
             most = settings.max_candidates
             raise Problem(413, f"{len(told.events)} events: this service takes at most {most} at a time")

@@ -159,7 +159,7 @@ class ColumnarRankResponse(RankSummary):
 class IndexRequest(_Message):
     """Which versions are listed; ``ready``: only those that answer."""
 
-    ready: bool = False
+    ready: StrictBool = False
 
 
 def _moment(text: Any) -> datetime:

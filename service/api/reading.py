@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 from service.api.arrow import read_stream
 from service.api.formats import ARROW
 from service.api.messages import RankOptions, RankRequest
-from service.engine.candidates import Asked
+from service.api.strings import longer, may_hold_longer
+from service.engine.candidates import Asked, invalid
 from service.problems import invalid_request, malformed, too_many
 from service.settings import Settings
 from service.versions.served import Served
@@ -34,29 +35,43 @@ def read(body: bytes, form: str, served: Served, settings: Settings) -> Asked:
     if form == ARROW:
         columns, readable = served.ranker.schema.columns, served.encoder.readable["item"]
         options, candidates = read_stream(
-            body, columns.item, readable, settings.max_candidates, settings.max_body_bytes
+            body, columns.item, readable, settings.max_candidates, settings.max_body_bytes, settings.max_string_length
         )
-        return Asked(message(options, RankOptions, "request"), candidates)
-    asked = Asked.of(message(body, RankRequest, "body"))
-    if len(asked.candidates) > settings.max_candidates:
-        raise too_many(len(asked.candidates), settings.max_candidates)
-    return asked
+        return Asked(message(options, RankOptions, "request", settings), candidates)
+    return Asked.of(message(body, RankRequest, "body", settings), served.encoder.readable["item"])
 
 
-def message(body: bytes, model: type[Message], field: str) -> Message:
+def message(body: bytes, model: type[Message], field: str, settings: Settings) -> Message:
     """JSON as one of the API's messages; ``field`` names all of it in an error.
 
     Raises:
-        Problem: 400 for what is no JSON, with the position; 422 for what is no such message, naming the fields.
+        Problem: 400 for what is no JSON, with the position; 413 for too many candidates; 422 for what is no such
+            message, naming the fields.
     """
     try:
         document = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:
         document = _lenient(body, field)
+    _require_few(document, settings.max_candidates)
+    if may_hold_longer(body, settings.max_string_length):
+        _require_short(document, settings.max_string_length)
     try:
         return model.model_validate(document)
     except ValidationError as error:
         raise invalid_request(error) from None
+
+
+def _require_few(document: Any, most: int) -> None:
+    """Not more candidates than allowed: before each of them costs what checking it costs."""
+    items = document.get("items") if isinstance(document, dict) else None
+    ids = items.get("id") if isinstance(items, dict) else items
+    if isinstance(ids, list) and len(ids) > most:
+        raise too_many(len(ids), most)
+
+
+def _require_short(document: Any, most: int) -> None:
+    if (field := longer(document, most)) is not None:
+        raise invalid(field or "body", f"has more than {most} characters: send a shorter one")
 
 
 def _lenient(body: bytes, field: str) -> Any:
@@ -67,5 +82,7 @@ def _lenient(body: bytes, field: str) -> Any:
         return document
     except json.JSONDecodeError as error:
         raise malformed(field, f"not valid JSON: {error.msg} at character {error.pos}") from None
-    except (ValueError, RecursionError):  # no text, a number of thousands of digits, lists in lists without end
+    except RecursionError:
+        raise malformed(field, "not valid JSON: too many lists or objects in each other") from None
+    except ValueError:  # no text, a number of thousands of digits
         raise malformed(field, "not valid JSON") from None

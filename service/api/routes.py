@@ -14,10 +14,12 @@ from service.api.leaving import while_connected
 from service.api.messages import ModelMetadata, RankOptions
 from service.api.reading import read
 from service.api.writing import write
+from service.engine.admission import QueueFullError, Ticket
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked
+from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.problems import Problem
+from service.problems import Problem, queue_full, unavailable
 from service.settings import Settings
 from service.stages import Stages
 from service.subject import Subject
@@ -44,6 +46,7 @@ def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: 
             if served is lineup.canary and given == ARROW:  # a stream has the columns of its version
                 asked = read(await http.body(), given, served, settings)
         subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
+        require_room(http.state.ticket, len(asked.candidates))
         async with while_connected(http):
             ranked = await engine.rank(served, asked, stages)
         rest = summary(ranked, served, asked.options, http.state.request_id)
@@ -71,7 +74,7 @@ def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: 
     return router
 
 
-def health_routes(models: Models) -> APIRouter:
+def health_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
     """Health by the Open Inference Protocol's names."""
     router = APIRouter(tags=["health"])
 
@@ -83,6 +86,8 @@ def health_routes(models: Models) -> APIRouter:
     @router.get("/v2/health/ready", responses=documented(503))
     async def ready() -> dict[str, bool]:
         """Models are loaded, verified and warm, and requests are welcome."""
+        if lifecycle.draining:
+            raise unavailable("this process is about to end")
         if not models.ready:
             raise Problem(503, "the models are being loaded: try again", headers=RETRY)
         return {"ready": True}
@@ -118,6 +123,18 @@ def metrics_routes(metrics: Metrics) -> APIRouter:
         return Response(metrics.exposition(), media_type=metrics.content_type)
 
     return router
+
+
+def require_room(ticket: Ticket, candidates: int) -> None:
+    """Lets a request count for the candidates that it turned out to have.
+
+    Raises:
+        Problem: 429 if they are too many beside those of others.
+    """
+    try:
+        ticket.count(candidates)
+    except QueueFullError:
+        raise queue_full() from None
 
 
 def summary(ranked: Ranked, served: Served, options: RankOptions, request_id: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from reprlib import repr  # noqa: A004 — lists in lists without end would break Python's
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -42,12 +43,18 @@ class Candidates:
         return len(self.ids)
 
     @classmethod
-    def of(cls, items: list[Item] | ItemColumns) -> Candidates:
-        """Those of a JSON request."""
+    def of(cls, items: list[Item] | ItemColumns, readable: Mapping[str, GivenFeature]) -> Candidates:
+        """Those of a JSON request.
+
+        Raises:
+            Problem: 422 for an unknown feature: columns of thousands of them would be made only to be refused.
+        """
         if isinstance(items, ItemColumns):
             return cls(items.id, items.features)
         features = [item.features for item in items]
         names = dict.fromkeys(chain.from_iterable(features))
+        for name in names:
+            require_known("item", name, readable)
         return cls([item.id for item in items], {name: [each.get(name) for each in features] for name in names})
 
 
@@ -64,9 +71,13 @@ class Asked:
     candidates: Candidates
 
     @classmethod
-    def of(cls, request: RankRequest) -> Asked:
-        """A JSON request."""
-        return cls(request, Candidates.of(request.items))
+    def of(cls, request: RankRequest, readable: Mapping[str, GivenFeature]) -> Asked:
+        """A JSON request; items have ``readable`` columns.
+
+        Raises:
+            Problem: 422 for an unknown feature of an item.
+        """
+        return cls(request, Candidates.of(request.items, readable))
 
 
 def checked(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> Request:
@@ -202,7 +213,8 @@ def _is_number(value: Any) -> bool:
 def _refuse(values: Sequence[Any], feature: GivenFeature, allowed: Callable[[Any], bool]) -> NoReturn:
     row = next(row for row, value in enumerate(values) if not allowed(value))
     raise invalid(
-        f"{_place(feature.owner, row)}.{feature.column}", f"must be {ALLOWED[feature.kind]}, not {values[row]!r:.80}"
+        f"{_place(feature.owner, row)}.{feature.column}",
+        f"must be {ALLOWED[feature.kind]}, not {repr(values[row]):.80}",
     )
 
 

@@ -28,11 +28,22 @@ class Engine:
         max_batch_rows: candidates that are scored at a time.
         metrics: where they are counted.
         lookup: into a store for what requests leave out, if there is one.
+        default_deadline_ms: of requests that name none; None: they wait for as long as it takes.
+        max_deadline_ms: the latest deadline, also of those; None: any.
     """
 
-    def __init__(self, max_batch_rows: int, metrics: Metrics, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self,
+        max_batch_rows: int,
+        metrics: Metrics,
+        lookup: Lookup | None = None,
+        default_deadline_ms: float | None = None,
+        max_deadline_ms: float | None = None,
+    ) -> None:
         self._metrics, self._lookup = metrics, lookup
         self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
+        self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
+        self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
         self._ranking = 0
 
     @property
@@ -60,35 +71,35 @@ class Engine:
             self._ranking -= 1
 
     async def _rank(self, served: Served, asked: Asked, stages: Stages, counted: bool) -> Ranked:
+        deadline_ms = min(asked.options.deadline_ms or self._default_ms, self._most_ms)
+        _require_time(deadline_ms, stages)
         stored = NOTHING
         if self._lookup is not None:
             stages.end("parse")
             stored = await self._lookup(served, asked)
             stages.end("store")
+            _require_time(deadline_ms, stages)
         prepared = prepare(served.ranker, served.encoder, asked, stored)
         stages.end("parse")
         try:
-            return await self._ranked(served, prepared, asked.options.deadline_ms, stages, counted)
+            return await self._ranked(served, prepared, deadline_ms, stages, counted)
         except InvalidInputError as error:
             raise explained(error, served.ranker.schema) from None
 
     async def _ranked(
-        self, served: Served, prepared: Prepared, deadline_ms: float | None, stages: Stages, counted: bool
+        self, served: Served, prepared: Prepared, deadline_ms: float, stages: Stages, counted: bool
     ) -> Ranked:
         request, asked_for = prepared.request, [task.name for task in prepared.tasks]
         if not len(request):
             (missing,) = served.encoder.missing(served.encoder(request), request.counts)
             return order(prepared, np.empty((0, len(asked_for)), np.float32), missing)
         tasks = tuple(sorted(asked_for))
-        deadline = math.inf if deadline_ms is None else stages.arrived + deadline_ms / 1000
+        deadline = stages.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(request))
         try:
             parts = await self._batcher.submit((served, tasks), Work(request, stages, counted), len(request), deadline)
         except DeadlinePassedError:
-            waited = (time.monotonic() - stages.arrived) * 1000
-            raise Problem(
-                504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)"
-            ) from None
+            raise _late(deadline_ms, stages) from None
         finally:
             self._metrics.queue_rows.dec(len(request))
         scored = Scored.concat(parts)
@@ -105,3 +116,13 @@ class Engine:
             scores = np.concatenate([each.scores for each in right])
             self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
         return found
+
+
+def _require_time(deadline_ms: float, stages: Stages) -> None:
+    if stages.arrived + deadline_ms / 1000 < time.monotonic():
+        raise _late(deadline_ms, stages)
+
+
+def _late(deadline_ms: float, stages: Stages) -> Problem:
+    waited = (time.monotonic() - stages.arrived) * 1000
+    return Problem(504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)")

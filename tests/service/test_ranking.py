@@ -184,7 +184,7 @@ def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, r
         for name, weight in ranker.graph.weights.items()
     }
     graph = FrozenGraph(ranker.schema, ranker.selection, poisoned)
-    request = Asked.of(RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}))
+    request = Asked.of(RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}), {})
     clean, dirty = ranked(ranker, request), ranked(dataclasses.replace(ranker, graph=graph), request)
     assert dirty.experts_run == used
     np.testing.assert_array_equal(dirty.scores, clean.scores)

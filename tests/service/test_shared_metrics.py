@@ -40,11 +40,14 @@ class Two:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         serve = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            [*serve, "--workers", "2", "--threads", "1"],
-            start_new_session=True,
-            env=os.environ | {"TMPDIR": str(temporary)},
-        )
+        self.log = temporary / "log"
+        with self.log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*serve, "--workers", "2", "--threads", "1"],
+                stderr=stderr,
+                start_new_session=True,
+                env=os.environ | {"TMPDIR": str(temporary)},
+            )
 
     def workers(self) -> list[int]:
         """The processes that have metrics, once there are two."""
@@ -53,6 +56,10 @@ class Two:
             pids = [int(name.rpartition("=")[2]) for name in found if name.startswith("process_open_fds,pid=")]
             return pids if len(pids) == 2 else []
         return []
+
+    def loaded(self) -> int:
+        """How many processes have come so far that they serve."""
+        return self.log.read_text().count("serving feed version 1")
 
     def metrics(self) -> dict[str, float]:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
@@ -65,7 +72,7 @@ class Two:
 
     @contextmanager
     def held(self, pid: int) -> Iterator[None]:
-        """Shorter than the five seconds after which a process that does not answer is replaced."""
+        """For a moment: one that does not answer for long is replaced."""
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -77,7 +84,7 @@ class Two:
 def two(repository: Path, tmp_path: Path) -> Iterator[Two]:
     service = Two(repository, tmp_path)
     try:
-        until(lambda: bool(service.workers()))
+        until(lambda: service.loaded() == 2 and bool(service.workers()))
         yield service
     finally:
         with suppress(ProcessLookupError):
@@ -117,6 +124,7 @@ def test_any_process_answers_for_all_and_for_those_that_died(
     assert two.metrics()["ranker_requests_in_flight"] == 1
     os.kill(first, signal.SIGKILL)
     until(lambda: len(workers := two.workers()) == 2 and first not in workers)
+    until(lambda: two.loaded() == 3)
     waiting.close()
     assert two.metrics().items() >= counted.items()
     post(f"{two.url}/v1/rank", request_body)

@@ -188,7 +188,7 @@ class TestRefuses:
 
     def test_another_feature(self, shop: Shop, earlier: RunFolder) -> None:
         config = shop.config(model=BUDGET)
-        with pytest.raises(ConfigError, match=r"\[features\] differs from that of .*train without --from"):
+        with pytest.raises(ConfigError, match=r"\[features\] differs from that of .*train from the start"):
             warmly(config.model_copy(update={"features": config.features[1:]}), shop.folder / "run", earlier)
 
     def test_ids_of_another_type(self, shop: Shop, earlier: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +11,19 @@ from fastapi.testclient import TestClient
 from service.api.messages import RankOptions, RankRequest
 from service.api.reading import message
 from service.problems import Problem
+from service.settings import Settings
+
+SETTINGS = Settings(repository=Path("repository"))
 
 
 def refused(body: bytes) -> Problem:
     with pytest.raises(Problem) as caught:
-        message(body, RankRequest, "body")
+        message(body, RankRequest, "body", SETTINGS)
     return caught.value
 
 
 def test_a_request() -> None:
-    request = message('{"items": [{"id": "ü"}, {"id": 1}], "top_n": 3}'.encode(), RankRequest, "body")
+    request = message('{"items": [{"id": "ü"}, {"id": 1}], "top_n": 3}'.encode(), RankRequest, "body", SETTINGS)
     assert request == RankRequest.model_validate({"items": [{"id": "ü"}, {"id": 1}], "top_n": 3})
 
 
@@ -48,7 +52,7 @@ def test_what_is_no_object_is_422(body: bytes) -> None:
 
 def test_the_field_of_another_message_is_named() -> None:
     with pytest.raises(Problem) as caught:
-        message(b"{", RankOptions, "request")
+        message(b"{", RankOptions, "request", SETTINGS)
     assert caught.value.errors[0].field == "request"
 
 

@@ -67,7 +67,7 @@ def engine() -> Iterator[Engine]:
 def request(user: int, count: int, **options: Any) -> Asked:
     items = [{"id": (7 * user + i) % 33} for i in range(min(count, 33))] + [{"id": 1000 + i} for i in range(count - 33)]
     user_and_context = {"user": {"id": f"u{user}"}, "context": {"tab": "home", "hour": user % 24}}
-    return Asked.of(RankRequest.model_validate(user_and_context | {"items": items} | options))
+    return Asked.of(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
 
 
 FIRST = request(0, 3)
@@ -198,7 +198,7 @@ def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRan
         request(1, 3),
         request(2, 2, items=[{"id": "1"}, {"id": "2"}]),  # text
         request(3, 4),
-        Asked.of(RankRequest.model_validate(words)),
+        Asked.of(RankRequest.model_validate(words), {}),
         request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # a mixture
         request(5, 2, context={"hour": 3}),
     ]
@@ -222,7 +222,7 @@ def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRan
 
     def priced(*prices: float) -> Asked:
         items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
-        return Asked.of(RankRequest.model_validate({"items": items}))
+        return Asked.of(RankRequest.model_validate({"items": items}), {})
 
     async def test() -> None:
         many = [1.0] * 70

@@ -1,0 +1,60 @@
+# Two images: `serve`, the default, and `--target train`. For NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
+# The base needs Python 3.11, as the locks do, and pip.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS packages
+ARG SERVE=serve
+# Where PyTorch's builds for CPU are, if pip's own index has others: $CPU_WHEELS
+ARG PIP_EXTRA_INDEX_URL
+RUN python -m venv --without-pip /opt/ranker
+COPY requirements /src/requirements
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps -r /src/requirements/${SERVE}.lock
+WORKDIR /src
+COPY . .
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --no-build-isolation .
+
+# Tests, headers and build tools that wheels bring along: a sixth of their size. Nothing at run time reads them.
+FROM packages AS serve-packages
+RUN cd /opt/ranker/lib/python3.11/site-packages \
+    && find . -depth -type d \( -name test -o -name tests -o -name include \) -exec rm -r {} + \
+    && find torch/bin -type f ! -name torch_shm_manager -delete \
+    && rm -r torch/share \
+    && find . -name '*.a' -delete \
+    && /opt/ranker/bin/python -c "import service.processes, ranking.onnx_body"
+
+FROM packages AS train-packages
+ARG TRAIN=train
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps -r /src/requirements/${TRAIN}.lock \
+    && /opt/ranker/bin/python -c "import pipelines.train"
+
+FROM ${BASE_IMAGE} AS ranker
+ARG REVISION
+LABEL org.opencontainers.image.title="DSelect Ranker" \
+      org.opencontainers.image.description="A multi-task recommender ranker: candidates in, ranked candidates out" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# A new volume takes the owner of the folder that it is mounted on.
+RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin ranker \
+    && install -d -o ranker -g ranker /repository /data
+# ONNX Runtime otherwise reports what it runs to its maker.
+ENV PATH=/opt/ranker/bin:$PATH \
+    ORT_DISABLE_TELEMETRY=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+ENTRYPOINT ["ranker"]
+
+FROM ranker AS train
+COPY --from=train-packages /opt/ranker /opt/ranker
+WORKDIR /data
+CMD ["--help"]
+
+FROM ranker AS serve
+COPY --from=serve-packages /opt/ranker /opt/ranker
+EXPOSE 8000 8001
+HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["python", "-c", "\
+from http.client import HTTPConnection; service = HTTPConnection('127.0.0.1', 8000, timeout=2); \
+service.request('GET', '/v2/health/ready'); raise SystemExit(service.getresponse().status != 200)"]
+# Needs RANKER_KEYS, a file that `ranker keys new` made, or RANKER_NO_KEYS=true.
+CMD ["serve", "/repository", "--host", "0.0.0.0"]
