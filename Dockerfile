@@ -4,7 +4,7 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS packages
 ARG SERVE=serve
-# Where PyTorch's builds for CPU are, if pip's own index has others: $CPU_WHEELS
+# The index of PyTorch's builds for CPU, if pip's own has others
 ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv --without-pip /opt/ranker
 COPY requirements /src/requirements

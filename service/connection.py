@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
             if cycle is self.cycle:
                 self._ticket = ticket
             app = partial(_admitted, ticket, app)
-            self._entrance.turnstile.enter(partial(super()._start_asgi_task, cycle, app))
+            self._entrance.turnstile.enter(partial(super()._start_asgi_task, cycle, app), ticket.rows)
         else:  # or there is no room after all, which the application says
             super()._start_asgi_task(cycle, app)
 

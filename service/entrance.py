@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from prometheus_client import Counter
@@ -56,20 +56,23 @@ class Entrance:
         admission: of requests that rank.
         lifecycle: whether clients had better look for another process.
         metrics: that count who is refused.
-        turnstile: through which those go who are not.
     """
 
     settings: Settings
     admission: Admission
     lifecycle: Lifecycle
     metrics: Metrics
-    turnstile: Turnstile = field(default_factory=Turnstile)
 
     def refusal(self, default: Iterable[Header], asked: Iterable[Header], *, last: bool) -> bytes:
         """The answer to a request that is not admitted, which is counted; for the arguments see ``Refusal.text``."""
         for count in self._refused:
             count.inc()
         return self._full.text(default, asked, last=last)
+
+    @cached_property
+    def turnstile(self) -> Turnstile:
+        """Through which those go who are admitted."""
+        return Turnstile(self.settings.max_batch_rows)
 
     @cached_property
     def _full(self) -> Refusal:

@@ -21,6 +21,8 @@ SHARE = 0.5
 """Of the most that a core reached, that is planned with: peaks and lost replicas find room in the rest."""
 CORES = 2
 """Of a replica, as in the chart."""
+QUEUE_ROWS = 1_000
+"""Candidates in a replica that the chart's autoscaler holds."""
 PRICE = 0.04
 """US dollars of a core with its memory for an hour: an assumption; put yours in its place."""
 HOURS = 730
@@ -80,4 +82,5 @@ def _table(candidates: int, rate: float, how: str) -> str:
         f"{rate:,.0f} requests/s of a core at most ({how}).",
         ("requests/s", f"cores at {SHARE:.0%}", f"replicas of {CORES} cores, one to lose", "US dollars a month"),
         lines,
+        f"{QUEUE_ROWS:,} candidates in a replica: each stays {QUEUE_ROWS / (rate * candidates * SHARE * CORES):.2g} s.",
     )

@@ -66,12 +66,15 @@ class Ticket:
     Args:
         admission: that gave it.
         rows: that the request counts for.
+
+    Attributes:
+        rows: the same now.
     """
 
-    __slots__ = ("_admission", "_counts", "_left", "_rows")
+    __slots__ = ("_admission", "_counts", "_left", "rows")
 
     def __init__(self, admission: Admission, rows: int) -> None:
-        self._admission, self._rows = admission, rows
+        self._admission, self.rows = admission, rows
         self._counts, self._left = True, False
 
     def count(self, rows: int) -> None:
@@ -80,20 +83,20 @@ class Ticket:
         Raises:
             QueueFullError: that is more than there is room for beside the others.
         """
-        self._admission._recount(self._rows, rows)
-        self._rows = rows
+        self._admission._recount(self.rows, rows)
+        self.rows = rows
 
     def pause(self) -> None:
         """The rest of the request is still to come: it counts for nothing, or slow clients would keep others out."""
         if self._counts:
             self._counts = False
-            self._admission._add(-1, -self._rows)
+            self._admission._add(-1, -self.rows)
 
     def resume(self) -> None:
         """The rest has come."""
         if not (self._counts or self._left):
             self._counts = True
-            self._admission._add(1, self._rows)
+            self._admission._add(1, self.rows)
 
     def leave(self) -> None:
         """The request is answered or given up."""

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from pipelines.arguments import parser
+from pipelines.bench.capacity import CORES, QUEUE_ROWS
 from service.security.exposure import OPERATIONS_PORT
 from service.settings import Settings, read
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, rendered
@@ -199,6 +200,7 @@ def test_a_gpu_is_asked_for_where_there_is_to_be_one() -> None:
         assert container("gpu")["resources"][bound]["nvidia.com/gpu"] == 1
         assert "nvidia.com/gpu" not in container("as it is")["resources"][bound]
     assert environment("gpu")["RANKER_BACKEND"] == "cuda"
+    assert container("gpu")["image"] == "dselect-ranker:gpu"
     job = one("PyTorchJob")["spec"]
     for role in job["pytorchReplicaSpecs"]:
         assert str(container(pod=role)["resources"]["limits"]["nvidia.com/gpu"]) == job["nprocPerNode"]
@@ -208,9 +210,10 @@ def test_it_scales_by_the_candidates_in_a_pod_and_by_cores() -> None:
     scaler = one("HorizontalPodAutoscaler", "as it is")["spec"]
     queue, cpu = scaler["metrics"]
     assert queue["pods"]["metric"] == {"name": "ranker_queue_rows"}
-    assert queue["pods"]["target"] == {"type": "AverageValue", "averageValue": "1000"}
+    assert queue["pods"]["target"] == {"type": "AverageValue", "averageValue": str(QUEUE_ROWS)}
     assert cpu["resource"]["name"] == "cpu"
     assert scaler["minReplicas"] >= 2
+    assert container("as it is")["resources"]["limits"]["cpu"] == str(CORES), "docs/scaling.md reckons with these"
     assert "replicas" not in one("Deployment", "as it is")["spec"], "a deployment with replicas undoes the scaling"
     assert one("Deployment", "least")["spec"]["replicas"] == 2
 
