@@ -34,7 +34,7 @@ def answers(draw: st.DrawFn) -> Ranked:
     missing = Missing(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), gone)
     scores = draw(arrays.arrays(np.float32, (count, len(tasks)), elements=FLOATS))
     total = draw(arrays.arrays(np.float64, count, elements=st.floats(-1e300, 1e300)))
-    return Ranked(ids, total, scores, missing, tasks, {})
+    return Ranked(ids, total, scores, missing, tasks, {}, degraded=False)
 
 
 def expected(ranked: Ranked) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def room(hand_ranker: FrozenRanker) -> Room:
 
 def request(user: str | None = "u1", features: dict[str, Any] | None = None, items: Any = None) -> Asked:
     body = {"user": {"id": user, "features": features or {}}, "items": items or {"id": [1, 2]}}
-    return Asked.of(RankRequest.model_validate(body))
+    return Asked.of(RankRequest.model_validate(body), {})
 
 
 ALL_OF_USER = {"country": "C1", "liked": [], "recent": [], "age": 31}

@@ -45,7 +45,7 @@ def engine(service: Service) -> Iterator[Engine]:
 
 def request(**options: Any) -> Asked:
     body = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
-    return Asked.of(RankRequest.model_validate(body | options))
+    return Asked.of(RankRequest.model_validate(body | options), {})
 
 
 async def settled(shadows: Shadows) -> None:
