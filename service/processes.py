@@ -27,6 +27,7 @@ from service.settings import Settings
 from service.shared_metrics import shared_metrics
 from service.store.opening import open_store
 from service.supervisor import Supervisor
+from service.versions.loading import needed
 from service.versions.start import Start
 
 log = logging.getLogger("ranker.service")
@@ -60,6 +61,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     if settings.keys is not None:
         key_file.read(settings.keys)  # says now what is wrong, not when processes are started
     open_store(settings)  # which says the same of the store's address
+    needed(settings)  # and this of what is published
     of_operations = exposure.operations_port(settings, host, port)
     listeners = [_bound(host, port, "--port")]
     if of_operations is not None:

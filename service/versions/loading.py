@@ -14,6 +14,21 @@ from service.versions.served import Served
 from service.versions.warming import warm_up
 
 
+def needed(settings: Settings) -> list[str]:
+    """Models of which one at least must be served, or the service would have nothing to answer.
+
+    Raises:
+        BundleError: nothing is published, or not the default model.
+    """
+    path, default = settings.repository, settings.default_model
+    names = repository.names(path)
+    if not names:
+        raise BundleError(f"{path} holds no published model; publish one with 'ranker publish'")
+    if default is not None and default not in names:
+        raise BundleError(f"{path} has no model '{default}': it has {', '.join(names)}")
+    return names if default is None else [default]
+
+
 def load(settings: Settings, name: str, version: int) -> Served:
     """Loads a version, verifies every byte and the golden rows, and warms it up.
 

@@ -14,7 +14,7 @@ from ranking.release import CURRENT, Release
 from service.metrics import Metrics
 from service.settings import Settings
 from service.versions.lineup import Lineup
-from service.versions.loading import load
+from service.versions.loading import load, needed
 from service.versions.models import Models
 from service.versions.served import Served
 from service.versions.signature import Signature, signature
@@ -66,15 +66,9 @@ class Reconciler:
             BundleError: no model can be served, or not the default one.
         """
         self.look()
-        default, path = self._settings.default_model, self._settings.repository
-        names = repository.names(path)
-        if not names:
-            raise BundleError(f"{path} holds no published model; publish one with 'ranker publish'")
-        if default is not None and default not in names:
-            raise BundleError(f"{path} has no model '{default}': it has {', '.join(names)}")
-        needed = names if default is None else [default]
-        if not any(self._models.lineup(name) for name in needed):
-            raise BundleError(next(r.reason for (name, _), r in self.refused.items() if name in needed))
+        names = needed(self._settings)
+        if not any(self._models.lineup(name) for name in names):
+            raise BundleError(next(r.reason for (name, _), r in self.refused.items() if name in names))
         self._models.loaded()
 
     def look(self) -> None:

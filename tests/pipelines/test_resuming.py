@@ -127,6 +127,7 @@ class TestInterrupted:
 
 class TestFullDisk:
     @pytest.mark.parametrize("limit", [4_000, 20_000])
+    @pytest.mark.usefixtures("capsys")  # what is written to stderr must not lie in a file, which would be full too
     def test_ends_with_a_line_and_goes_on_once_there_is_space(
         self, whole: RunFolder, small: Callable[[str], Config], tmp_path: Path, limit: int
     ) -> None:

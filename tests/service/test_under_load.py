@@ -108,7 +108,10 @@ def talk(url: str, requests: list[Asked], until: float, failed: threading.Event)
 
 
 @pytest.mark.slow
-def test_every_answer_under_load_is_right_and_for_its_own_request(repository: Path, ranker: FrozenRanker) -> None:
+def test_every_answer_under_load_is_right_and_for_its_own_request(
+    repository: Path, ranker: FrozenRanker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKER_MAX_QUEUE_ROWS", "100000")  # all the clients' candidates at a time
     random = np.random.default_rng(0)
     clients = [
         [draw(ranker, random, f"client {c} request {r}", 300 if r else 1500) for r in range(REQUESTS)]
