@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from ranking.shared_store import meaningless, shown
 from service.store.base import StoreError
 from service.store.pipeline import Pipeline
 from service.store.within import Within
+
+log = logging.getLogger("ranker.service")
 
 CONNECT_SECONDS = 2.0
 """In which a connection must stand; TLS and a password take longer than a look-up may."""
@@ -84,6 +87,13 @@ class RedisStore:
             raise StoreError("unreachable", str(error)) from None
         except RedisError as error:
             raise StoreError("error", str(error)) from None
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise StoreError("unreachable", "the connection was given up") from None
+        except Exception as error:  # a connection that is lost in mid-use has no state that its methods could rely on
+            log.warning("the connection to the store %s failed", self.shown, exc_info=error)
+            raise StoreError("unreachable", type(error).__name__) from None
 
     async def close(self) -> None:
         """Gives the connection up."""
@@ -112,3 +122,9 @@ class RedisStore:
         self._opening = None
         if not opening.cancelled():
             opening.exception()  # nobody may be left to whom it could be told
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody gave up what runs now; else it was something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

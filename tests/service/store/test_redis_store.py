@@ -17,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from ranking.errors import ConfigError
 from service.store.base import StoreError
+from service.store.pipeline import Pipeline
 from service.store.redis_store import RedisStore
 from tests.redis_server import RedisServer, redis_server
 from tests.service.store.proxy import SlowProxy
@@ -199,3 +200,33 @@ def test_an_option_that_means_nothing_is_told_without_the_password(option: str) 
         f"store: redis://127.0.0.1:1/0: an option of the address ({option.partition('=')[0]}) is none that redis-py "
         "knows, or has a wrong value"
     )
+
+
+@pytest.mark.parts
+class TestAConnectionThatFailsInAnUnforeseenWay:
+    @pytest.mark.parametrize("failure", [AttributeError("no writer"), RuntimeError("closed"), asyncio.CancelledError()])
+    def test_is_a_store_that_cannot_be_reached(
+        self, empty: RedisServer, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fail(*_: Any) -> Any:
+            raise failure
+
+        async def twice(store: RedisStore) -> tuple[str, str]:
+            await store.read(["a"])
+            with monkeypatch.context() as broken:
+                broken.setattr(Pipeline, "ask", fail)
+                found = await reason(store)
+            assert await store.read(["a"]) == [None]
+            return found
+
+        assert using(empty.url, twice)[0] == "unreachable"
+
+    def test_who_gives_up_is_no_failure_of_it(self, empty: RedisServer) -> None:
+        async def give_up(store: RedisStore) -> None:
+            reading = asyncio.create_task(store.read(["a"]))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+
+        using(empty.url, give_up)
