@@ -1,19 +1,18 @@
-"""What the commands of ``ranker`` are called, what they take, and how each argument is read."""
+"""What the commands of ``ranker`` are called and what they take."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ranking.shared_store import PREFIX, require_address
+from pipelines.argument_types import canary, day, days, log_place, log_rows, port, positive, share, store, whole
+from ranking.shared_store import PREFIX
 
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
 NEW_FOLDER = "new folder"
-LEAST_ROWS = 2000
 JSON = "print the result as JSON"
 KEY_FILE = "the service's API keys, hashed"
 
@@ -61,14 +60,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on with an interrupted run, if there is one")
     train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="go on from the weights of this run")
     train.add_argument("--reopen", action="store_true", help="with --from: let the gates choose their experts anew")
-    train.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="overrides",
-        metavar="KEY=VALUE",
-        help="override a setting, such as training.epochs=3; may be repeated",
-    )
+    _add_overrides(train)
     train.add_argument("--json", action="store_true", help=JSON)
 
     tune = command("tune", "search for better settings, each trial a training")
@@ -162,14 +154,7 @@ def parser() -> argparse.ArgumentParser:
         help="refuse a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
     )
     daily.add_argument("--fresh", action="store_true", help="train from the start, as after a change of features")
-    daily.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="overrides",
-        metavar="KEY=VALUE",
-        help="override a setting; may be repeated",
-    )
+    _add_overrides(daily)
     daily.add_argument("--json", action="store_true", help=JSON)
 
     score = command("score", "score a log with a bundle")
@@ -281,80 +266,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def canary(text: str) -> dict[str, Any]:
-    """A version and its share of the requests."""
-    version, equals, weight = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not N=WEIGHT, such as 4=0.1")
-    return {"version": positive(version), "weight": share(weight)}
-
-
-def days(text: str) -> int:
-    """A whole number of days, of a century at most."""
-    if not text.isdecimal() or not 1 <= int(text) <= 36500:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 36500")
-    return int(text)
-
-
-def log_rows(text: str) -> int:
-    """Rows of a generated log: enough for its rarest label, one in 200, to be there in training."""
-    if not text.isdecimal() or int(text) < LEAST_ROWS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from {LEAST_ROWS}; of fewer rows a rare label is constant in training"
-        )
-    return int(text)
-
-
-def whole(text: str) -> int:
-    """A whole number from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
-    return number
-
-
-def day(text: str) -> date:
-    """A date."""
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2026-01-11") from None
-
-
-def log_place(text: str) -> Path | str:
-    """A path or a URI."""
-    from pipelines.logs.places import place
-
-    return place(text)
-
-
-def store(text: str) -> str:
-    """Address of a store."""
-    try:
-        return require_address(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def port(text: str) -> int:
-    """A TCP port."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 0 to 65535")
-    return int(text)
+def _add_overrides(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="KEY=VALUE",
+        help="override a setting, such as training.epochs=3; may be repeated",
+    )

@@ -27,7 +27,7 @@ from service.settings import Settings
 from service.shared_metrics import shared_metrics
 from service.store.opening import open_store
 from service.supervisor import Supervisor
-from service.versions.loading import needed
+from service.versions.loading import required_models
 from service.versions.start import Start
 
 log = logging.getLogger("ranker.service")
@@ -42,9 +42,6 @@ SWITCH_SECONDS = 0.0002
 with Python's 5 ms it could not even refuse what is too much."""
 OTHER_FILES = 1_000
 """Open in a process beside its connections: tables of the bundles, libraries, and connections that are refused."""
-
-SILENT_SECONDS = 60
-"""A process that answers its supervisor later than this is replaced; on a busy machine, importing alone takes 10."""
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
@@ -61,7 +58,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     if settings.keys is not None:
         key_file.read(settings.keys)  # says now what is wrong, not when processes are started
     open_store(settings)  # which says the same of the store's address
-    needed(settings)  # and this of what is published
+    required_models(settings)  # and this of what is published
     of_operations = exposure.operations_port(settings, host, port)
     listeners = [_bound(host, port, "--port")]
     if of_operations is not None:
@@ -73,7 +70,6 @@ def serve(settings: Settings, host: str, port: int) -> None:
         "log_config": None,
         "access_log": False,  # metrics count requests
         "backlog": BACKLOG,
-        "timeout_worker_healthcheck": SILENT_SECONDS,
         "server_header": False,
         "timeout_keep_alive": settings.keep_alive_seconds,
         "timeout_graceful_shutdown": settings.grace_seconds,
@@ -149,15 +145,15 @@ def _raise_file_limit(settings: Settings) -> None:
     Raises:
         RankerError: the system allows fewer.
     """
-    needed = settings.max_connections + OTHER_FILES
+    files = settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    if hard != resource.RLIM_INFINITY and hard < files:
         raise RankerError(
-            f"max_connections = {settings.max_connections} needs {needed} open files, but a process may have {hard}: "
+            f"max_connections = {settings.max_connections} needs {files} open files, but a process may have {hard}: "
             f"raise the limit (ulimit -Hn), or lower max_connections to at most {hard - OTHER_FILES}"
         )
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
 def _bound(host: str, port: int, option: str) -> socket.socket:

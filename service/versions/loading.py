@@ -14,7 +14,7 @@ from service.versions.served import Served
 from service.versions.warming import warm_up
 
 
-def needed(settings: Settings) -> list[str]:
+def required_models(settings: Settings) -> list[str]:
     """Models of which one at least must be served, or the service would have nothing to answer.
 
     Raises:

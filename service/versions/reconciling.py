@@ -14,7 +14,7 @@ from ranking.release import CURRENT, Release
 from service.metrics import Metrics
 from service.settings import Settings
 from service.versions.lineup import Lineup
-from service.versions.loading import load, needed
+from service.versions.loading import load, required_models
 from service.versions.models import Models
 from service.versions.served import Served
 from service.versions.signature import Signature, signature
@@ -66,7 +66,7 @@ class Reconciler:
             BundleError: no model can be served, or not the default one.
         """
         self.look()
-        names = needed(self._settings)
+        names = required_models(self._settings)
         if not any(self._models.lineup(name) for name in names):
             raise BundleError(next(r.reason for (name, _), r in self.refused.items() if name in names))
         self._models.loaded()

@@ -81,6 +81,14 @@ def alone(ranker: FrozenRanker, asked: Asked) -> Ranked:
     return order(prepared, choose(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing)
 
 
+def assert_as_alone(ranker: FrozenRanker, asked: Sequence[Asked], answers: Sequence[Ranked]) -> None:
+    for each, ranked in zip(asked, answers, strict=True):
+        expected = alone(ranker, each)
+        assert ranked.ids == expected.ids
+        assert by_candidate(ranked.missing) == by_candidate(expected.missing)
+        np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
+
+
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, SECONDS))
 
@@ -113,10 +121,7 @@ def test_requests_of_the_same_tasks_share_batches_and_get_their_own_scores(
     async def test() -> None:
         tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
         runtime.go.set()
-        for each, ranked in zip([FIRST, *asked], await asyncio.gather(*tasks), strict=True):
-            expected = alone(hand_ranker, each)
-            assert ranked.ids == expected.ids
-            np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
+        assert_as_alone(hand_ranker, [FIRST, *asked], await asyncio.gather(*tasks))
 
     run(test())
     everything = tuple(sorted(hand_ranker.schema.task_names))
@@ -206,11 +211,7 @@ def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRan
     async def test() -> None:
         tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
         runtime.go.set()
-        for each, ranked in zip([FIRST, *asked], await asyncio.gather(*tasks), strict=True):
-            expected = alone(hand_ranker, each)
-            assert ranked.ids == expected.ids
-            assert by_candidate(ranked.missing) == by_candidate(expected.missing)
-            np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
+        assert_as_alone(hand_ranker, [FIRST, *asked], await asyncio.gather(*tasks))
 
     run(test())
     assert [rows for _, rows, _ in runtime.batches] == [3, 15]

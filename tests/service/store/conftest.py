@@ -1,16 +1,4 @@
 """The ranker made by hand, published, and a real Redis."""
 
-from __future__ import annotations
-
-from tests.ranking.conftest import (  # noqa: F401
-    _one_thread,
-    draw_rows,
-    hand_encoder,
-    hand_ranker,
-    hand_schema,
-    hand_tables,
-    make_mixture,
-    make_model,
-    set_codes,
-)
+from tests.hand import *  # noqa: F403
 from tests.service.store.repositories import empty, server, with_tables, without_tables  # noqa: F401
