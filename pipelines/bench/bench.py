@@ -178,8 +178,9 @@ class Bench:
     def _ours(self, cores: Sequence[int] | None = None, **settings: Any) -> Server:
         """The service, ready to be started."""
         cores = cores or self._cores[: self._threads]
-        processes = {"workers": len(cores), "threads": 1}
-        return ours(Settings(repository=self._repository, server_timing=True, **processes, **settings), cores)
+        everyone = self._most * max(self._sizes.clients)  # a refusal would be no answer, and fast
+        how = {"workers": len(cores), "threads": 1, "max_queue_rows": everyone, **settings}
+        return ours(Settings(repository=self._repository, server_timing=True, **how), cores)
 
     def _load(
         self, server: Server, form: str, candidates: int, clients: int = 0, rate: float = 0.0, seed: int = 0
