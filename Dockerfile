@@ -1,4 +1,5 @@
-# Two images: `serve`, the default, and `--target train`. For NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
+# Two images: `serve`, the default, and `--target train`. Serving without PyTorch: --build-arg SERVE=slim.
+# For NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
 # The base needs Python 3.11, as the locks do, and pip.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
@@ -17,10 +18,13 @@ RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --no-bu
 FROM packages AS serve-packages
 RUN cd /opt/ranker/lib/python3.11/site-packages \
     && find . -depth -type d \( -name test -o -name tests -o -name include \) -exec rm -r {} + \
-    && find torch/bin -type f ! -name torch_shm_manager -delete \
-    && rm -r torch/share \
     && find . -name '*.a' -delete \
-    && /opt/ranker/bin/python -c "import service.processes, ranking.onnx_body"
+    && if [ -d torch ]; then \
+         find torch/bin -type f ! -name torch_shm_manager -delete \
+         && rm -r torch/share \
+         && /opt/ranker/bin/python -c "import service.engine.runtimes.reference, ranking.graph"; \
+       fi \
+    && /opt/ranker/bin/python -c "import service.processes, pipelines.cli"
 
 FROM packages AS train-packages
 ARG TRAIN=train

@@ -24,6 +24,7 @@ import torch
 from pipelines.config import Config, load
 from pipelines.logs.reader import LogReader, load_tables
 from pipelines.logs.survey import survey
+from pipelines.training.batch import Batch
 from pipelines.training.building import build_model
 from pipelines.training.examples import Examples, encode
 from pipelines.training.feed import Feed
@@ -51,7 +52,8 @@ class Training:
     def step(self, config: Config, examples: Examples) -> float:
         """Seconds of one step."""
         start = time.perf_counter()
-        losses = task_losses(self.model(examples.inputs), examples.labels, config.tasks)
+        batch = Batch.of(examples)
+        losses = task_losses(self.model(batch.inputs), batch.labels, config.tasks)
         self.optimiser.zero_grad(set_to_none=True)
         losses.sum().backward()
         self.optimiser.step()

@@ -61,7 +61,7 @@ class Feature(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What it reads of ``ranking.encoding.Inputs``."""
+    """What it reads of ``ranking.tensors.InputTensors``."""
 
     ids: Tensor
     bags: tuple[()]

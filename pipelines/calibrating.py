@@ -15,6 +15,7 @@ from ranking.files import write_json
 from ranking.metrics import Array
 from ranking.model import Mixture
 from ranking.schema import Task
+from ranking.tensors import InputTensors
 
 FEWEST_FOR_PLATT = 10
 """Rows of the rarer class that two numbers can be fitted to."""
@@ -42,7 +43,7 @@ def calibrate(run: RunFolder, model: Mixture, tasks: Sequence[Task], validation:
     """
     if all(task.calibration == "none" for task in tasks):
         return
-    parts = [(model(examples.inputs).numpy(), examples.labels.numpy()) for examples in validation]
+    parts = [(model(InputTensors.of(examples.inputs)).numpy(), examples.labels) for examples in validation]
     logits, labels = (np.concatenate(column).astype(np.float64) for column in zip(*parts, strict=True))
     found = {}
     for i, task in enumerate(tasks):

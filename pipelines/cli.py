@@ -16,7 +16,7 @@ from ranking.errors import RankerError, RefusedError, UsageError
 
 STATUS: dict[type[RankerError], int] = {UsageError: 2, RefusedError: 3}
 """With which the command line exits after an error; after all others with 1."""
-TRAINING_EXTRAS = ("onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna")
+TRAINING_EXTRAS = ("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna")
 
 Command = Callable[[argparse.Namespace], None]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.metadata import version as installed
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -21,13 +22,14 @@ from ranking import bundle
 from ranking.calibration import Calibration
 from ranking.errors import BundleError, InvalidInputError, LogError
 from ranking.files import require_free
+from ranking.freezing import freeze as frozen
 from ranking.frozen import FrozenRanker
-from ranking.frozen import freeze as frozen
 from ranking.gates.config import SingleTaskConfig
-from ranking.losses import scores
 from ranking.model import Mixture
 from ranking.onnx_body import onnx_body
+from ranking.scores import scores
 from ranking.selection import Selection
+from ranking.tensors import InputTensors
 
 GOLDEN_ROWS = 32
 VERIFIED_ROWS = 4096
@@ -109,9 +111,9 @@ def largest_difference(
         calibration: of the dense model's outputs; none by default.
     """
     tasks = ranker.schema.tasks
-    inputs = ranker.encoder.encode(rows)
+    inputs = InputTensors.of(ranker.encoder.encode(rows))
     outputs = copy.deepcopy(model).double()(replace(inputs, dense=inputs.dense.double()))
-    dense = scores((calibration or Calibration())(outputs, ranker.schema.task_names), tasks)
+    dense = scores((calibration or Calibration())(outputs.numpy(), ranker.schema.task_names), tasks)
     together, _ = ranker.score_completed(rows, tasks)
-    alone = torch.cat([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
-    return float(torch.stack([(dense - frozen).abs().max() for frozen in (together, alone)]).max())  # keeps a NaN
+    alone = np.concatenate([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
+    return float(np.max([np.abs(dense - frozen).max() for frozen in (together, alone)]))  # keeps a NaN

@@ -21,6 +21,7 @@ from pipelines.progress import say
 from pipelines.provenance import provenance
 from pipelines.run_folder import RunFolder
 from pipelines.tracking import Trackers, require_installed
+from pipelines.training.batch import Batch
 from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, encode
 from pipelines.training.feed import Feed
@@ -202,7 +203,8 @@ def chosen(model: Mixture, schema: Schema, rows: Iterable[Examples]) -> tuple[Se
         return gate.selection(schema.task_names), None
     found = Specialisation(schema.tasks, gate.num_experts)
     for examples in rows:
-        found.add(model.trace(examples.inputs).routing.weights, examples.labels)
+        batch = Batch.of(examples)
+        found.add(model.trace(batch.inputs).routing.weights, batch.labels)
     selection = mean_selection(found.mean_weights, schema.task_names, gate.k, gate.available)
     gate_flops = 2 * sum(parameter.numel() for parameter in gate.parameters())
     return selection, Load(gate_flops, found.experts_a_row, found.experts_a_task)

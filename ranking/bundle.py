@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 from ranking import encoded_table
 from ranking.calibration import Calibration
@@ -35,10 +36,11 @@ from ranking.explaining import explain
 from ranking.features import FeatureTable
 from ranking.files import appearing, files_in, reason, sha256
 from ranking.frozen import FrozenRanker, score_table
-from ranking.gates.config import GateConfig
-from ranking.graph import FrozenGraph
 from ranking.schema import Owner, Schema
 from ranking.selection import Selection
+
+if TYPE_CHECKING:
+    from ranking.gates.config import GateConfig
 
 FORMAT = 2
 SUMS = "SHA256SUMS"
@@ -52,7 +54,6 @@ MISFITS = (
 )
 """What reading files raises that are whole, but do not fit together."""
 
-GATE_SETTINGS: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 
@@ -73,15 +74,15 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         "name": schema.name,
         "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
-        "gate": None if ranker.graph.gate is None else ranker.graph.gate.model_dump(mode="json"),
-        "calibration": ranker.graph.calibration.to_json(),
+        "gate": None if ranker.gate is None else ranker.gate.model_dump(mode="json"),
+        "calibration": ranker.calibration.to_json(),
         "backends": ranker.backends,
         "objective": dict(ranker.objective),
         "details": dict(ranker.details),
     }
     with appearing(folder) as draft:
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        save_file(dict(ranker.graph.weights), draft / "weights.safetensors")
+        save_file(dict(ranker.weights), draft / "weights.safetensors")
         if ranker.body is not None:
             (draft / BODY).write_bytes(ranker.body)
         ranker.encoder.write(draft / "encoder")
@@ -104,18 +105,35 @@ def load(folder: str | Path) -> FrozenRanker:
     Raises:
         BundleError: a file is missing, altered or not listed, the format is unknown, or a golden row scores otherwise.
     """
+    ranker = read(folder)
+    with holding_together(Path(folder)):
+        inputs, expected = golden(Path(folder), ranker.schema)
+        scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
+    require_golden(scores, expected, f"{folder}: golden rows score differently here")
+    return ranker
+
+
+def read(folder: str | Path) -> FrozenRanker:
+    """Verifies a bundle's files and loads it, for whoever scores the golden rows another way than ``load`` does.
+
+    Raises:
+        BundleError: a file is missing, altered or not listed, the format is unknown, or files do not fit together.
+    """
     folder = Path(folder)
     verify_files(folder)
+    with holding_together(folder):
+        return _read(folder)
+
+
+@contextmanager
+def holding_together(folder: Path) -> Iterator[None]:
+    """What reading this bundle's files raises, if they do not fit together, as a BundleError that says so."""
     try:
-        ranker = _read(folder)
-        inputs, expected = golden(folder)
-        scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
-        if expected.column_names != ranker.schema.task_names or len(expected) != len(scores):
-            raise ValueError("golden scores are not those of the tasks")
+        yield
+    except BundleError:
+        raise
     except MISFITS as error:
         raise BundleError(f"{folder} does not hold together: {error}; freeze the run again") from error
-    require_golden(scores.numpy(), expected, f"{folder}: golden rows score differently here")
-    return ranker
 
 
 def require_golden(
@@ -140,47 +158,73 @@ def require_golden(
             raise BundleError(f"{otherwise} (task '{task}', by up to {worst:.2g}){mend}")
 
 
-def golden(folder: Path) -> tuple[pa.Table, pa.Table]:
-    """Completed rows, and the scores of each task that they must give."""
-    rows = pq.read_table(folder / "golden.parquet")
-    return _table(rows["inputs"]), _table(rows["scores"])
+def golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
+    """Completed rows, and the scores of each task that they must give.
+
+    Raises:
+        BundleError: they cannot be read, or are not those of the schema's tasks.
+    """
+    with holding_together(folder):
+        rows = pq.read_table(folder / "golden.parquet")
+        inputs, scores = _table(rows["inputs"]), _table(rows["scores"])
+    if scores.column_names != schema.task_names:
+        raise BundleError(f"{folder}/golden.parquet holds scores of other tasks: freeze the run again")
+    return inputs, scores
 
 
 def _read(folder: Path) -> FrozenRanker:
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    file = folder / "manifest.json"
+    manifest: dict[str, Any] = json.loads(file.read_text())
     if manifest["format"] != FORMAT:
         raise BundleError(
-            f"format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker, "
+            f"{file}: format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker, "
             "or freeze the run again with the one at hand"
         )
     try:
         schema = Schema.model_validate(manifest["schema"])
     except ValidationError as error:
-        raise BundleError(f"manifest.json: {explain(error, manifest['schema'])}") from None
-    calibration = _calibration(manifest.get("calibration", {}), schema)
+        raise BundleError(f"{file}: {explain(error, manifest['schema'])}") from None
+    calibration = _calibration(manifest.get("calibration", {}), schema, file)
     encoder = Encoder.read(folder / "encoder", schema)
     tables = StoredTables(folder, schema)
     encoded = {
         owner: EncodedTable.open(folder / f"{owner}s", encoder, owner) for owner in tables if owner in schema.owners
     }
-    gate = manifest.get("gate")
-    graph = FrozenGraph(
-        schema,
-        Selection.from_json(manifest["selection"]),
-        load_file(folder / "weights.safetensors"),
-        None if gate is None else GATE_SETTINGS.validate_python(gate),
-        calibration,
-    )
+    selection = Selection.from_json(manifest["selection"])
+    if selection.tasks.keys() != set(schema.task_names):
+        raise ValueError("the selection is not that of the schema's tasks")
+    weights = load_file(folder / "weights.safetensors")
+    for name, feature in schema.tables.items():
+        size = encoder.id_spaces[name].size, feature.dim
+        if (found := weights[f"embedding.{name}"].shape) != size:
+            raise ValueError(f"embedding table '{name}' is {list(found)}, not {list(size)}")
     return FrozenRanker(
         schema,
         encoder,
-        graph,
+        selection,
+        weights,
         tables,
         manifest["objective"],
         manifest["details"],
+        _gate(manifest.get("gate"), folder),
+        calibration,
         (folder / BODY).read_bytes() if (folder / BODY).exists() else None,
         encoded,
     )
+
+
+def _gate(settings: Any, folder: Path) -> GateConfig | None:
+    """A per-example gate's settings; they lie beside the gates, which need PyTorch, as does whoever runs one."""
+    if settings is None:
+        return None
+    try:
+        from ranking.gates.config import GateConfig
+    except ImportError:
+        raise BundleError(
+            f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"
+        ) from None
+    gate: GateConfig = TypeAdapter(GateConfig).validate_python(settings)
+    return gate
 
 
 class StoredTables(Mapping[Owner, FeatureTable]):
@@ -218,15 +262,15 @@ class StoredTables(Mapping[Owner, FeatureTable]):
         return len(self._files)
 
 
-def _calibration(data: Any, schema: Schema) -> Calibration:
+def _calibration(data: Any, schema: Schema, file: Path) -> Calibration:
     try:
         calibration = Calibration.from_json(data)
     except ValidationError as error:
-        raise BundleError(f"manifest.json: calibration: {explain(error, data)}") from None
+        raise BundleError(f"{file}: calibration: {explain(error, data)}") from None
     binary = [task.name for task in schema.tasks if task.kind == "binary"]
     for task in calibration.tasks:
         if task not in binary:
-            raise BundleError(f"manifest.json: calibration: '{task}' is no binary task: {', '.join(binary)}")
+            raise BundleError(f"{file}: calibration: '{task}' is no binary task: {', '.join(binary)}")
     return calibration
 
 

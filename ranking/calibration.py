@@ -10,11 +10,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, PositiveFloat, TypeAdapter, model_validator
-from torch import Tensor
 
 from ranking.schema import ListOf, Record
+
+Floats = npt.NDArray[np.floating[Any]]
 
 
 class Platt(Record):
@@ -24,7 +26,7 @@ class Platt(Record):
     slope: PositiveFloat
     shift: float
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Floats) -> Floats:
         """Calibrated logits, of the same shape."""
         return logits * self.slope + self.shift
 
@@ -49,15 +51,16 @@ class Isotonic(Record):
                 raise ValueError(f"{name} must rise from knot to knot")
         return self
 
-    def __call__(self, logits: Tensor) -> Tensor:
+    def __call__(self, logits: Floats) -> Floats:
         """Calibrated logits, of the same shape."""
-        x, y = (torch.tensor(knots, dtype=torch.float64) for knots in (self.inputs, self.outputs))
+        x, y = (np.array(knots, np.float64) for knots in (self.inputs, self.outputs))
         # one more knot on either side gives the ends their slope of 1
-        x = torch.cat([x[:1] - 1.0, x, x[-1:] + 1.0])
-        y = torch.cat([y[:1] - 1.0, y, y[-1:] + 1.0])
-        left = (torch.searchsorted(x, logits.double().contiguous(), right=True) - 1).clamp(0, len(x) - 2)
+        x = np.concatenate([x[:1] - 1.0, x, x[-1:] + 1.0])
+        y = np.concatenate([y[:1] - 1.0, y, y[-1:] + 1.0])
+        left = np.clip(np.searchsorted(x, logits, side="right") - 1, 0, len(x) - 2)
         slope = (y[left + 1] - y[left]) / (x[left + 1] - x[left])
-        return (y[left] + (logits - x[left]) * slope).to(logits.dtype)
+        calibrated: Floats = (y[left] + (logits - x[left]) * slope).astype(logits.dtype)
+        return calibrated
 
 
 TaskCalibration = Annotated[Platt | Isotonic, Field(discriminator="kind")]
@@ -74,7 +77,7 @@ class Calibration:
     def __init__(self, tasks: Mapping[str, Platt | Isotonic] | None = None) -> None:
         self.tasks = dict(tasks or {})
 
-    def __call__(self, outputs: Tensor, tasks: Sequence[str]) -> Tensor:
+    def __call__(self, outputs: Floats, tasks: Sequence[str]) -> Floats:
         """Calibrated outputs [rows, tasks].
 
         Args:
@@ -83,8 +86,8 @@ class Calibration:
         """
         if not self.tasks.keys() & set(tasks):
             return outputs
-        columns = zip(tasks, outputs.unbind(1), strict=True)
-        return torch.stack([self.tasks[task](x) if task in self.tasks else x for task, x in columns], 1)
+        columns = zip(tasks, outputs.T, strict=True)
+        return np.stack([self.tasks[task](x) if task in self.tasks else x for task, x in columns], 1)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form: task → its map."""

@@ -13,8 +13,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TorchRec's imports warn of features of PyTorch that we do not use
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
-from ranking.encoding import Inputs
 from ranking.schema import Schema
+from ranking.tensors import InputTensors
 
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRec calls what PyTorch has renamed
 
@@ -54,7 +54,7 @@ class Embeddings(nn.Module):
             ]
         )
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: InputTensors) -> Tensor:
         """Embeddings side by side [batch, width]: categorical features, then bags, in order of declaration."""
         if not self.names:
             return inputs.dense.new_zeros(len(inputs), 0)

@@ -17,15 +17,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from ranking import id_index
 from ranking.arrays import ArrayWriter, open_array
-from ranking.encoding import Bag, Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import FeatureTable, as_type, complete, id_array, violations
 from ranking.id_index import IdIndex, RowArray
 from ranking.id_spaces import IdArray
+from ranking.inputs import Bag, Inputs, spans
 from ranking.schema import Owner, Schema
 
 CHUNK = 65_536
@@ -126,10 +126,10 @@ class EncodedTable:
         """What is encoded of these rows [n]; of −1 what ``Encoder.encode`` gives if all is null."""
         taken = self._rows.take(rows)
         return Inputs(
-            torch.from_numpy(taken["ids"].astype(np.int64)),
+            taken["ids"].astype(np.int64),
             tuple(self._bag(taken["starts"][:, i], taken["lengths"][:, i]) for i in range(len(self.schema.bags))),
-            torch.from_numpy(taken["dense"].copy()),
-            torch.from_numpy(taken["missing"].copy()),
+            taken["dense"].copy(),
+            taken["missing"].copy(),
         )
 
     def parts(self, rows: RowArray) -> IdArray:
@@ -138,10 +138,8 @@ class EncodedTable:
         return parts
 
     def _bag(self, starts: RowArray, lengths: npt.NDArray[np.int32]) -> Bag:
-        lengths = lengths.astype(np.int64)
-        ends = np.cumsum(lengths)
-        positions = np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
-        return Bag(torch.from_numpy(self._values.take(positions).astype(np.int64)), torch.from_numpy(lengths))
+        counts = lengths.astype(np.int64)
+        return Bag(self._values.take(spans(starts, counts)).astype(np.int64), counts)
 
     @classmethod
     def open(cls, folder: Path, encoder: Encoder, owner: Owner) -> Self:
@@ -206,9 +204,9 @@ def _append(table: pa.Table, layout: Layout, rows: ArrayWriter, values: ArrayWri
     records["parts"] = layout.encoder.hashes(table, layout.parts)
     records["ids"], records["dense"], records["missing"] = inputs.ids, inputs.dense, inputs.missing
     for i, bag in enumerate(inputs.bags):
-        ends = start + np.cumsum(bag.lengths.numpy())
-        records["starts"][:, i], records["lengths"][:, i] = ends - bag.lengths.numpy(), bag.lengths
-        values.append(bag.values.numpy())
+        records["starts"][:, i] = start + np.cumsum(bag.lengths) - bag.lengths
+        records["lengths"][:, i] = bag.lengths
+        values.append(bag.values)
         start += len(bag.values)
     rows.append(records)
     return start

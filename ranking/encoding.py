@@ -1,4 +1,4 @@
-"""Arrow columns → tensors. Fitted once on the training split; training, offline scoring and the service all use it."""
+"""Arrow columns → arrays. Fitted once on the training split; training, offline scoring and the service all use it."""
 
 from __future__ import annotations
 
@@ -12,74 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
 from ranking.features import read_column
 from ranking.id_spaces import MISSING, Buckets, FloatArray, HashBuckets, IdArray, IdSpace, Vocabulary, hash_column
+from ranking.inputs import Bag, Float32, Inputs
 from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
-
-
-@dataclass(frozen=True)
-class Bag:
-    """Lists of embedding rows: ``values`` [sum of lengths] int64 and ``lengths`` [batch] int64."""
-
-    values: Tensor
-    lengths: Tensor
-
-    def take(self, rows: Tensor) -> Bag:
-        """The lists at these positions [rows] int64, in their order."""
-        starts = torch.cumsum(self.lengths, 0) - self.lengths
-        lengths = self.lengths[rows]
-        first = torch.cumsum(lengths, 0) - lengths
-        within = torch.arange(int(lengths.sum())) - torch.repeat_interleave(first, lengths)
-        return Bag(self.values[torch.repeat_interleave(starts[rows], lengths) + within], lengths)
-
-    @staticmethod
-    def concat(parts: Sequence[Bag]) -> Bag:
-        """The lists of all parts, one part after the other."""
-        return Bag(torch.cat([part.values for part in parts]), torch.cat([part.lengths for part in parts]))
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """A batch as tensors.
-
-    Attributes:
-        ids: embedding rows [batch, features with one embedding], int64.
-        bags: one for each feature with a list of ids.
-        dense: numbers [batch, dense columns], float32, never NaN.
-        missing: which features were null [batch, features with a column, in order of declaration], bool.
-    """
-
-    ids: Tensor
-    bags: tuple[Bag, ...]
-    dense: Tensor
-    missing: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def to(self, device: torch.device) -> Inputs:
-        """The same on this device; which features were missing stays where it is."""
-        bags = tuple(Bag(bag.values.to(device), bag.lengths.to(device)) for bag in self.bags)
-        return Inputs(self.ids.to(device), bags, self.dense.to(device), self.missing)
-
-    def take(self, rows: Tensor) -> Inputs:
-        """The rows at these positions [rows] int64, in their order."""
-        return Inputs(self.ids[rows], tuple(bag.take(rows) for bag in self.bags), self.dense[rows], self.missing[rows])
-
-    @staticmethod
-    def concat(parts: list[Inputs]) -> Inputs:
-        """All rows of the parts, one part after the other."""
-        bags = zip(*(part.bags for part in parts), strict=True)
-        return Inputs(
-            torch.cat([part.ids for part in parts]),
-            tuple(map(Bag.concat, bags)),
-            torch.cat([part.dense for part in parts]),
-            torch.cat([part.missing for part in parts]),
-        )
-
 
 LARGEST = 1e15
 """Numbers are kept within ±this after scaling, so that no layer overflows float32."""
@@ -134,7 +71,7 @@ class Encoder:
         return len(self.scales) + sum(scale.flagged for scale in self.scales.values())
 
     def encode(self, table: pa.Table) -> Inputs:
-        """Tensors for the table's rows.
+        """The table's rows as arrays.
 
         Raises:
             InvalidInputError: text ids where the ranker was trained on integers.
@@ -158,7 +95,7 @@ class Encoder:
         missing = np.empty((rows, len(given)), np.bool_)
         for i, read in enumerate(given):
             missing[:, i] = columns[read.column].is_null().to_numpy(zero_copy_only=False)
-        return Inputs(torch.from_numpy(ids), bags, torch.from_numpy(dense), torch.from_numpy(missing))
+        return Inputs(ids, bags, dense, missing)
 
     def hashes(self, table: pa.Table, names: Sequence[str]) -> IdArray:
         """Hashes of these features' values [rows, names] int64, as ``HashBuckets.crossed`` takes them."""
@@ -193,7 +130,7 @@ class Encoder:
         owner = np.concatenate([owner[known], np.flatnonzero(unknown)])
         rows = np.concatenate([rows, np.full(unknown.sum(), MISSING, np.int64)])
         lengths = np.bincount(owner, minlength=len(column))
-        return Bag(torch.from_numpy(rows[np.argsort(owner, kind="stable")]), torch.from_numpy(lengths))
+        return Bag(rows[np.argsort(owner, kind="stable")], lengths)
 
     def write(self, folder: Path) -> None:
         """Writes ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and, of all numbers, ``scales.parquet``."""
@@ -244,7 +181,7 @@ def transform_numbers(numbers: FloatArray, transform: str) -> FloatArray:
     return np.log1p(numbers) if transform == "log1p" else numbers
 
 
-def encode_labels(table: pa.Table, tasks: Sequence[Task]) -> Tensor:
+def encode_labels(table: pa.Table, tasks: Sequence[Task]) -> Float32:
     """Labels [rows, tasks] float32, transformed as the task says; NaN where null or masked."""
     columns = []
     for task in tasks:
@@ -253,12 +190,12 @@ def encode_labels(table: pa.Table, tasks: Sequence[Task]) -> Tensor:
             counts = transformed(table[task.mask].combine_chunks(), "none") == 1.0
             label = np.where(counts, label, np.nan)
         columns.append(label)
-    return torch.from_numpy(np.stack(columns, axis=1).astype(np.float32))
+    return np.stack(columns, axis=1).astype(np.float32)
 
 
-def encode_weights(table: pa.Table, columns: Columns) -> Tensor:
+def encode_weights(table: pa.Table, columns: Columns) -> Float32:
     """How much each row counts [rows] float32: 1 where null, or if there is no such column."""
     if columns.weight is None:
-        return torch.ones(table.num_rows)
+        return np.ones(table.num_rows, np.float32)
     weights = transformed(table[columns.weight].combine_chunks(), "none")
-    return torch.from_numpy(np.where(np.isnan(weights), 1.0, weights).astype(np.float32))
+    return np.where(np.isnan(weights), 1.0, weights).astype(np.float32)

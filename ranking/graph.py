@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ranking.calibration import Calibration
-from ranking.encoding import Inputs
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
 from ranking.schema import Schema
 from ranking.selection import Selection
+from ranking.tensors import InputTensors
 
 Layer = tuple[Tensor, Tensor]
 """Weight [inputs, outputs] and bias [outputs]."""
@@ -35,11 +36,11 @@ class FrozenGraph:
     Args:
         schema: features and tasks.
         selection: what the gates chose.
-        weights: name → tensor, as above.
+        weights: by name, as above; the graph shares their memory.
         gate: settings of a per-example gate; None if the gate is static.
-        calibration: of the outputs; none by default.
 
     Attributes:
+        weights: the same as tensors.
         experts: number of each chosen expert → its layers, float64.
         towers: task → its layers, float64; the last gives the output.
     """
@@ -48,25 +49,19 @@ class FrozenGraph:
         self,
         schema: Schema,
         selection: Selection,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, npt.NDArray[Any]],
         gate: GateConfig | None = None,
-        calibration: Calibration | None = None,
     ) -> None:
         self.schema = schema
         self.selection = selection
-        self.weights = weights
+        self.weights = {name: torch.from_numpy(weight) for name, weight in weights.items()}
         self.gate = gate
-        self.calibration = calibration or Calibration()
-        self.experts = {e: _layers(weights, f"expert.{e}") for e in selection.experts_used}
-        self.towers = {task: _layers(weights, f"tower.{task}") for task in schema.task_names}
+        self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
+        self.towers = {task: _layers(self.weights, f"tower.{task}") for task in schema.task_names}
         self._gate = None if gate is None else self._rebuilt(gate)
 
-    def __call__(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
-        """Outputs [batch, tasks] float64: a calibrated logit for a binary task, the (transformed) number else."""
-        return self.calibration(self.uncalibrated(inputs, tasks), tasks)
-
-    def uncalibrated(self, inputs: Inputs, tasks: Sequence[str]) -> Tensor:
-        """Outputs [batch, tasks] float64 as the towers give them."""
+    def __call__(self, inputs: InputTensors, tasks: Sequence[str]) -> Tensor:
+        """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number else; uncalibrated."""
         x = self._joined(inputs)
         if self._gate is None:
             experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
@@ -75,7 +70,7 @@ class FrozenGraph:
             mixed = self._route(x, tasks)
         return torch.cat([self._tower(task, hidden) for task, hidden in zip(tasks, mixed, strict=True)], 1)
 
-    def routing(self, inputs: Inputs) -> Tensor:
+    def routing(self, inputs: InputTensors) -> Tensor:
         """Weights of all tasks: [tasks, experts], or [batch, tasks, experts] of a per-example gate; float64."""
         if self._gate is not None:
             return self._choose(self._joined(inputs))
@@ -85,16 +80,7 @@ class FrozenGraph:
                 row[expert] = weight
         return weights
 
-    @torch.inference_mode()
-    def explain(self, inputs: Inputs, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-        """Task → {expert: weight} that these rows' scores are made of; a per-example gate's are means over the rows."""
-        if self._gate is None or not len(inputs):
-            return {task: self.selection.tasks[task] if self._gate is None else {} for task in tasks}
-        weights = self.routing(inputs).mean(0)
-        rows = (weights[self.schema.task_names.index(task)].tolist() for task in tasks)
-        return {task: {e: w for e, w in enumerate(row) if w > 0} for task, row in zip(tasks, rows, strict=True)}
-
-    def _joined(self, inputs: Inputs) -> Tensor:
+    def _joined(self, inputs: InputTensors) -> Tensor:
         """Embeddings and dense values side by side [batch, inputs] float64."""
         weights = self.weights
         columns = [
@@ -144,7 +130,8 @@ class FrozenGraph:
 
     def _rebuilt(self, config: GateConfig) -> Gate:
         inputs, width = len(self.weights["norm.scale"]), next(iter(self.experts.values()))[-1][0].shape[1]
-        gate = build_gate(config, len(self.schema.tasks), self.selection.num_experts, inputs, width).ordinary()
+        with torch.random.fork_rng(devices=[]):  # scoring, which builds the graph, is to draw nothing
+            gate = build_gate(config, len(self.schema.tasks), self.selection.num_experts, inputs, width).ordinary()
         gate.load_state_dict({name[len(GATE) :]: w for name, w in self.weights.items() if name.startswith(GATE)})
         return gate.double().eval().requires_grad_(False)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
+from ranking.inputs import Inputs, Int64
 from ranking.schema import Feature, NumericFeature, PooledFeature, Schema, SingleFeature
 
 
@@ -23,14 +25,14 @@ class Halves:
 
     shared: Inputs
     items: Inputs
-    request: Tensor
+    request: Int64
 
     def __len__(self) -> int:
         return len(self.items)
 
     def slice(self, start: int, stop: int) -> Halves:
         """Candidates [start, stop) with all that is shared."""
-        return Halves(self.shared, self.items.take(torch.arange(start, stop)), self.request[start:stop])
+        return Halves(self.shared, self.items.take(np.arange(start, stop)), self.request[start:stop])
 
     @staticmethod
     def concat(parts: list[Halves]) -> Halves:
@@ -43,7 +45,7 @@ class Halves:
         return Halves(
             Inputs.concat([part.shared for part in parts]),
             Inputs.concat([part.items for part in parts]),
-            torch.cat([part.request + start for part, start in zip(parts, starts, strict=False)]),
+            np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)]),
         )
 
 
@@ -93,7 +95,7 @@ class Sides:
         self.shared = _side(encoder, items=False)
         self.items = _side(encoder, items=True)
 
-    def split(self, inputs: Inputs, request: Tensor) -> Halves:
+    def split(self, inputs: Inputs, request: Int64) -> Halves:
         """Halves of whole rows.
 
         Args:
@@ -101,7 +103,7 @@ class Sides:
             request: number of the request that each belongs to [candidates] int64, rising from 0 without a gap;
                 candidates of one request agree in all that is shared.
         """
-        first = torch.searchsorted(request, torch.arange(int(request[-1]) + 1 if len(request) else 0))
+        first = np.searchsorted(request, np.arange(request[-1] + 1 if len(request) else 0))
         return Halves(self.shared.of(inputs).take(first), self.items.of(inputs), request)
 
     def join(self, halves: Halves) -> Inputs:
@@ -154,8 +156,10 @@ def _starts(schema: Schema) -> list[int]:
     return starts
 
 
-def _side_by_side(one: Tensor, its: list[int], other: Tensor, others: list[int]) -> Tensor:
+def _side_by_side(
+    one: npt.NDArray[Any], its: list[int], other: npt.NDArray[Any], others: list[int]
+) -> npt.NDArray[Any]:
     """Columns of two halves at their places in the whole."""
-    whole = one.new_empty(len(one), len(its) + len(others))
+    whole = np.empty((len(one), len(its) + len(others)), one.dtype)
     whole[:, its], whole[:, others] = one, other
     return whole

@@ -73,10 +73,5 @@ class UncertaintyWeighting(FixedWeighting):
         return super().forward(weighted)
 
 
-def scores(outputs: Tensor, tasks: Sequence[Task]) -> Tensor:
-    """What users see [batch, tasks]: probabilities of binary tasks, (transformed) numbers of regressions."""
-    return torch.where(_is_binary(tasks, outputs), outputs.sigmoid(), outputs)
-
-
 def _is_binary(tasks: Sequence[Task], like: Tensor) -> Tensor:
     return torch.tensor([task.kind == "binary" for task in tasks], device=like.device)

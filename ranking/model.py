@@ -9,13 +9,13 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from ranking.encoding import Inputs
 from ranking.experts import StackedLinear, StackedMLP
 from ranking.gates import Routing
 from ranking.gates.config import DSelectKConfig, GateConfig, SoftmaxSelectorsConfig, build_gate
 from ranking.schema import Record, Widths
 from ranking.selection import Shape
 from ranking.side_tower import SideTower, SideTowerConfig
+from ranking.tensors import InputTensors
 
 if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
     from ranking.embeddings import Embeddings
@@ -87,8 +87,8 @@ class Mixture(nn.Module):
     Args:
         config: sizes and the gate.
         num_tasks: outputs.
-        embeddings: maps ``Inputs`` to [batch, its ``width``].
-        dense_size: width of ``Inputs.dense``.
+        embeddings: maps ``InputTensors`` to [batch, its ``width``].
+        dense_size: width of ``InputTensors.dense``.
         gamma: initial width of a DSelect-k gate's fractional region.
         side: what is added to the outputs in training; its mean takes its place in eval mode.
         correction: what is added to the outputs [tasks] in eval mode, for the negatives that training leaves out.
@@ -123,11 +123,11 @@ class Mixture(nn.Module):
         self.side = side
         self.register_buffer("correction", torch.tensor(correction or [0.0] * num_tasks), persistent=False)
 
-    def forward(self, inputs: Inputs, side: Inputs | None = None) -> Tensor:
+    def forward(self, inputs: InputTensors, side: InputTensors | None = None) -> Tensor:
         """Outputs [batch, tasks]: a logit for a binary task, the (transformed) number for a regression."""
         return self.trace(inputs, side).outputs
 
-    def trace(self, inputs: Inputs, side: Inputs | None = None) -> Pass:
+    def trace(self, inputs: InputTensors, side: InputTensors | None = None) -> Pass:
         """One pass, with what the gate did in it.
 
         Args:
@@ -144,7 +144,7 @@ class Mixture(nn.Module):
         mixed = torch.einsum("bte,ebw->tbw" if weights.dim() == 3 else "te,ebw->tbw", weights, hidden)
         return Pass(self.output(self.towers(mixed)).squeeze(-1).T + self._added(side), x, routing)
 
-    def _added(self, side: Inputs | None) -> Tensor | float:
+    def _added(self, side: InputTensors | None) -> Tensor | float:
         if not self.training:
             return self.offset
         if self.side is None:

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ranking.encoding import Inputs
 from ranking.schema import ListOf, Name, Record, Widths
+from ranking.tensors import InputTensors
 
 if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
     from ranking.embeddings import Embeddings
@@ -46,7 +46,7 @@ class SideTower(nn.Module):
         config: sizes.
         num_tasks: outputs.
         embeddings: of its own features, shared with nobody.
-        dense_size: width of its ``Inputs.dense``.
+        dense_size: width of its ``InputTensors.dense``.
 
     Attributes:
         mean: what it adds on average [tasks], a running mean over training batches; takes its place afterwards.
@@ -69,7 +69,7 @@ class SideTower(nn.Module):
         self.register_buffer("widths", torch.tensor([*embeddings.widths, *[1] * dense_size]), persistent=False)
         self.register_buffer("mean", torch.zeros(num_tasks))
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: InputTensors) -> Tensor:
         """What is added to the outputs [batch, tasks]; in training the running mean takes it in."""
         x = self.norm(torch.cat([self.embeddings(inputs), inputs.dense], 1))
         if self.training:

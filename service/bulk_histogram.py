@@ -49,7 +49,7 @@ class BulkHistogram(Collector):
         first = np.array([rows[task] * buckets for task in tasks])
         places = (self._edges.searchsorted(some) + first).ravel()
         totals[:, :-1] += np.bincount(places, minlength=len(totals) * buckets).reshape(-1, buckets)
-        totals[first // buckets, -1] += some.sum(0)
+        totals[first // buckets, -1] += some.sum(0, np.float64)
 
     def collect(self) -> Iterator[Metric]:
         """The metric, summed over all processes."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
@@ -21,6 +20,7 @@ from ranking.errors import RankerError
 from service import logs
 from service.app import create_app
 from service.connection import Connection
+from service.engine.runtimes.choosing import has_gpu
 from service.security import exposure, key_file
 from service.server import Server
 from service.settings import Settings
@@ -124,7 +124,6 @@ def _application(
 ) -> ASGIApp:
     """The application of one process, as ``create_app`` has it."""
     logs.configure(settings.log_format)
-    torch.set_num_threads(settings.threads)
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(settings, operations_port, give_up, start)
     gc.collect()
@@ -133,7 +132,7 @@ def _application(
 
 
 def _require_no_gpu(settings: Settings) -> None:
-    if settings.backend == "cuda" or (settings.backend == "auto" and torch.cuda.is_available()):
+    if settings.backend == "cuda" or (settings.backend == "auto" and has_gpu()):
         raise RankerError(
             f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
         )

@@ -69,16 +69,16 @@ def write(folder: Path, config: Config, rows: Examples, sizes: dict[str, int]) -
     sparse, inputs = [], rows.inputs
     for i, feature in enumerate(schema.categoricals):
         sparse.append(Sparse(feature.name, sizes[feature.table], feature.dim))
-        arrays[feature.name] = inputs.ids[:, i].numpy()
+        arrays[feature.name] = inputs.ids[:, i]
     for feature, bag in zip(schema.bags, inputs.bags, strict=True):
-        lengths = bag.lengths.numpy()
+        lengths = bag.lengths
         padded = np.zeros((len(rows), max(2, int(lengths.max()))), np.int64)
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = bag.values.numpy() + 1
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = bag.values + 1
         sparse.append(Sparse(feature.name, sizes[feature.table] + 1, feature.dim, padded.shape[1]))
         arrays[feature.name] = padded
     dense = [f"number_{i}" for i in range(inputs.dense.shape[1])]
-    arrays |= {name: inputs.dense[:, i].numpy().copy() for i, name in enumerate(dense)}
-    labels = rows.labels.numpy()
+    arrays |= {name: inputs.dense[:, i].copy() for i, name in enumerate(dense)}
+    labels = rows.labels
     if np.isnan(labels).any():
         raise SystemExit("the rivals cannot mask labels: choose a log without null labels")
     tasks = {task.name: task.kind == "binary" for task in schema.tasks}

@@ -23,8 +23,8 @@ from pipelines.logs.reader import LogReader
 from pipelines.logs.synthetic import generate
 from pipelines.scoring import score_log
 from pipelines.train import train
-from ranking.encoding import Inputs
 from ranking.frozen import SCORE_ROWS, FrozenRanker
+from ranking.tensors import InputTensors
 
 
 def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
     return {"rows": count, "score": whole[1:], "graph": bare[1:]}
 
 
-def inputs(ranker: FrozenRanker, log: Path) -> list[Inputs]:
+def inputs(ranker: FrozenRanker, log: Path) -> list[InputTensors]:
     """What the graph gets, in the batches that scoring cuts."""
     reader = LogReader(log, ranker.schema, dict(ranker.tables), labels=False)
     return [
-        ranker.encoder.encode(cleaned.rows.slice(start, SCORE_ROWS))
+        InputTensors.of(ranker.encoder.encode(cleaned.rows.slice(start, SCORE_ROWS)))
         for cleaned in reader.clean(drop_duplicates=False)
         for start in range(0, cleaned.rows.num_rows, SCORE_ROWS)
     ]
 
 
 @torch.inference_mode()
-def graph_alone(ranker: FrozenRanker, ready: list[Inputs]) -> None:
+def graph_alone(ranker: FrozenRanker, ready: list[InputTensors]) -> None:
     """Outputs of all tasks."""
     for part in ready:
         ranker.graph(part, list(ranker.schema.task_names))

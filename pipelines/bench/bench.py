@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -123,7 +123,7 @@ class Bench:
         for _ in range(sizes.turns):
             bare = self._engines(self._candidates(), 1, "frozen, default")["sizes"]
             found: dict[str, Any] = {"bare": {size: spent["frozen, default"][0] for size, spent in bare.items()}}
-            with self._ours() as server:
+            with self._ours(server_timing=True) as server:
                 for form in FORMS:
                     for candidates in self._candidates():
                         for clients in sizes.clients:
@@ -180,7 +180,7 @@ class Bench:
         cores = cores or self._cores[: self._threads]
         everyone = self._most * max(self._sizes.clients)  # a refusal would be no answer, and fast
         how = {"workers": len(cores), "threads": 1, "max_queue_rows": everyone, **settings}
-        return ours(Settings(repository=self._repository, server_timing=True, **how), cores)
+        return ours(Settings(repository=self._repository, **how), cores)
 
     def _load(
         self, server: Server, form: str, candidates: int, clients: int = 0, rate: float = 0.0, seed: int = 0
@@ -221,15 +221,15 @@ class Bench:
 
 def bench(
     folder: Path | None, sizes: Sizes, threads: int, only: Sequence[str], earlier: dict[str, Any]
-) -> dict[str, Any]:
-    """Measures the parts asked for; the others stay as ``earlier`` has them.
+) -> Iterator[dict[str, Any]]:
+    """Measures the parts asked for, one after the other; yields all results after each, so that none is lost.
 
     Args:
         folder: a bundle; None: the reference model, for which there are aims.
         sizes: how much.
         threads: cores of whatever is measured.
         only: parts.
-        earlier: results of before.
+        earlier: results of before; what is not measured stays as it has them.
 
     Raises:
         RankerError: a measurement failed; says what it wrote.
@@ -245,7 +245,7 @@ def bench(
             found = getattr(runs, part)()
             if found is not None:
                 results[part] = {**about, "measured": found}
-    return results
+                yield results
 
 
 def _reference(folder: Path, sizes: Sizes) -> Path:

@@ -33,17 +33,21 @@ def run(arguments: argparse.Namespace) -> str:
             raise UsageError("--items is of the reference model: leave it out, or leave out BUNDLE")
         sizes = replace(sizes, items=arguments.items)
     files = _files(arguments)
-    results = bench(arguments.bundle, sizes, arguments.threads, arguments.only, _earlier(files))
-    tables = report.text(results)
+    results = _earlier(files)
+    for results in bench(arguments.bundle, sizes, arguments.threads, arguments.only, results):
+        _keep(results, files, arguments.docs)
+    return report.text(results)
+
+
+def _keep(results: dict[str, Any], files: Sequence[Path], docs: Path | None) -> None:
     try:
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(results, indent=1) + "\n")
-        if arguments.docs is not None:
-            _document(arguments.docs, results, tables)
+        if docs is not None:
+            _document(docs, results, report.text(results))
     except OSError as error:
         raise OutputError(f"{error.filename}: cannot be written ({reason(error)})") from None
-    return tables
 
 
 def _document(docs: Path, results: dict[str, Any], tables: str) -> None:

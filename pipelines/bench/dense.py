@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +16,6 @@ from ranking.embeddings import Embeddings
 from ranking.frozen import FrozenRanker
 from ranking.gates import DSelectK, Gate
 from ranking.gates.config import DSelectKConfig
-from ranking.graph import FrozenGraph
 from ranking.model import Mixture, ModelConfig
 from ranking.onnx_body import onnx_body
 from ranking.schema import Schema
@@ -30,7 +30,7 @@ def dense_model(ranker: FrozenRanker) -> Mixture:
         ValueError: its gate decides per example.
     """
     graph, schema, selection = ranker.graph, ranker.schema, ranker.selection
-    if graph.gate is not None:
+    if ranker.gate is not None:
         raise ValueError("a per-example gate has no dense model here")
     widths = [len(bias) for _, bias in next(iter(graph.experts.values()))]
     towers = [len(bias) for _, bias in graph.towers[schema.task_names[0]][:-1]]
@@ -71,23 +71,19 @@ def choose(gate: Gate, selection: Selection) -> None:
 
 def dense_ranker(ranker: FrozenRanker) -> FrozenRanker:
     """The ranker with a graph that evaluates and mixes all experts."""
-    selection, weights = ranker.selection, dict(ranker.graph.weights)
-    layers = next(iter(ranker.graph.experts))
+    selection, weights = ranker.selection, dict(ranker.weights)
+    layers, random = selection.experts_used[0], np.random.default_rng(0)
     for expert in set(range(selection.num_experts)) - set(selection.experts_used):
         of_one = {name: value for name, value in weights.items() if name.startswith(f"expert.{layers}.")}
         for name, value in of_one.items():
-            weights[name.replace(f"expert.{layers}.", f"expert.{expert}.", 1)] = torch.randn_like(value) * value.std()
+            drawn = random.normal(scale=value.std(), size=value.shape).astype(np.float32)
+            weights[name.replace(f"expert.{layers}.", f"expert.{expert}.", 1)] = drawn
     everyone = {
         task: {expert: chosen.get(expert, 0.0) for expert in range(selection.num_experts)}
         for task, chosen in selection.tasks.items()
     }
-    graph = FrozenGraph(
-        ranker.schema,
-        replace(selection, k=selection.num_experts, tasks=everyone),
-        weights,
-        calibration=ranker.graph.calibration,
-    )
-    return replace(ranker, graph=graph, body=None)
+    dense = replace(selection, k=selection.num_experts, tasks=everyone)
+    return replace(ranker, selection=dense, weights=weights, body=None)
 
 
 def unsplit(ranker: FrozenRanker) -> FrozenRanker:
@@ -98,5 +94,5 @@ def unsplit(ranker: FrozenRanker) -> FrozenRanker:
     )
     schema: Schema = ranker.schema.model_copy(update={"features": features})  # unchecked: ids keep their owner else
     encoder = type(ranker.encoder)(schema, ranker.encoder.id_spaces, ranker.encoder.scales)
-    graph = FrozenGraph(schema, ranker.selection, ranker.graph.weights, calibration=ranker.graph.calibration)
-    return replace(ranker, schema=schema, encoder=encoder, graph=graph, body=onnx_body(graph, encoder))
+    whole = replace(ranker, schema=schema, encoder=encoder)
+    return replace(whole, body=onnx_body(whole.graph, encoder))

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import torch
 from onnx import helper, numpy_helper
 
 from ranking.encoding import Encoder
 from ranking.frozen import FrozenRanker
 from ranking.graph import FrozenGraph
 from ranking.halves import Halves, Sides
-from ranking.losses import scores
 from ranking.onnx_body import onnx_body
-from service.engine.forward.embedding import Embedding
+from service.engine.runtimes.embedding import Embedding
 
 
 class DenseRuntime:
@@ -34,22 +32,20 @@ class DenseRuntime:
 
     def __init__(self, ranker: FrozenRanker, threads: int) -> None:
         self._ranker, sides = ranker, Sides(ranker.encoder)
-        self._shared = Embedding(sides.shared, ranker.graph.weights)
-        self._items = Embedding(sides.items, ranker.graph.weights)
+        self._shared = Embedding(sides.shared, ranker.weights)
+        self._items = Embedding(sides.items, ranker.weights)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         body = dense_body(ranker.graph, ranker.encoder)
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(body, options, ["CPUExecutionProvider"])
 
-    @torch.inference_mode()
     def scores(self, halves: Halves, _: Sequence[str]) -> object:
         """Scores [candidates, tasks] float32 of all tasks."""
-        feeds = {"shared": self._shared(halves.shared).numpy(), "items": self._items(halves.items).numpy()}
-        request = halves.request.numpy()[: 1 if len(halves.shared) == 1 else None]
-        outputs = torch.from_numpy(np.concatenate(self._session.run(None, feeds | {"request": request}), 1))
-        schema = self._ranker.schema
-        return scores(self._ranker.graph.calibration(outputs, schema.task_names), schema.tasks).float().numpy()
+        feeds = {"shared": self._shared(halves.shared), "items": self._items(halves.items)}
+        request = halves.request[: 1 if len(halves.shared) == 1 else None]
+        outputs = np.concatenate(self._session.run(None, feeds | {"request": request}), 1)
+        return self._ranker.finished(outputs, self._ranker.schema.task_names)
 
 
 def dense_body(graph: FrozenGraph, encoder: Encoder) -> bytes:

@@ -1,4 +1,4 @@
-"""Contenders within one process: tensors of a request in, scores out.
+"""Contenders within one process: a request, encoded, in; scores out.
 
     python -m pipelines.bench.engines BUNDLE SIZES TURNS SECONDS THREADS [CONTENDER …]
 
@@ -25,7 +25,8 @@ from ranking.encoded_table import EncodedTable
 from ranking.errors import RankerError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
-from ranking.losses import scores
+from ranking.scores import scores
+from ranking.tensors import InputTensors
 from service.engine.runtimes import BACKENDS, choose
 
 DEFAULT = "frozen, default"
@@ -100,8 +101,8 @@ def _all(ranker: FrozenRanker, threads: int) -> Iterator[Contender]:
     from pipelines.bench.dense_body import DenseRuntime
 
     sides = Sides(ranker.encoder)
-    if ranker.graph.gate is None:
-        yield Contender("dense, eager", _eager(ranker), sides.join)
+    if ranker.gate is None:
+        yield Contender("dense, eager", _eager(ranker), lambda halves: InputTensors.of(sides.join(halves)))
     for backend in BACKENDS:
         try:
             if backend != "auto":
@@ -134,7 +135,7 @@ def _eager(ranker: FrozenRanker) -> Callable[[Any, Sequence[str]], object]:
 
     @torch.inference_mode()
     def score(inputs: Any, _: Sequence[str]) -> object:
-        return scores(ranker.graph.calibration(model(inputs), names), tasks)
+        return scores(ranker.calibration(model(inputs).numpy(), names), tasks)
 
     return score
 

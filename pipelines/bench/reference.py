@@ -19,7 +19,8 @@ from ranking import bundle
 from ranking.embeddings import Embeddings
 from ranking.encoding import Encoder, Scale
 from ranking.features import FeatureTable
-from ranking.frozen import FrozenRanker, freeze
+from ranking.freezing import freeze
+from ranking.frozen import FrozenRanker
 from ranking.gates.config import DSelectKConfig
 from ranking.id_spaces import Vocabulary
 from ranking.model import Mixture, ModelConfig

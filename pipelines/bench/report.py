@@ -32,7 +32,7 @@ def _engines(measured: dict[str, Any], about: dict[str, Any]) -> str:
     lines = [(name, *(f"{statistics.median(spent[name]) * 1000:.3g}" for spent in sizes.values())) for name in names]
     return section(
         "Within one process",
-        f"{_how(about)} Milliseconds from the tensors of one request to its scores, by candidates.",
+        f"{_how(about)} Milliseconds from the encoded arrays of one request to its scores, by candidates.",
         ("", *sizes),
         lines,
     )

@@ -68,7 +68,7 @@ class Requests:
         """One request, encoded."""
         encoder = self._ranker.encoder
         inputs = encoder.encode(self.candidates(count))
-        return Sides(encoder).split(inputs, inputs.ids.new_zeros(count))
+        return Sides(encoder).split(inputs, np.zeros(count, np.int64))
 
     def item_ids(self, count: int) -> list[Any]:
         """Ids of one request's candidates."""

@@ -18,12 +18,11 @@ from pipelines.training.examples import encode
 from ranking.calibration import Calibration
 from ranking.errors import LogError
 from ranking.id_spaces import hash_column
-from ranking.losses import scores
+from ranking.inputs import Float32
 from ranking.metrics import Ids, Rows
 from ranking.schema import Task
+from ranking.scores import scores
 from ranking.specialisation import Specialisation
-
-Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,12 @@ class Predictions:
             chosen: mask or positions of rows that have the label.
             calibrated: whether the calibration is applied.
         """
-        kind, outputs = self.tasks[task], torch.from_numpy(self.outputs[chosen, task]).double().unsqueeze(1)
+        kind, outputs = self.tasks[task], self.outputs[chosen, task][:, None].astype(np.float64)
         if calibrated:
             outputs = self.calibration(outputs, [kind.name])
         return Rows(
             self.labels[chosen, task].astype(np.float64),
-            scores(outputs, [kind]).squeeze(1).numpy(),
+            scores(outputs, [kind])[:, 0],
             users[chosen],
             None if self.requests is None else self.requests[chosen],
         )
@@ -124,10 +123,10 @@ def predict(
             examples = encode(cleaned.rows, source.encoder)
         found, weights = source.outputs(examples.inputs)
         if specialisation is not None:
-            specialisation.add(weights, examples.labels)
-        labels.append(examples.labels.numpy())
+            specialisation.add(weights, torch.from_numpy(examples.labels))
+        labels.append(examples.labels)
         outputs.append(found.float().numpy())
-        users.append(examples.users.numpy())
+        users.append(examples.users)
         places.append(file * FILE + cleaned.positions)
         if columns.request is not None:
             requests.append(hash_column(cleaned.rows[columns.request].combine_chunks()))

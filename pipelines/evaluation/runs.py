@@ -12,9 +12,11 @@ from pipelines.evaluation.sources import Source
 from pipelines.logs.reader import load_tables
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.gates.config import SingleTaskConfig
+from ranking.inputs import Inputs
 from ranking.model import Mixture
+from ranking.tensors import InputTensors
 
 
 def run_sources(run: RunFolder) -> Iterator[Source]:
@@ -43,7 +45,7 @@ def run_source(run: RunFolder, config: Config, model: Mixture, encoder: Encoder,
     """
 
     def outputs(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        done = model.trace(inputs)
+        done = model.trace(InputTensors.of(inputs))
         return done.outputs, done.routing.weights
 
     return Source(

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.id_spaces import MISSING, UNSEEN, IdArray
+from ranking.inputs import Inputs
 from ranking.schema import NumberFeature
 
 SHOWN = 20
@@ -116,7 +117,7 @@ class _ByNovelty:
         self._parts: list[npt.NDArray[np.int32]] = []
 
     def add(self, table: pa.Table, inputs: Inputs) -> None:  # noqa: ARG002 — one interface
-        self._parts.append(inputs.ids[:, self._feature].numpy().astype(np.int32))
+        self._parts.append(inputs.ids[:, self._feature].astype(np.int32))
 
     def groups(self) -> dict[str, IdArray]:
         rows = np.concatenate(self._parts)

@@ -13,11 +13,13 @@ from pipelines.config import EvaluationConfig, LogsConfig
 from pipelines.logs.places import Place
 from pipelines.logs.splits import split_bounds
 from ranking.calibration import Calibration
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.errors import LogError
 from ranking.features import FeatureTable
 from ranking.frozen import FrozenRanker
+from ranking.inputs import Inputs
 from ranking.schema import Owner, Schema
+from ranking.tensors import InputTensors
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Source:
 
     Attributes:
         name: the folder it came from.
-        encoder: columns → tensors.
+        encoder: columns → arrays.
         tables: features of users and items by id.
         outputs: uncalibrated outputs [rows, tasks], and the gate's weights: [tasks, experts] or [rows, tasks, experts].
         calibration: of the outputs.
@@ -80,14 +82,15 @@ def bundle_source(ranker: FrozenRanker, name: str) -> Source:
     schema, until = ranker.schema, ranker.details.get("trained_until")
 
     def outputs(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        return ranker.graph.uncalibrated(inputs, schema.task_names), ranker.graph.routing(inputs)
+        tensors = InputTensors.of(inputs)
+        return ranker.graph(tensors, schema.task_names), ranker.graph.routing(tensors)
 
     return Source(
         name,
         ranker.encoder,
         ranker.tables,
         outputs,
-        ranker.graph.calibration,
+        ranker.calibration,
         ranker.selection.num_experts,
         ranker.details.get("selection"),
         None if until is None else datetime.fromisoformat(until),

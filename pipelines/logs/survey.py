@@ -186,7 +186,7 @@ def _count(found: Survey, split: str, rows: pa.Table, schema: Schema) -> None:
     found.rows[split] += rows.num_rows
     for feature in schema.given:
         found.nulls[feature.name] += rows[feature.column].null_count
-    labels = encode_labels(rows, schema.tasks).numpy()
+    labels = encode_labels(rows, schema.tasks)
     for i, task in enumerate(schema.tasks):
         known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
         if len(known):

@@ -1,19 +1,21 @@
-"""Impressions as tensors: encoded features with their labels."""
+"""Impressions as arrays: encoded features with their labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from pipelines.config import LogsConfig
 from pipelines.logs.reader import Cleaned, LogReader, blaming
 from pipelines.logs.splits import split_bounds
-from ranking.encoding import Encoder, Inputs, encode_labels, encode_weights
+from ranking.encoding import Encoder, encode_labels, encode_weights
 from ranking.id_spaces import hash_column
+from ranking.inputs import Float32, Inputs, Int64
 
 
 @dataclass(frozen=True)
@@ -29,38 +31,28 @@ class Examples:
     """
 
     inputs: Inputs
-    labels: Tensor
-    users: Tensor
-    weights: Tensor
+    labels: Float32
+    users: Int64
+    weights: Float32
     side: Inputs | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def to(self, device: torch.device) -> Examples:
-        """The same on this device."""
-        side = None if self.side is None else self.side.to(device)
-        return replace(
-            self,
-            inputs=self.inputs.to(device),
-            labels=self.labels.to(device),
-            weights=self.weights.to(device),
-            side=side,
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All of it by name, to be looked at."""
         inputs = self.inputs
         bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
         rows = {"labels": self.labels, "users": self.users, "weights": self.weights}
         return {"ids": inputs.ids, "dense": inputs.dense, **rows, **bags}
 
-    def take(self, rows: Tensor) -> Examples:
+    def take(self, rows: Int64) -> Examples:
         """The rows at these positions."""
         side = None if self.side is None else self.side.take(rows)
-        return Examples(self.inputs.take(rows), self.labels[rows], self.users[rows], self.weights[rows], side)
+        labels, users, weights = self.labels.take(rows, 0), self.users.take(rows), self.weights.take(rows)
+        return Examples(self.inputs.take(rows), labels, users, weights, side)
 
-    def with_labels(self, labels: Tensor) -> Examples:
+    def with_labels(self, labels: Float32) -> Examples:
         """The same rows with other labels [rows, tasks]."""
         return replace(self, labels=labels)
 
@@ -72,9 +64,9 @@ class Examples:
         sides = [part.side for part in parts if part.side is not None]
         return Examples(
             Inputs.concat([part.inputs for part in parts]),
-            torch.cat([part.labels for part in parts]),
-            torch.cat([part.users for part in parts]),
-            torch.cat([part.weights for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.users for part in parts]),
+            np.concatenate([part.weights for part in parts]),
             Inputs.concat(sides) if sides else None,
         )
 
@@ -91,7 +83,7 @@ def encode(table: pa.Table, encoder: Encoder, side: Encoder | None = None) -> Ex
     return Examples(
         encoder.encode(table),
         encode_labels(table, schema.tasks),
-        torch.from_numpy(hash_column(table[schema.columns.user].combine_chunks())),
+        hash_column(table[schema.columns.user].combine_chunks()),
         encode_weights(table, schema.columns),
         None if side is None else side.encode(table),
     )

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from pipelines.config import LogsConfig, TrainingConfig
 from pipelines.logs.files import CHUNK_ROWS
@@ -165,7 +164,7 @@ class Feed:
                 block = Examples.concat(list(islice(read, len(own))))
                 order = self._order(epoch, piece, len(block))
                 for rows in np.split(order, range(missing, len(order), self._batch)):
-                    held.append(block.take(torch.from_numpy(rows)))
+                    held.append(block.take(rows))
                     missing -= len(rows)
                     if steps and not missing:
                         last = Examples.concat(held)
@@ -173,7 +172,7 @@ class Feed:
                         held, missing, steps = [], self._batch, steps - 1
                 del block  # before the next one is put together
         if steps:
-            yield Examples.concat(held) if held else last.take(torch.empty(0, dtype=torch.int64))
+            yield Examples.concat(held) if held else last.take(np.empty(0, np.int64))
 
     def _order(self, epoch: int, piece: Piece, rows: int) -> npt.NDArray[np.int64]:
         """Rows of a block that a piece of it stands for, in their order."""

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from pipelines.config import Config
 from pipelines.progress import Progress, say
 from pipelines.run_folder import RunFolder
 from pipelines.training import snapshot
+from pipelines.training.batch import Batch
 from pipelines.training.checkpoints import Checkpoint, Checkpoints
 from pipelines.training.convergence import Convergence
 from pipelines.training.examples import Examples
@@ -157,12 +158,11 @@ class Trainer:
         """One optimiser step."""
         step, settings = self._step, self._settings
         examples = down_sampled(examples, self._config.tasks, draws(settings.seed, step, len(examples)))
-        examples = examples.to(self._world.device)
         self._objective.train()
         if self.convergence.before(step):
             self._wrapped = data_parallel(self._objective, self._world)
         self._set_rates()
-        terms: Terms = self._wrapped(step, examples)
+        terms: Terms = self._wrapped(step, Batch.of(examples, self._world.device))
         self._require_finite(terms, examples)
         self._optimiser.zero_grad(set_to_none=True)
         terms.total.backward()
@@ -190,7 +190,7 @@ class Trainer:
         if not self._world.any(wrong):
             return
         file = self._run.bad_batch(self._step, self._world.rank)
-        save_file(examples.tensors() | {"outputs": terms.outputs.cpu().contiguous()}, file)
+        save_file(examples.arrays() | {"outputs": terms.outputs.cpu().numpy()}, file)
         names = [
             task.name for task, loss in zip(self._config.tasks, terms.losses, strict=True) if not bool(loss.isfinite())
         ]
@@ -242,11 +242,11 @@ class Trainer:
         """Mean loss of each task over the validation split [tasks]."""
         self._objective.eval()
         total, rows = self._zeros(), self._zeros()
-        for batch in self._validation.epoch(0):
-            examples = batch.to(self._world.device)
-            counts = label_weights(examples.labels, examples.weights)
-            outputs = self._model(examples.inputs)
-            total += task_losses(outputs, examples.labels, self._config.tasks, examples.weights) * counts
+        for examples in self._validation.epoch(0):
+            batch = Batch.of(examples, self._world.device)
+            counts = label_weights(batch.labels, batch.weights)
+            outputs = self._model(batch.inputs)
+            total += task_losses(outputs, batch.labels, self._config.tasks, batch.weights) * counts
             rows += counts
         rows = self._world.sum(rows)
         return self._world.sum(total) / torch.where(rows > 0, rows, 1.0)

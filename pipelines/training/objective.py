@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.config import Precision
-from pipelines.training.examples import Examples
+from pipelines.training.batch import Batch
 from pipelines.training.regularisation import Regularisation
 from pipelines.training.world import World
 from ranking.losses import FixedWeighting, task_losses
@@ -60,12 +60,12 @@ class Objective(nn.Module):
         self._penalty = penalty
         self._half = precision == "bfloat16"
 
-    def forward(self, step: int, examples: Examples) -> Terms:
+    def forward(self, step: int, batch: Batch) -> Terms:
         """The terms of this step, on this rank's part of the batch."""
-        with torch.autocast(examples.labels.device.type, torch.bfloat16, enabled=self._half):
-            done = self.model.trace(examples.inputs, examples.side)
+        with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self._half):
+            done = self.model.trace(batch.inputs, batch.side)
         outputs = done.outputs.float()
-        losses = task_losses(outputs, examples.labels, self._tasks, examples.weights)
+        losses = task_losses(outputs, batch.labels, self._tasks, batch.weights)
         total = self.weighting(losses) + self._penalty(step, self.model.gate, done)
         return Terms(total, losses.detach(), outputs.detach(), done.routing.weights.detach())
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pipelines.training.examples import Examples
+from ranking.id_spaces import FloatArray
 from ranking.schema import Task
 
 STREAM = 1
 """Tells these draws from others of the same seed."""
 
 
-def draws(seed: int, step: int, rows: int) -> Tensor:
+def draws(seed: int, step: int, rows: int) -> FloatArray:
     """Uniform numbers from [0, 1) [rows], the same for the same seed and step."""
-    return torch.from_numpy(np.random.default_rng((seed, step, STREAM)).random(rows))
+    return np.random.default_rng((seed, step, STREAM)).random(rows)
 
 
-def down_sampled(examples: Examples, tasks: Sequence[Task], uniform: Tensor) -> Examples:
+def down_sampled(examples: Examples, tasks: Sequence[Task], uniform: FloatArray) -> Examples:
     """The batch with negatives masked beyond ``Task.keep_negatives``, without the rows that have no label left.
 
     At least two rows stay, labelled or not, since batch norm needs two.
@@ -31,10 +30,10 @@ def down_sampled(examples: Examples, tasks: Sequence[Task], uniform: Tensor) -> 
         uniform: numbers from [0, 1) [rows]; a row's negatives stay where its number is below their share. One number
             for all tasks: then most rows that lose one label lose them all.
     """
-    shares = torch.tensor([task.keep_negatives for task in tasks])
-    if bool((shares == 1).all()):
+    shares = np.array([task.keep_negatives for task in tasks])
+    if (shares == 1).all():
         return examples
-    labels = torch.where((examples.labels == 0) & (uniform.unsqueeze(1) >= shares), torch.nan, examples.labels)
-    rows = (~labels.isnan()).any(1).nonzero().flatten()
+    labels = np.where((examples.labels == 0) & (uniform[:, None] >= shares), np.float32(np.nan), examples.labels)
+    rows = np.flatnonzero(~np.isnan(labels).all(1))
     sampled = examples.with_labels(labels)
     return sampled.take(rows) if 2 <= len(rows) < len(labels) else sampled

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.schema import Owner, Schema
@@ -62,7 +60,7 @@ class RequestEncoder:
         return Halves(
             self._shared.put_together(rows, shared),
             self._items.put_together(rows, items),
-            torch.from_numpy(of_candidates),
+            of_candidates,
         )
 
     def missing(self, halves: Halves, counts: Sequence[int]) -> Iterator[Missing]:
@@ -72,7 +70,7 @@ class RequestEncoder:
             halves: of requests.
             counts: candidates of each.
         """
-        shared, items = halves.shared.missing.numpy(), halves.items.missing.numpy()
+        shared, items = halves.shared.missing, halves.items.missing
         places = self.sides.shared.missing, self.sides.items.missing
         stop = 0
         for count, of_request in zip(counts, shared, strict=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from service.engine.values import Mask
+from ranking.inputs import Mask
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from ranking.encoded_table import Layout
-from ranking.encoding import Bag, scaled, transform_numbers
+from ranking.encoding import scaled, transform_numbers
 from ranking.features import complete, id_array
 from ranking.frozen import FrozenRanker
 from ranking.id_spaces import MISSING, FloatArray
+from ranking.inputs import Bag, Mask
 from ranking.schema import GivenFeature, NumberFeature, Owner
 from service.engine import values as of
 from service.engine.plan import Places, Plan
 from service.engine.request import Given
 from service.engine.rows import Rows
-from service.engine.values import Mask, Values
+from service.engine.values import Values
 
 PLANS = 256
 """Sets of columns whose places are remembered."""
@@ -125,5 +125,5 @@ def _replaced(bag: Bag, other: Bag, new: Mask) -> Bag:
     """The lists of ``other`` where ``new``, else those of ``bag``."""
     if new.all():
         return other
-    rows = torch.arange(len(new))
-    return Bag.concat([bag, other]).take(torch.where(torch.from_numpy(new), rows + len(new), rows))
+    rows = np.arange(len(new))
+    return Bag.concat([bag, other]).take(np.where(new, rows + len(new), rows))

@@ -89,7 +89,7 @@ def prepare(ranker: FrozenRanker, encoder: RequestEncoder, asked: Asked, stored:
         weights = objective_weights(ranker, tasks, options.objective)
         request = checked(asked, encoder.readable, stored)
         if options.explain:
-            experts = ranker.graph.explain(encoder.sides.join(encoder(request)), [task.name for task in tasks])
+            experts = ranker.explain(encoder.sides.join(encoder(request)), [task.name for task in tasks])
     except InvalidInputError as error:
         raise explained(error, ranker.schema) from None
     return Prepared(asked.candidates.ids, request, tasks, weights, options.top_n, experts, stored.degraded)

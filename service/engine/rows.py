@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ranking.encoding import Bag, Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.halves import Side
 from ranking.id_spaces import HashBuckets, IdArray
+from ranking.inputs import Bag, Inputs, Mask
 from ranking.schema import CrossFeature, Owner, Schema
-from service.engine.values import Mask
 
 
 @dataclass
@@ -31,16 +30,15 @@ class Rows:
     @classmethod
     def of(cls, inputs: Inputs, hashes: IdArray) -> Rows:
         """What is encoded, to be written over."""
-        return cls(inputs.ids.numpy(), list(inputs.bags), inputs.dense.numpy(), inputs.missing.numpy(), hashes)
+        return cls(inputs.ids, list(inputs.bags), inputs.dense, inputs.missing, hashes)
 
     def inputs(self) -> Inputs:
-        """As tensors."""
-        ids, dense, missing = map(torch.from_numpy, (self.ids, self.dense, self.missing))
-        return Inputs(ids, tuple(self.bags), dense, missing)
+        """Without the hashes."""
+        return Inputs(self.ids, tuple(self.bags), self.dense, self.missing)
 
     def repeated(self, count: int) -> Rows:
         """This one row so many times, as a copy."""
-        every = torch.zeros(count, dtype=torch.int64)
+        every = np.zeros(count, np.int64)
         return Rows(
             self.ids.repeat(count, 0),
             [bag if count == 1 else bag.take(every) for bag in self.bags],
@@ -89,10 +87,10 @@ class Half:
             ids.append(space.crossed([hashes[name] for name in names])[:, None])
         bags = [bag for part in parts for bag in part.bags]
         return Inputs(
-            torch.from_numpy(np.concatenate(ids, 1).take(self._ids, 1)),
+            np.concatenate(ids, 1).take(self._ids, 1),
             tuple(bags[i] for i in self._bags),
-            torch.from_numpy(np.concatenate([part.dense for part in parts], 1).take(self._dense, 1)),
-            torch.from_numpy(np.concatenate([part.missing for part in parts], 1).take(self._missing, 1)),
+            np.concatenate([part.dense for part in parts], 1).take(self._dense, 1),
+            np.concatenate([part.missing for part in parts], 1).take(self._missing, 1),
         )
 
 

@@ -7,19 +7,17 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import torch
 
-from ranking.encoding import Bag, Encoder
+from ranking.encoding import Encoder
 from ranking.errors import InvalidInputError
 from ranking.features import newest
 from ranking.id_spaces import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hashes_of
+from ranking.inputs import Bag, Mask
 from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
 
 Values: TypeAlias = Sequence[Any] | pa.Array
 """One a row: JSON's numbers, strings and lists, None where the request gives none; or Arrow's, canonical."""
-Mask = npt.NDArray[np.bool_]
 
 
 def known(values: Values) -> Mask:
@@ -111,7 +109,5 @@ def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> Bag:
     lists = [[None] if ids is None else [value for value in ids if value is not None] for ids in values]
     space = encoder.id_spaces[feature.table]
     assert isinstance(space, Vocabulary | HashBuckets)
-    return Bag(
-        torch.from_numpy(space.rows_of(list(chain.from_iterable(lists)), feature.column)),
-        torch.tensor([len(ids) for ids in lists], dtype=torch.int64),
-    )
+    rows_of_lists = space.rows_of(list(chain.from_iterable(lists)), feature.column)
+    return Bag(rows_of_lists, np.array([len(ids) for ids in lists], np.int64))

@@ -39,7 +39,7 @@ def load(settings: Settings, name: str, version: int) -> Served:
     folder = repository.folder(settings.repository, name, version)
     if not folder.is_dir():
         raise BundleError(f"{folder} is not there: publish it, or release another version")
-    ranker = bundle.load(folder)
+    ranker = bundle.read(folder)
     runtime = choose(ranker, settings.backend, settings.threads, settings.precision)
     require_golden(runtime, ranker, folder)
     encoder = RequestEncoder(ranker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ranking import bundle
 from ranking.frozen import FrozenRanker
@@ -28,19 +28,17 @@ def warm_up(ranker: FrozenRanker, encoder: RequestEncoder, runtime: Runtime, fol
         max_rows: of a batch.
     """
     encoder(Request(dict.fromkeys(OWNERS, Given(None, {})), [max_rows]))
-    golden, _ = bundle.golden(folder)
+    golden, _ = bundle.golden(folder, ranker.schema)
     if not golden.num_rows:
         return
     sides = Sides(ranker.encoder)
-    inputs = ranker.encoder.encode(golden).take(torch.arange(max_rows) % golden.num_rows)
-    several = sides.split(inputs, torch.arange(max_rows))
-    one = Halves(
-        several.shared.take(torch.zeros(1, dtype=torch.int64)), several.items, torch.zeros_like(several.request)
-    )
+    inputs = ranker.encoder.encode(golden).take(np.arange(max_rows) % golden.num_rows)
+    several = sides.split(inputs, np.arange(max_rows))
+    one = Halves(several.shared.take(np.zeros(1, np.int64)), several.items, np.zeros_like(several.request))
     tasks = tuple(sorted(ranker.schema.task_names))
     for rows in _sizes(max_rows):
         runtime.scores(one.slice(0, rows), tasks)
-        runtime.scores(sides.split(inputs.take(torch.arange(rows)), torch.arange(rows)), tasks)
+        runtime.scores(sides.split(inputs.take(np.arange(rows)), np.arange(rows)), tasks)
     for some in {tuple(sorted(ranker.objective)), *((task,) for task in tasks)} - {()}:
         runtime.scores(one, some)
 

@@ -68,13 +68,18 @@ def test_the_health_check_is_a_program_that_python_reads() -> None:
 
 def test_locks_that_are_named_exist() -> None:
     named = set(re.findall(r"(?:SERVE|TRAIN)=(\S+)", DOCKERFILE.replace(".", " ")))
-    assert named == {"serve", "train", "cuda", "cuda-train"}
+    assert named == {"serve", "slim", "train", "cuda", "cuda-train"}
     assert all((LOCKS / f"{name}.lock").is_file() for name in named)
 
 
-@pytest.mark.parametrize("lock", ["serve", "cuda"])
+@pytest.mark.parametrize("lock", ["slim", "serve", "cuda"])
 def test_what_serves_does_without_what_only_trains(lock: str) -> None:
     assert not {"torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "scikit-learn", "optuna", "tensorboard"} & pins(lock).keys()
+
+
+def test_the_slim_image_lacks_pytorch_and_nothing_else() -> None:
+    lacking = pins("serve").keys() - pins("slim").keys()
+    assert lacking == {"torch", "filelock", "fsspec", "mpmath", "networkx", "sympy"}
 
 
 def test_what_trains_on_gpus_is_what_trains_on_cpus() -> None:

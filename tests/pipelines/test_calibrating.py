@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
@@ -23,7 +22,7 @@ from pipelines.freezing import freeze_run, largest_difference
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from pipelines.training.building import load_model
-from ranking.calibration import Isotonic, Platt
+from ranking.calibration import Platt
 from ranking.errors import LogError
 from ranking.schema import Task
 from tests.conftest import RAW_SCHEMA
@@ -41,10 +40,6 @@ def drawn(count: int, slope: float, shift: float, seed: int = 0) -> tuple[Array,
     random = np.random.default_rng(seed)
     logits = random.normal(-1.0, 1.5, count)
     return logits, (random.random(count) < sigmoid(slope * logits + shift)).astype(float)
-
-
-def applied(found: Platt | Isotonic, logits: Array) -> Array:
-    return np.asarray(found(torch.from_numpy(logits)).numpy())
 
 
 def task(calibration: str) -> Task:
@@ -84,15 +79,13 @@ class TestIsotonic:
         labels = (random.random(len(logits)) < sigmoid(truth)).astype(float)
         straight = platt(logits, labels)
         assert straight is not None
-        errors = [
-            np.abs(sigmoid(applied(f, logits)) - sigmoid(truth)).mean() for f in (isotonic(logits, labels), straight)
-        ]
+        errors = [np.abs(sigmoid(f(logits)) - sigmoid(truth)).mean() for f in (isotonic(logits, labels), straight)]
         assert errors[0] < 0.01 < errors[1]
 
     def test_changes_no_order(self) -> None:
         logits, labels = drawn(3000, 0.7, 0.3)
         logits = np.round(logits, 1)  # with ties
-        found = applied(isotonic(logits, labels), logits)
+        found = isotonic(logits, labels)(logits)
         assert roc_auc_score(labels, found) == pytest.approx(roc_auc_score(labels, logits), abs=1e-12)
 
     def test_by_hand(self) -> None:
@@ -129,7 +122,7 @@ class TestFit:
         assert found is not None
         assert found.kind == kind
         logits, labels = drawn(20_000, 0.5, -1.0, seed=2)
-        before, after = (log_loss(labels, sigmoid(x)) for x in (logits, applied(found, logits)))
+        before, after = (log_loss(labels, sigmoid(x)) for x in (logits, found(logits)))
         assert after < before - 0.05
 
     def test_leaves_a_task_alone_that_asks_for_none(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +191,7 @@ class TestRuns:
         bundle = run.path.parent / f"{run.path.name}-bundle"
         freeze_run(run.path, bundle)
         ranker = ranking.load(bundle)
-        assert ranker.graph.calibration.tasks == run.load_calibration().tasks
+        assert ranker.calibration.tasks == run.load_calibration().tasks
         frozen, dense = evaluate(bundle_source(ranker, "bundle"), calibrated_shop.log), run.load_evaluation()
         assert frozen["uncalibrated"].keys() == dense["uncalibrated"].keys()
         model, _ = load_model(run, run.load_config())

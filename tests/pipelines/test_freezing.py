@@ -16,7 +16,8 @@ from pipelines.logs.splits import split_bounds
 from pipelines.run_folder import RunFolder
 from pipelines.training.building import load_model
 from ranking.errors import BundleError, LogError, NotConvergedError, OutputError
-from ranking.losses import scores
+from ranking.scores import scores
+from ranking.tensors import InputTensors
 
 
 @pytest.fixture
@@ -105,7 +106,8 @@ class TestBundle:
         model, encoder = load_model(run, run.load_config())
         ranker = ranking.load(bundle)
         with torch.no_grad():
-            dense = scores(model(encoder.encode(held_out)), ranker.schema.tasks).numpy()
+            outputs = model(InputTensors.of(encoder.encode(held_out)))
+        dense = scores(outputs.numpy(), ranker.schema.tasks)
         frozen = ranker.score(held_out)
         assert frozen.column_names == ranker.schema.task_names
         for i, task in enumerate(frozen.column_names):
@@ -119,7 +121,7 @@ class TestBundle:
 
     def test_holds_only_the_experts_that_a_task_chose(self, bundle: Path) -> None:
         ranker = ranking.load(bundle)
-        held = {int(name.split(".")[1]) for name in ranker.graph.weights if name.startswith("expert.")}
+        held = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
         assert held == set(ranker.selection.experts_used)
 
     def test_carries_schema_objective_tables_and_how_it_was_trained(self, run: RunFolder, bundle: Path) -> None:

@@ -27,8 +27,9 @@ from pipelines.train import train
 from pipelines.training.building import build_model, load_model
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, LogError, NotConvergedError
-from ranking.frozen import freeze
-from ranking.losses import scores
+from ranking.freezing import freeze
+from ranking.scores import scores
+from ranking.tensors import InputTensors
 from tests.conftest import GATES
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class TestFrozen:
         model, encoder = load_model(run, run.load_config())
         ranker = ranking.load(bundle_of(gate))
         with torch.no_grad():
-            dense = scores(model(encoder.encode(test_rows)), ranker.schema.tasks).numpy()
+            outputs = model(InputTensors.of(encoder.encode(test_rows)))
+        dense = scores(outputs.numpy(), ranker.schema.tasks)
         frozen = ranker.score(test_rows)
         assert frozen.num_rows == len(dense) > 100
         for i, task in enumerate(frozen.column_names):
@@ -180,7 +182,7 @@ class TestFrozen:
         self, run_of: RunOf, bundle_of: BundleOf, gate: str
     ) -> None:
         ranker = ranking.load(bundle_of(gate))
-        names = set(ranker.graph.weights)
+        names = set(ranker.weights)
         assert {int(name.split(".")[1]) for name in names if name.startswith("expert.")} == set(
             json_of(run_of(gate).selection)["experts_used"]
         )
@@ -201,7 +203,7 @@ class TestFrozen:
         """At most k experts a task and row; poisoned ones spoil exactly the rows that chose them."""
         graph = ranking.load(bundle_of(gate)).graph
         ranker = ranking.load(bundle_of(gate))
-        inputs = ranker.encoder.encode(test_rows)
+        inputs = InputTensors.of(ranker.encoder.encode(test_rows))
         chose = graph.routing(inputs) > 0
         assert bool((chose.sum(-1) <= K).all())
         expert = ranker.selection.experts_used[0]

@@ -24,6 +24,7 @@ from pipelines.freezing import freeze_run
 from pipelines.run_folder import RunFolder
 from pipelines.scoring import score_log
 from pipelines.train import train
+from pipelines.training.batch import Batch
 from pipelines.training.building import load_model
 from pipelines.training.examples import Examples, read
 from pipelines.training.snapshot import TABLE
@@ -31,6 +32,7 @@ from pipelines.training.warm_start import WarmStart
 from ranking.explaining import explain
 from ranking.losses import task_losses
 from ranking.schema import Schema
+from ranking.tensors import InputTensors
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -120,7 +122,7 @@ def test_the_bundle_knows_nothing_of_them(trained: tuple[Shop, RunFolder], bundl
     _, run = trained
     ranker = ranking.load(bundle)
     assert "position" not in [feature.name for feature in ranker.schema.features]
-    assert not [name for name in ranker.graph.weights if "side" in name or "position" in name]
+    assert not [name for name in ranker.weights if "side" in name or "position" in name]
     assert not (bundle / "encoder" / "vocabularies" / "position.parquet").exists()
     assert (run.side_encoder / "vocabularies" / "position.parquet").exists()
 
@@ -206,8 +208,9 @@ def test_validation_losses_are_weighted_means_without_the_side_tower(trained: tu
     config = run.load_config()
     model, encoder = load_model(run, config)
     whole = Examples.concat(list(read(shop.reader(), shop.logs(), encoder, "validation")))
-    assert whole.weights.unique().tolist() == [1.0, 2.0]
-    losses = task_losses(model(whole.inputs), whole.labels, config.tasks, whole.weights)
+    assert np.unique(whole.weights).tolist() == [1.0, 2.0]
+    batch = Batch.of(whole)
+    losses = task_losses(model(batch.inputs), batch.labels, config.tasks, batch.weights)
     best = [json.loads(line) for line in run.metrics.read_text().splitlines() if '"best": true' in line][-1]
     assert list(best["validation"].values()) == pytest.approx(losses.tolist(), rel=1e-4)
 
@@ -251,6 +254,7 @@ def test_weights_change_what_is_learnt(shop: Shop) -> None:
     run = train(shop.config(model={"gate": {"kind": "shared_bottom"}}, training=training), shop.folder / "run")
     model, encoder = load_model(run, run.load_config())
     (cleaned,) = shop.reader().clean()
-    predicted = torch.sigmoid(model(encoder.encode(cleaned.rows))[:, 0]).mean().item()
+    inputs = InputTensors.of(encoder.encode(cleaned.rows))
+    predicted = torch.sigmoid(model(inputs)[:, 0]).mean().item()
     assert predicted == pytest.approx(clicked[kept].mean(), abs=0.06)
     assert abs(predicted - clicked.mean()) > 0.15

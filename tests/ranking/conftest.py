@@ -14,7 +14,8 @@ from ranking.embeddings import Embeddings
 from ranking.encoding import Encoder
 from ranking.features import FeatureTable, complete
 from ranking.fitting import EncoderFitter
-from ranking.frozen import FrozenRanker, freeze
+from ranking.freezing import freeze
+from ranking.frozen import FrozenRanker
 from ranking.gates import DSelectK
 from ranking.gates.config import DSelectKConfig, GateConfig
 from ranking.model import Mixture, ModelConfig

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 import ranking
 from ranking import bundle
@@ -24,8 +24,13 @@ from ranking.calibration import Calibration, Isotonic, Platt
 from ranking.errors import BundleError, OutputError
 from ranking.features import FeatureTable
 from ranking.files import sha256
-from ranking.frozen import FrozenRanker, freeze
+from ranking.freezing import freeze
+from ranking.frozen import FrozenRanker
+from ranking.gates.config import GateConfig, SoftmaxConfig
+from ranking.inputs import Float32
 from ranking.model import Mixture
+from ranking.selection import Selection
+from tests.ranking.same import assert_same
 
 DrawRows = Callable[[int, int], pa.Table]
 
@@ -123,10 +128,7 @@ def test_a_loaded_ranker_has_its_encoded_tables_as_the_written_one(written: Path
         found, expected = (ranker.encoded[owner] for ranker in (loaded, hand_ranker))
         assert (found.rows(ids) >= 0).tolist() == [True, True, False]
         one, other = (table.take(table.rows(ids)) for table in (found, expected))
-        assert torch.equal(one.ids, other.ids)
-        assert torch.equal(one.dense, other.dense)
-        assert torch.equal(one.missing, other.missing)
-        assert [bag.values.tolist() for bag in one.bags] == [bag.values.tolist() for bag in other.bags]
+        assert_same(one, other)
 
 
 def test_tables_are_read_when_they_are_first_asked_for_and_once(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,20 +160,37 @@ def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> N
     schema = hand_ranker.schema.restricted([f.name for f in hand_ranker.schema.given if f.owner != "user"])
     encoder = hand_ranker.encoder.restricted([feature.name for feature in schema.features])
     assert schema.owners == {"item", "context"}
-    ranker = FrozenRanker(schema, encoder, hand_ranker.graph, hand_ranker.tables, {})
+    ranker = replace(hand_ranker, schema=schema, encoder=encoder)
     assert ranker.encoded.keys() == {"item"}
 
 
 def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
-    bare = FrozenRanker(hand_ranker.schema, hand_ranker.encoder, hand_ranker.graph, {}, hand_ranker.objective)
-    bundle.write(bare, golden, tmp_path / "bundle")
+    bundle.write(replace(hand_ranker, tables={}), golden, tmp_path / "bundle")
     assert not (tmp_path / "bundle" / "users.parquet").exists()
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.tables == {}
     assert loaded.encoded == {}
     assert loaded.score(golden).equals(hand_ranker.score(golden))
+
+
+def test_golden_rows_come_out_as_they_went_in(written: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
+    inputs, scores = bundle.golden(written, hand_ranker.schema)
+    assert inputs.equals(golden.select(inputs.column_names))
+    assert inputs.column_names == list(dict.fromkeys(feature.column for feature in hand_ranker.schema.given))
+    assert scores.equals(hand_ranker.score(golden))
+
+
+def test_reading_verifies_the_files_and_scores_nothing(
+    copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
+) -> None:
+    with_golden(copied, lambda golden: golden.slice(0, 0))
+    with pytest.raises(BundleError, match=r"golden\.parquet"):
+        bundle.read(copied)
+    (copied / "golden.parquet").write_text("x")
+    sum_again(copied)
+    assert bundle.read(copied).score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
 
 
 def test_the_same_ranker_gives_the_same_bytes(
@@ -273,7 +292,7 @@ def test_a_calibration_comes_out_as_it_went_in(
     ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
     bundle.write(ranker, golden, tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
-    assert loaded.graph.calibration.tasks == CALIBRATION.tasks
+    assert loaded.calibration.tasks == CALIBRATION.tasks
     assert loaded.score(golden).equals(ranker.score(golden))
     assert not loaded.score(golden).equals(hand_ranker.score(golden))
 
@@ -303,7 +322,7 @@ def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
 ) -> None:
     edit_manifest(copied, calibration=calibration)
     text = refusal(copied)
-    assert "manifest.json: calibration: " in text
+    assert f"{copied}/manifest.json: calibration: " in text
     assert says in text
 
 
@@ -311,7 +330,7 @@ def test_an_unknown_format_is_refused(copied: Path) -> None:
     for number in (1, 3):
         edit_manifest(copied, format=number)
         text = refusal(copied)
-        assert f"format {number} is not known here (known: 2)" in text
+        assert f"{copied}/manifest.json: format {number} is not known here (known: 2)" in text
         assert "update" in text
         assert "freeze the run again" in text
 
@@ -346,7 +365,7 @@ def without_weight(folder: Path, name: str) -> None:
     save_file(weights, folder / "weights.safetensors")
 
 
-def with_weight(folder: Path, name: str, weight: torch.Tensor) -> None:
+def with_weight(folder: Path, name: str, weight: Float32) -> None:
     weights = load_file(folder / "weights.safetensors") | {name: weight}
     save_file(weights, folder / "weights.safetensors")
 
@@ -366,13 +385,11 @@ def fewer_scores(golden: pa.Table) -> pa.Table:
     )
 
 
-INCOHERENT: dict[str, Callable[[Path], object]] = {
-    "no weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
-    "no bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
-    "no layers of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
+SEEN_BY_READING: dict[str, Callable[[Path], object]] = {
     "no embedding": lambda folder: without_weight(folder, "embedding.genres"),
-    "weights of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", torch.zeros(3, 8)),
-    "an embedding with too few rows": lambda folder: with_weight(folder, "embedding.user_id", torch.zeros(2, 4)),
+    "an embedding with too few rows": lambda folder: with_weight(
+        folder, "embedding.user_id", np.zeros((2, 4), np.float32)
+    ),
     "a manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
     "a manifest that is no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
     "a manifest that is empty": lambda folder: (folder / "manifest.json").write_text("{}"),
@@ -380,10 +397,10 @@ INCOHERENT: dict[str, Callable[[Path], object]] = {
     "a selection without tasks": lambda folder: with_manifest(
         folder, "selection", {"num_experts": 5, "k": 2, "tasks": {}}
     ),
+    "a selection of other tasks": lambda folder: with_manifest(
+        folder, "selection", {"num_experts": 5, "k": 2, "tasks": {"buy": {"0": 1.0}}}
+    ),
     "a schema of nothing": lambda folder: with_manifest(folder, "schema", {}),
-    "no golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
-    "no golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
-    "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
     "weights that are no safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
     "a table that is no Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
     "a table without its id column": lambda folder: pq.write_table(pa.table({"x": [1]}), folder / "users.parquet"),
@@ -401,6 +418,19 @@ INCOHERENT: dict[str, Callable[[Path], object]] = {
         pq.read_table(folder / "encoder" / "scales.parquet").slice(1), folder / "encoder" / "scales.parquet"
     ),
 }
+SEEN_IN_GOLDEN_ROWS: dict[str, Callable[[Path], object]] = {
+    "no golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
+    "no golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
+    "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
+    "golden rows that are no Parquet": lambda folder: (folder / "golden.parquet").write_text("x"),
+}
+SEEN_BY_SCORING: dict[str, Callable[[Path], object]] = {
+    "no weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
+    "no bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
+    "no layers of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
+    "weights of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", np.zeros((3, 8), np.float32)),
+}
+INCOHERENT = SEEN_BY_READING | SEEN_IN_GOLDEN_ROWS | SEEN_BY_SCORING
 
 
 @pytest.mark.parametrize("what", INCOHERENT)
@@ -410,12 +440,27 @@ def test_files_that_do_not_fit_together_are_refused_even_if_the_sums_agree(copie
     assert str(copied) in refusal(copied)
 
 
+@pytest.mark.parametrize("what", SEEN_BY_READING)
+def test_whoever_scores_a_bundle_by_other_means_is_told_by_reading_it(copied: Path, what: str) -> None:
+    SEEN_BY_READING[what](copied)
+    sum_again(copied)
+    with pytest.raises(BundleError, match=str(copied)):
+        bundle.read(copied)
+
+
+@pytest.mark.parametrize("what", SEEN_IN_GOLDEN_ROWS)
+def test_or_by_asking_for_its_golden_rows(copied: Path, hand_ranker: FrozenRanker, what: str) -> None:
+    SEEN_IN_GOLDEN_ROWS[what](copied)
+    with pytest.raises(BundleError, match=str(copied)):
+        bundle.golden(copied, hand_ranker.schema)
+
+
 def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
     schema = json.loads((copied / "manifest.json").read_text())["schema"]
     schema["features"][1]["colour"] = "red"
     edit_manifest(copied, schema=schema)
     text = refusal(copied)
-    assert "manifest.json" in text
+    assert f"{copied}/manifest.json: " in text
     assert "'item_id'.colour: unknown key" in text
 
 
@@ -468,14 +513,16 @@ def test_an_interrupted_draft_leaves_nothing_behind(tmp_path: Path) -> None:
 
 # Elsewhere.
 
-SCORE = """
+WITHOUT = """
 import sys
+
+REFUSED = {refused}
 
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torchrec", "fbgemm_gpu", "pipelines", "service"):
-            raise ImportError(f"{name} is not to be imported")
+        if name.partition(".")[0] in REFUSED:
+            raise ImportError(f"{{name}} is not to be imported")
 
 
 sys.meta_path.insert(0, Refuse())
@@ -485,21 +532,88 @@ import pyarrow.parquet as pq
 import ranking
 
 _, folder, rows, out = sys.argv
-pq.write_table(ranking.load(folder).score(pq.read_table(rows)), out)
-assert not {"torchrec", "fbgemm_gpu", "pipelines", "service"} & set(sys.modules)
+{script}
+assert not REFUSED & set(sys.modules)
 """
+
+
+def run_without(refused: set[str], script: str, folder: Path, rows: pa.Table, work: Path) -> pa.Table:
+    """What a script writes to ``out``, of a bundle in ``folder`` and rows, where these packages are not installed."""
+    pq.write_table(rows, work / "rows.parquet")
+    files = [str(folder), str(work / "rows.parquet"), str(work / "out.parquet")]
+    command = [sys.executable, "-c", WITHOUT.format(refused=refused, script=script), *files]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+    assert found.returncode == 0, found.stderr
+    return pq.read_table(work / "out.parquet")
+
+
+SCORE = "pq.write_table(ranking.load(folder).score(pq.read_table(rows)), out)"
 
 
 def test_a_bundle_scores_where_torchrec_is_not_installed(
     written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path
 ) -> None:
-    rows, out = draw_rows(50, 13), tmp_path / "scores.parquet"
-    pq.write_table(rows, tmp_path / "rows.parquet")
-    command = [sys.executable, "-c", SCORE, str(written), str(tmp_path / "rows.parquet"), str(out)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
+    rows = draw_rows(50, 13)
+    scores = run_without({"torchrec", "fbgemm_gpu", "pipelines", "service"}, SCORE, written, rows, tmp_path)
     expected = hand_ranker.score(rows)
-    scores = pq.read_table(out)
     assert scores.column_names == expected.column_names
     for a, b in zip(scores.columns, expected.columns, strict=True):
         np.testing.assert_allclose(a.to_numpy(), b.to_numpy(), rtol=0.0, atol=1e-6)
+
+
+FINISH = """
+import numpy as np
+
+from ranking.bundle import read
+from ranking.frozen import score_table
+
+ranker, rows = read(folder), pq.read_table(rows)
+items = ranker.encoded["item"]
+assert (items.take(items.rows([7, 0])).ids > 0).all()
+inputs, tasks = ranker.encoder.encode(ranker.complete(rows)), ranker.schema.task_names
+assert ranker.explain(inputs, tasks) == ranker.selection.tasks
+outputs = np.stack([column.to_numpy() for column in rows["outputs"].combine_chunks().flatten()], 1)
+pq.write_table(score_table(ranker.finished(outputs, tasks), ranker.schema.tasks), out)
+"""
+"""All of scoring but the graph, whose outputs are given."""
+
+
+def test_a_bundle_is_read_where_pytorch_is_not_installed(
+    make_model: Callable[[], Mixture],
+    hand_ranker: FrozenRanker,
+    golden: pa.Table,
+    draw_rows: DrawRows,
+    tmp_path: Path,
+) -> None:
+    ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
+    bundle.write(ranker, golden, tmp_path / "bundle")
+    rows = draw_rows(50, 13)
+    outputs = ranker.outputs(ranker.encoder.encode(ranker.complete(rows)), ranker.schema.task_names)
+    struct = pa.StructArray.from_arrays(list(outputs.T), names=ranker.schema.task_names)
+    rows_and_outputs = rows.append_column("outputs", struct)
+    without = {"torch", "torchrec", "fbgemm_gpu", "pipelines", "service"}
+    assert run_without(without, FINISH, tmp_path / "bundle", rows_and_outputs, tmp_path).equals(ranker.score(rows))
+
+
+REFUSAL = """
+import pyarrow as pa
+
+try:
+    ranking.load(folder)
+except ranking.BundleError as error:
+    pq.write_table(pa.table({"refusal": [str(error)]}), out)
+"""
+
+
+def test_a_per_example_gate_says_that_it_needs_pytorch(
+    make_mixture: Callable[[GateConfig], Mixture], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    gate = SoftmaxConfig(kind="softmax", per_example=True)
+    tasks = {task: dict.fromkeys(range(5), 0.2) for task in hand_ranker.schema.task_names}
+    ranker = freeze(make_mixture(gate), hand_ranker.encoder, {}, {}, routed=(gate, Selection(5, 5, tasks, True)))
+    folder = tmp_path / "bundle"
+    bundle.write(ranker, golden, folder)
+    found = run_without({"torch"}, REFUSAL, folder, golden, tmp_path)
+    assert found["refusal"].to_pylist() == [
+        f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"
+    ]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ranking.embeddings import INITIAL_STD, Embeddings
-from ranking.encoding import Bag, Inputs
 from ranking.schema import Schema
+from ranking.tensors import BagTensors, InputTensors
 
 SCHEMA = Schema.model_validate(
     {
@@ -22,15 +22,16 @@ SCHEMA = Schema.model_validate(
 )
 
 
-def inputs(ids: list[list[int]], *bags: list[list[int]]) -> Inputs:
-    return Inputs(
+def inputs(ids: list[list[int]], *bags: list[list[int]]) -> InputTensors:
+    return InputTensors(
         torch.tensor(ids),
         tuple(
-            Bag(torch.tensor([i for ids in bag for i in ids], dtype=torch.int64), torch.tensor([len(i) for i in bag]))
+            BagTensors(
+                torch.tensor([i for ids in bag for i in ids], dtype=torch.int64), torch.tensor([len(i) for i in bag])
+            )
             for bag in bags
         ),
         torch.zeros(len(ids), 0),
-        torch.zeros(len(ids), 3, dtype=torch.bool),
     )
 
 

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import lookup
 from ranking import encoded_table
 from ranking.encoded_table import EncodedTable, build
-from ranking.encoding import Bag, Encoder, Inputs, Scale
+from ranking.encoding import Encoder, Scale
 from ranking.errors import InvalidInputError
 from ranking.features import FeatureTable, complete
 from ranking.id_spaces import MISSING, Buckets, HashBuckets, Vocabulary, hash_column
+from ranking.inputs import Bag, Inputs
 from ranking.schema import Schema
+from tests.ranking.same import assert_same
 
 SCHEMA = Schema.model_validate(
     {
@@ -72,17 +73,6 @@ def only(inputs: Inputs, names: list[str]) -> Inputs:
     dense = [i for i, name in enumerate(["age", "price", "likes", "age", "likes"]) if name in names]
     given = [i for i, feature in enumerate(SCHEMA.given) if feature.name in names]
     return Inputs(inputs.ids[:, single], bags, inputs.dense[:, dense], inputs.missing[:, given])
-
-
-def assert_same(found: Inputs, expected: Inputs) -> None:
-    for name in ("ids", "dense", "missing"):
-        a, b = getattr(found, name), getattr(expected, name)
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b), name
-    for bag, other in zip(found.bags, expected.bags, strict=True):
-        assert bag.values.dtype == bag.lengths.dtype == torch.int64
-        assert torch.equal(bag.values, other.values)
-        assert torch.equal(bag.lengths, other.lengths)
 
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9)
@@ -214,7 +204,7 @@ def test_a_table_of_no_ids_knows_none() -> None:
 def test_a_row_is_the_same_however_often_and_where_it_is_asked_for() -> None:
     table = table_of(ITEMS)
     once, often = table.take(table.rows([40, 7])), table.take(table.rows([7, 40, 7, 7]))
-    assert_same(often, once.take(torch.tensor([1, 0, 1, 1])))
+    assert_same(often, once.take(np.array([1, 0, 1, 1])))
 
 
 # What a row is.

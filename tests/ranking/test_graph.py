@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -18,16 +19,19 @@ from torch import Tensor
 
 import ranking
 from ranking import bundle
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.errors import BundleError, NotConvergedError
 from ranking.features import FeatureTable
 from ranking.files import sha256
-from ranking.frozen import FrozenRanker, freeze
+from ranking.freezing import freeze
+from ranking.frozen import FrozenRanker
 from ranking.gates.base import mean_selection
 from ranking.gates.config import GateConfig
 from ranking.graph import FrozenGraph
-from ranking.model import Mixture
+from ranking.inputs import Inputs
+from ranking.model import Mixture, Pass
 from ranking.schema import Owner, Schema
+from ranking.tensors import InputTensors
 
 MakeMixture = Callable[[GateConfig], Mixture]
 DrawRows = Callable[[int, int], pa.Table]
@@ -61,12 +65,16 @@ class Pair:
     ranker: FrozenRanker
     inputs: Inputs
 
-    def dense(self, inputs: Inputs) -> Tensor:
-        """The dense model's outputs in float64: a choice on the border may fall on the other side in float32."""
+    @property
+    def tensors(self) -> InputTensors:
+        """What the graph reads of the rows."""
+        return InputTensors.of(self.inputs)
+
+    def dense(self) -> Pass:
+        """The dense model's pass in float64: a choice on the border may fall on the other side in float32."""
         model = copy.deepcopy(self.model).double()
         with torch.inference_mode():
-            found: Tensor = model(replace(inputs, dense=inputs.dense.double()))
-        return found
+            return model.trace(replace(self.tensors, dense=self.tensors.dense.double()))
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +123,11 @@ def subsets(tasks: Sequence[str]) -> list[tuple[str, ...]]:
 
 @of_every_gate
 def test_frozen_is_dense_for_every_subset_of_tasks(pair: Pair) -> None:
-    names, dense = pair.ranker.schema.task_names, pair.dense(pair.inputs)
+    names, dense = pair.ranker.schema.task_names, pair.dense().outputs
     assert float(dense.std(0).min()) > 3e-4, "a constant would prove nothing"
     for some in [*subsets(names), tuple(reversed(names))]:
         with torch.inference_mode():
-            found = pair.ranker.graph(pair.inputs, some)
+            found = pair.ranker.graph(pair.tensors, some)
         assert found.dtype == torch.float64
         columns = [names.index(name) for name in some]
         torch.testing.assert_close(found, dense[:, columns], rtol=3e-6, atol=3e-6)
@@ -127,38 +135,57 @@ def test_frozen_is_dense_for_every_subset_of_tasks(pair: Pair) -> None:
 
 @of_every_gate
 def test_its_routing_is_the_gates(pair: Pair) -> None:
-    model = copy.deepcopy(pair.model).double()
     with torch.inference_mode():
-        found = pair.ranker.graph.routing(pair.inputs)
-        expected = model.trace(replace(pair.inputs, dense=pair.inputs.dense.double())).routing.weights
+        found = pair.ranker.graph.routing(pair.tensors)
     assert found.dtype == torch.float64
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, pair.dense().routing.weights, rtol=1e-6, atol=1e-6)
+
+
+@of_every_gate
+def test_a_score_is_explained_by_the_mean_weights_of_its_rows(pair: Pair) -> None:
+    ranker, names = pair.ranker, pair.ranker.schema.task_names
+    weights = np.broadcast_to(ranker.graph.routing(pair.tensors), (120, len(names), ranker.selection.num_experts))
+    found = ranker.explain(pair.inputs, ["rating", "click"])
+    assert list(found) == ["rating", "click"]
+    for task, experts in found.items():
+        mean = weights[:, names.index(task)].mean(0)
+        assert sorted(experts) == np.flatnonzero(mean).tolist()
+        assert list(experts.values()) == pytest.approx([mean[expert] for expert in experts], abs=1e-12)
+
+
+@of_examples
+def test_of_no_rows_there_is_nothing_to_explain(pair: Pair) -> None:
+    assert pair.ranker.explain(pair.inputs.take(np.empty(0, np.int64)), ["like"]) == {"like": {}}
 
 
 @of_every_gate
 def test_a_row_scores_alike_in_any_company_or_alone(pair: Pair) -> None:
-    graph, names = pair.ranker.graph, pair.ranker.schema.task_names
-    with torch.inference_mode():
-        whole = graph(pair.inputs, names)
-        order = torch.randperm(120)
-        torch.testing.assert_close(graph(pair.inputs.take(order), names), whole[order], rtol=1e-12, atol=1e-12)
-        for row in range(0, 120, 11):
-            alone = graph(pair.inputs.take(torch.tensor([row])), names)
-            torch.testing.assert_close(alone, whole[row : row + 1], rtol=1e-12, atol=1e-12)
+    ranker, names = pair.ranker, pair.ranker.schema.task_names
+    whole, order = ranker.outputs(pair.inputs, names), np.random.default_rng(0).permutation(120)
+    for rows in (order, *np.arange(0, 120, 11)[:, None]):
+        found = ranker.outputs(pair.inputs.take(rows), names)
+        np.testing.assert_allclose(found, whole[rows], rtol=1e-12, atol=1e-12)
 
 
 @of_every_gate
 def test_no_rows_give_no_outputs(pair: Pair) -> None:
-    nothing = pair.inputs.take(torch.empty(0, dtype=torch.int64))
-    assert pair.ranker.graph(nothing, ["like", "watch"]).shape == (0, 2)
+    nothing = pair.inputs.take(np.empty(0, np.int64))
+    assert pair.ranker.outputs(nothing, ["like", "watch"]).shape == (0, 2)
     assert pair.ranker.score(pa.table({})).num_rows == 0
 
 
 @of_every_gate
 def test_scoring_needs_no_gradient_and_draws_nothing(pair: Pair) -> None:
     state = torch.get_rng_state()
-    assert not pair.ranker.graph(pair.inputs, ["click"]).requires_grad
+    assert not pair.ranker.graph(pair.tensors, ["click"]).requires_grad
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@of_every_gate
+def test_a_rankers_outputs_are_its_graphs(pair: Pair) -> None:
+    found = pair.ranker.outputs(pair.inputs, ["watch", "click"])
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, pair.ranker.graph(pair.tensors, ["watch", "click"]))
 
 
 # Only what is needed.
@@ -175,15 +202,15 @@ def test_each_expert_runs_on_just_the_rows_that_chose_it(pair: Pair, monkeypatch
         return original(self, expert, x)
 
     monkeypatch.setattr(FrozenGraph, "_expert", counted)
-    weights = graph.routing(pair.inputs)
+    weights = graph.routing(pair.tensors)
     for some in subsets(names):
         ran.clear()
-        graph(pair.inputs, some)
+        graph(pair.tensors, some)
         chosen = (weights[:, [names.index(name) for name in some]] > 0).any(1).sum(0)
         assert ran == {e: int(rows) for e, rows in enumerate(chosen) if rows}, some
     if pair.model.gate.k < 5:
         ran.clear()
-        graph(pair.inputs, names[:1])
+        graph(pair.tensors, names[:1])
         assert sum(ran.values()) <= pair.model.gate.k * 120, "at most k experts a row"
 
 
@@ -191,19 +218,19 @@ def test_each_expert_runs_on_just_the_rows_that_chose_it(pair: Pair, monkeypatch
 def test_what_no_row_chose_has_no_part_in_its_outputs(pair: Pair) -> None:
     """Nor if the expert is broken and another task, asked for beside this one, does need it."""
     ranker, names = pair.ranker, pair.ranker.schema.task_names
-    weights = ranker.graph.routing(pair.inputs)
+    weights = ranker.graph.routing(pair.tensors).numpy()
     for expert in ranker.selection.experts_used:
         spoilt = {
-            name: torch.full_like(weight, torch.nan) if name.startswith(f"expert.{expert}.") else weight
-            for name, weight in ranker.graph.weights.items()
+            name: np.full_like(weight, np.nan) if name.startswith(f"expert.{expert}.") else weight
+            for name, weight in ranker.weights.items()
         }
-        found = FrozenGraph(ranker.schema, ranker.selection, spoilt, ranker.graph.gate)(pair.inputs, names)
-        assert torch.equal(found.isnan(), weights[:, :, expert] > 0)
+        found = replace(ranker, weights=spoilt).outputs(pair.inputs, names)
+        np.testing.assert_array_equal(np.isnan(found), weights[:, :, expert] > 0)
 
 
 def test_experts_that_the_budget_dropped_do_not_exist(frozen: Callable[[str], tuple[Mixture, FrozenRanker]]) -> None:
     _, ranker = frozen("dselect_k per example with a budget")
-    found = {name.split(".")[1] for name in ranker.graph.weights if name.startswith("expert.")}
+    found = {name.split(".")[1] for name in ranker.weights if name.startswith("expert.")}
     assert found == {"0", "2", "3"}
 
 
@@ -212,9 +239,9 @@ def test_experts_that_a_static_gate_did_not_choose_do_not_exist(
 ) -> None:
     for kind in STATIC:
         _, ranker = frozen(kind)
-        found = {int(name.split(".")[1]) for name in ranker.graph.weights if name.startswith("expert.")}
+        found = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
         assert sorted(found) == ranker.selection.experts_used
-        assert not any(name.startswith(("gate.", "norm.")) for name in ranker.graph.weights)
+        assert not any(name.startswith(("gate.", "norm.")) for name in ranker.weights)
 
 
 # What is refused.
@@ -260,8 +287,8 @@ def test_a_bundle_brings_the_gate_back(pair: Pair, draw_rows: DrawRows, tmp_path
     bundle.write(pair.ranker, pair.ranker.complete(draw_rows(16, 11)), tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.selection == pair.ranker.selection
-    assert loaded.graph.gate == pair.ranker.graph.gate
-    assert (loaded.graph.gate is not None) == pair.model.gate.per_example
+    assert loaded.gate == pair.ranker.gate
+    assert (loaded.gate is not None) == pair.model.gate.per_example
     for tasks in (None, ["watch"], ["rating", "click"]):
         assert loaded.score(rows, tasks).equals(pair.ranker.score(rows, tasks))
 

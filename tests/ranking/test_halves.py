@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
+from ranking.inputs import Inputs, Int64
+from tests.ranking.same import assert_same
 
 DrawRows = Callable[[int, int], pa.Table]
 
@@ -21,24 +22,14 @@ QUICK = settings(deadline=None, max_examples=40)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
-def requests(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], seed: int = 0) -> tuple[Inputs, Tensor]:
+def requests(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], seed: int = 0) -> tuple[Inputs, Int64]:
     """Encoded candidates of requests of these sizes, and which request each belongs to."""
     shared = draw_rows(len(sizes), seed).select(["user_id", "tab", "hour"])
-    request = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    request = np.repeat(np.arange(len(sizes)), sizes)
     rows = draw_rows(sum(sizes), seed + 1).select(["item_id"])
     for name in shared.column_names:
-        rows = rows.append_column(name, shared[name].take(pa.array(request.numpy())))
+        rows = rows.append_column(name, shared[name].take(pa.array(request)))
     return ranker.encoder.encode(ranker.complete(rows)), request
-
-
-def same(one: Inputs, other: Inputs) -> bool:
-    bags = zip(one.bags, other.bags, strict=True)
-    return (
-        torch.equal(one.ids, other.ids)
-        and torch.equal(one.dense, other.dense)
-        and torch.equal(one.missing, other.missing)
-        and all(torch.equal(a.values, b.values) and torch.equal(a.lengths, b.lengths) for a, b in bags)
-    )
 
 
 class TestSides:
@@ -70,11 +61,11 @@ class TestSides:
         sides = Sides(hand_ranker.encoder)
         halves = sides.split(inputs, request)
         assert (len(halves.shared), len(halves)) == (len(sizes), sum(sizes))
-        assert same(sides.join(halves), inputs)
+        assert_same(sides.join(halves), inputs)
 
     def test_no_candidates(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
         inputs, _ = requests(hand_ranker, draw_rows, [1])
-        sides, none = Sides(hand_ranker.encoder), torch.empty(0, dtype=torch.int64)
+        sides, none = Sides(hand_ranker.encoder), np.empty(0, np.int64)
         halves = sides.split(inputs.take(none), none)
         assert (len(halves.shared), len(halves)) == (0, 0)
         assert len(sides.join(halves)) == 0
@@ -93,7 +84,7 @@ class TestHalves:
             halves, cut = sides.split(inputs, request), data.draw(st.integers(0, len(inputs)))
             parts += [halves.slice(0, cut), halves.slice(cut, len(inputs))]
         together = Halves.concat(parts)
-        assert same(sides.join(together), Inputs.concat([inputs for inputs, _ in wholes]))
+        assert_same(sides.join(together), Inputs.concat([inputs for inputs, _ in wholes]))
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 0), (1, 3), (0, 4)])
     def test_a_slice_keeps_what_is_shared(
@@ -103,4 +94,4 @@ class TestHalves:
         sides = Sides(hand_ranker.encoder)
         part = sides.split(inputs, request).slice(start, stop)
         assert len(part.shared) == 1
-        assert same(sides.join(part), inputs.take(torch.arange(start, stop)))
+        assert_same(sides.join(part), inputs.take(np.arange(start, stop)))

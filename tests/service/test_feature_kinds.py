@@ -16,7 +16,7 @@ from ranking import FrozenRanker, bundle
 from ranking.embeddings import Embeddings
 from ranking.features import FeatureTable, complete
 from ranking.fitting import EncoderFitter
-from ranking.frozen import freeze
+from ranking.freezing import freeze
 from ranking.gates.config import SharedBottomConfig
 from ranking.model import Mixture, ModelConfig
 from ranking.schema import Owner, Schema

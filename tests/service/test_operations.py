@@ -88,12 +88,12 @@ def test_a_real_process_serves_and_stops(repository: Path, request_body: dict[st
     assert len(answer["items"]) == len(request_body["items"])
 
 
-WITHOUT_TORCHREC = """
+WITHOUT = """
 import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torchrec", "fbgemm_gpu"):
+        if name.split(".")[0] in sys.argv[3:]:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Refuse())
@@ -104,15 +104,16 @@ import json
 
 with TestClient(create_app(Settings(repository=sys.argv[1]))) as client:
     print(json.dumps(client.post("/v1/rank", json=json.loads(sys.argv[2])).json()))
-assert not any(name.split(".")[0] in ("torchrec", "fbgemm_gpu", "pipelines") for name in sys.modules)
+assert not any(name.split(".")[0] in (*sys.argv[3:], "pipelines") for name in sys.modules)
 """
 
 
-def test_serving_needs_neither_torchrec_nor_the_pipelines(
-    client: TestClient, repository: Path, request_body: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("absent", [("torchrec", "fbgemm_gpu"), ("torch", "torchrec", "fbgemm_gpu")], ids=", ".join)
+def test_serving_needs_neither_pytorch_nor_torchrec_nor_the_pipelines(
+    client: TestClient, repository: Path, request_body: dict[str, Any], tmp_path: Path, absent: tuple[str, ...]
 ) -> None:
     published = shutil.copytree(repository, tmp_path / "repository")
-    command = [sys.executable, "-c", WITHOUT_TORCHREC, str(published), json.dumps(request_body)]
+    command = [sys.executable, "-c", WITHOUT, str(published), json.dumps(request_body), *absent]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == client.post("/v1/rank", json=request_body).json()

@@ -19,7 +19,9 @@ import pytest
 from pipelines.demo import post
 from ranking.errors import RankerError
 from service import processes
+from service.engine.runtimes import Backend
 from service.settings import Settings
+from tests.service.serving import serving
 
 WAIT = 180
 """Seconds that starting or stopping may take on a busy machine."""
@@ -88,6 +90,20 @@ def test_several_processes_share_a_port_and_a_dead_one_is_replaced(
     assert not several.ready()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_process_that_serves_by_onnx_runtime_loads_pytorch(
+    repository: Path, request_body: dict[str, Any], workers: int
+) -> None:
+    with serving(repository, workers=workers, threads=1, backend="onnxruntime") as service:
+        service.until(lambda: workers == 1 or len(service.workers()) == workers)
+        assert post(f"{service.url}/v1/rank", request_body | {"explain": True})["items"]
+        for pid in {service.process.pid, *service.workers()}:
+            loaded = Path(f"/proc/{pid}/maps").read_text()
+            assert "libtorch" not in loaded
+            assert "onnxruntime" in loaded
+
+
 class TestWhatIsToldBeforeTheStart:
     def test_an_address_that_is_taken(self, repository: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -95,8 +111,12 @@ class TestWhatIsToldBeforeTheStart:
             with pytest.raises(RankerError, match=f"127.0.0.1:{port} cannot be listened on .*choose another --port"):
                 processes.serve(Settings(repository=repository), "127.0.0.1", port)
 
-    def test_a_gpu_that_several_would_share(self, repository: Path) -> None:
-        settings = Settings(repository=repository, backend="cuda", workers=2)
+    @pytest.mark.parametrize("backend", ["cuda", "auto"])
+    def test_a_gpu_that_several_would_share(
+        self, repository: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+    ) -> None:
+        monkeypatch.setattr(processes, "has_gpu", lambda: True)
+        settings = Settings(repository=repository, backend=backend, workers=2)
         with pytest.raises(RankerError, match="one process owns a GPU; serve with 1"):
             processes.serve(settings, "127.0.0.1", 0)
 

@@ -10,13 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from fastapi.testclient import TestClient
 
 from pipelines.logs.reader import LogReader
 from pipelines.scoring import score_log
 from ranking import FrozenRanker
-from ranking.graph import FrozenGraph
 from service.api.messages import RankRequest
 from service.engine.candidates import Asked
 from service.engine.encoding import RequestEncoder
@@ -178,14 +176,13 @@ def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, r
     used = ranker.selection.experts_for(["like"])
     assert used != ranker.selection.experts_used, "the fixture's tasks share all experts: choose another seed"
     poisoned = {
-        name: torch.full_like(weight, torch.nan)
+        name: np.full_like(weight, np.nan)
         if name.startswith("expert.") and int(name.split(".")[1]) not in used
         else weight
-        for name, weight in ranker.graph.weights.items()
+        for name, weight in ranker.weights.items()
     }
-    graph = FrozenGraph(ranker.schema, ranker.selection, poisoned)
     request = Asked.of(RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}), {})
-    clean, dirty = ranked(ranker, request), ranked(dataclasses.replace(ranker, graph=graph), request)
+    clean, dirty = ranked(ranker, request), ranked(dataclasses.replace(ranker, weights=poisoned), request)
     assert dirty.experts_run == used
     np.testing.assert_array_equal(dirty.scores, clean.scores)
 

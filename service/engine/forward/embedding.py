@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from ranking.encoding import Inputs
     from ranking.halves import Side
     from ranking.schema import SingleFeature
+    from ranking.tensors import InputTensors
 
 
 class Embedding(nn.Module):
@@ -35,7 +35,7 @@ class Embedding(nn.Module):
         self.bags = nn.ModuleList(_Bag(weights[f"embedding.{bag.table}"], bag.pooling) for bag in columns.bags)
         self.width = len(columns.joined)
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def forward(self, inputs: InputTensors) -> Tensor:
         """[rows, width] float32. Values of a bag that lie behind the last row's are not looked at."""
         parts, start = [], 0
         for run, count in zip(self.runs, self._counts, strict=True):

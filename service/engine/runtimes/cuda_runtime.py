@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ranking.encoding import Bag, Inputs
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
+from ranking.inputs import Inputs
+from ranking.tensors import BagTensors, InputTensors
 from service.engine.forward.embedding import Embedding
 from service.engine.forward.recorded import Recorded, bucket
 from service.engine.forward.stacked import Stacked
@@ -39,6 +41,36 @@ class Size(NamedTuple):
     values: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Buffers:
+    """``Halves`` as tensors that are written over with every batch."""
+
+    shared: InputTensors
+    items: InputTensors
+    request: Tensor
+
+    def all(self) -> list[Tensor]:
+        """Every tensor, always in the same order."""
+        halves = (self.shared, self.items)
+        of_bags = [tensor for half in halves for bag in half.bags for tensor in (bag.values, bag.lengths)]
+        return [self.shared.ids, self.shared.dense, self.items.ids, self.items.dense, self.request, *of_bags]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Buffers:
+        """What becomes of each tensor."""
+
+        def half(some: InputTensors) -> InputTensors:
+            bags = tuple(BagTensors(change(bag.values), change(bag.lengths)) for bag in some.bags)
+            return InputTensors(change(some.ids), bags, change(some.dense))
+
+        return Buffers(half(self.shared), half(self.items), change(self.request))
+
+    def fill(self, halves: Halves) -> None:
+        """Copies a batch into the first rows."""
+        _fill(self.shared, halves.shared)
+        _fill(self.items, halves.items)
+        self.request[: len(halves)] = torch.from_numpy(halves.request)
+
+
 class CudaRuntime:
     """Scores on a GPU; to be used by one thread.
 
@@ -57,7 +89,7 @@ class CudaRuntime:
     backend = "cuda"
 
     def __init__(self, ranker: FrozenRanker, device: torch.device, precision: Precision = "float32") -> None:
-        if ranker.graph.gate is not None:
+        if ranker.gate is not None:
             raise BundleError(
                 f"'{ranker.schema.name}' has a per-example gate, which the cuda backend cannot run: "
                 "serve it with the torch backend"
@@ -76,13 +108,12 @@ class CudaRuntime:
             return np.empty((0, len(tasks)), np.float32)
         size = _size(halves, tasks)
         outputs = self._buckets.get(size, lambda: self._bucket(size)).run(halves)
-        found: Scores = self._ranker.finished(outputs, tasks).numpy()
-        return found
+        return self._ranker.finished(outputs.numpy(), tasks)
 
     def _bucket(self, size: Size) -> _Bucket:
         body = self._body(size.tasks).to(self._device, self._dtype)
 
-        def compute(batch: Halves) -> Tensor:
+        def compute(batch: Buffers) -> Tensor:
             shared, items = self._shared(batch.shared), self._items(batch.items)
             outputs: Tensor = body(shared.to(self._dtype), items.to(self._dtype), batch.request)
             return outputs.float()
@@ -100,11 +131,11 @@ class CudaRuntime:
             self._sides.items.joined,
         )
 
-    def _empty(self, size: Size) -> Halves:
+    def _empty(self, size: Size) -> Buffers:
         """Buffers of a bucket; every number in them is an id that exists."""
         shared, items = self._sides.shared, self._sides.items
         few = len(shared.bags)
-        return Halves(
+        return Buffers(
             _zeros(size.requests, len(shared.ids), size.values[:few], len(shared.dense)),
             _zeros(size.candidates, len(items.ids), size.values[few:], len(items.dense)),
             torch.zeros(size.candidates, dtype=torch.int64),
@@ -114,17 +145,15 @@ class CudaRuntime:
 class _Bucket:
     """Buffers here and on the device, and what is replayed on them."""
 
-    def __init__(self, compute: Callable[[Halves], Tensor], empty: Halves, device: torch.device) -> None:
-        self._here = _map(empty, lambda buffer: buffer.pin_memory()) if device.type == "cuda" else empty
-        there = _map(empty, lambda buffer: buffer.to(device, copy=True))
-        buffers = list(zip(_buffers(self._here), _buffers(there), strict=True))
-        self._recorded = Recorded(lambda: compute(there), buffers, device)
+    def __init__(self, compute: Callable[[Buffers], Tensor], empty: Buffers, device: torch.device) -> None:
+        self._here = empty.map(lambda buffer: buffer.pin_memory()) if device.type == "cuda" else empty
+        there = empty.map(lambda buffer: buffer.to(device, copy=True))
+        pairs = list(zip(self._here.all(), there.all(), strict=True))
+        self._recorded = Recorded(lambda: compute(there), pairs, device)
 
     def run(self, halves: Halves) -> Tensor:
         """Outputs [candidates, tasks] here."""
-        _fill(self._here.shared, halves.shared)
-        _fill(self._here.items, halves.items)
-        self._here.request[: len(halves)] = halves.request
+        self._here.fill(halves)
         return self._recorded.run()[: len(halves)].cpu()  # waits for the device
 
 
@@ -139,29 +168,15 @@ def _size(halves: Halves, tasks: Sequence[str]) -> Size:
     )
 
 
-def _zeros(rows: int, ids: int, values: Sequence[int], dense: int) -> Inputs:
-    bags = tuple(Bag(torch.zeros(v, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)) for v in values)
-    missing = torch.empty(rows, 0, dtype=torch.bool)  # nothing behind the encoder asks for it
-    return Inputs(torch.zeros(rows, ids, dtype=torch.int64), bags, torch.zeros(rows, dense), missing)
+def _zeros(rows: int, ids: int, values: Sequence[int], dense: int) -> InputTensors:
+    bags = tuple(BagTensors(torch.zeros(v, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)) for v in values)
+    return InputTensors(torch.zeros(rows, ids, dtype=torch.int64), bags, torch.zeros(rows, dense))
 
 
-def _fill(buffers: Inputs, inputs: Inputs) -> None:
+def _fill(buffers: InputTensors, inputs: Inputs) -> None:
     """Copies rows into the first of a bucket; the others keep what was there, but have empty bags."""
-    rows = len(inputs)
-    buffers.ids[:rows], buffers.dense[:rows] = inputs.ids, inputs.dense
-    for buffer, bag in zip(buffers.bags, inputs.bags, strict=True):
+    rows, given = len(inputs), InputTensors.of(inputs)
+    buffers.ids[:rows], buffers.dense[:rows] = given.ids, given.dense
+    for buffer, bag in zip(buffers.bags, given.bags, strict=True):
         buffer.values[: len(bag.values)], buffer.lengths[:rows] = bag.values, bag.lengths
         buffer.lengths[rows:] = 0
-
-
-def _buffers(halves: Halves) -> list[Tensor]:
-    of_bags = [t for half in (halves.shared, halves.items) for bag in half.bags for t in (bag.values, bag.lengths)]
-    return [halves.shared.ids, halves.shared.dense, halves.items.ids, halves.items.dense, halves.request, *of_bags]
-
-
-def _map(halves: Halves, change: Callable[[Tensor], Tensor]) -> Halves:
-    def inputs(half: Inputs) -> Inputs:
-        bags = tuple(Bag(change(bag.values), change(bag.lengths)) for bag in half.bags)
-        return Inputs(change(half.ids), bags, change(half.dense), half.missing)
-
-    return Halves(inputs(halves.shared), inputs(halves.items), change(halves.request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ranking import bundle
 from ranking.frozen import FrozenRanker
@@ -19,10 +19,12 @@ def require_golden(runtime: Runtime, ranker: FrozenRanker, folder: Path) -> None
     """Scores the bundle's golden rows, which also warms the runtime up.
 
     Raises:
-        BundleError: a score differs by more than the precision allows; names the task.
+        BundleError: the rows cannot be read, or a score differs by more than the precision allows; names the task.
     """
-    rows, expected = bundle.golden(folder)
-    halves = Sides(ranker.encoder).split(ranker.encoder.encode(rows), torch.arange(rows.num_rows))
+    rows, expected = bundle.golden(folder, ranker.schema)
+    with bundle.holding_together(folder):
+        inputs = ranker.encoder.encode(rows)
+    halves = Sides(ranker.encoder).split(inputs, np.arange(rows.num_rows))
     tolerance = bundle.TOLERANCE if runtime.precision == "float32" else HALF_TOLERANCE
     found = runtime.scores(halves, ranker.schema.task_names)
     otherwise = f"{folder}: golden rows score differently on {runtime.backend}"

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import onnxruntime
-import torch
 from google.protobuf.message import DecodeError
 from onnx.utils import Extractor
 
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
-from service.engine.forward.embedding import Embedding
 from service.engine.runtimes.base import Precision, Scores
+from service.engine.runtimes.embedding import Embedding
 from service.engine.runtimes.recent import Recent
 
 OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
@@ -48,8 +47,8 @@ class OnnxRuntime:
                 "serve it with the torch backend"
             )
         sides = Sides(ranker.encoder)
-        self._shared = Embedding(sides.shared, ranker.graph.weights)
-        self._items = Embedding(sides.items, ranker.graph.weights)
+        self._shared = Embedding(sides.shared, ranker.weights)
+        self._items = Embedding(sides.items, ranker.weights)
         self._ranker = ranker
         self._body = Extractor(_checked(ranker.body))
         self._options = onnxruntime.SessionOptions()
@@ -58,18 +57,15 @@ class OnnxRuntime:
         self._sessions: Recent[frozenset[str], onnxruntime.InferenceSession] = Recent(SESSIONS)
         self._session(ranker.schema.task_names)
 
-    @torch.inference_mode()
     def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
         """Scores [candidates, tasks] float32."""
-        request = halves.request.numpy()
+        request = halves.request
         if len(halves.shared) == 1 and self._items.width:
             request = request[:1]  # broadcast instead of copied to every row
-        feeds = {"shared": self._shared(halves.shared).numpy(), "items": self._items(halves.items).numpy()}
-        feeds["request"] = request
+        feeds = {"shared": self._shared(halves.shared), "items": self._items(halves.items), "request": request}
         names = [f"output.{task}" for task in tasks]
-        outputs = torch.from_numpy(np.concatenate(self._session(tasks).run(names, feeds), 1))
-        found: Scores = self._ranker.finished(outputs, tasks).numpy()
-        return found
+        outputs = np.concatenate(self._session(tasks).run(names, feeds), 1)
+        return self._ranker.finished(outputs, tasks)
 
     def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:
         asked = frozenset(tasks)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from service.engine.runtimes.base import Precision, Scores
@@ -24,9 +22,6 @@ class Reference:
     def __init__(self, ranker: FrozenRanker) -> None:
         self._ranker, self._sides = ranker, Sides(ranker.encoder)
 
-    @torch.inference_mode()
     def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
         """Scores [candidates, tasks] float32."""
-        outputs = self._ranker.graph.uncalibrated(self._sides.join(halves), tasks)
-        found: Scores = self._ranker.finished(outputs, tasks).numpy()
-        return found
+        return self._ranker.finished(self._ranker.outputs(self._sides.join(halves), tasks), tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,22 @@ from pipelines.bench import command, report
 from pipelines.bench.bench import FULL, QUICK
 from pipelines.bench.requests import FORMS
 from pipelines.cli import main
+from ranking.errors import RankerError
 from tests.pipelines.bench.test_report import results
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would be measured; the results are made up."""
+    """What would be measured; the results are made up, and a bundle named "broken" fails at the second part."""
     calls: list[Any] = []
 
-    def bench(folder: Any, sizes: Any, threads: int, only: Any, earlier: dict[str, Any]) -> dict[str, Any]:
+    def bench(folder: Any, sizes: Any, threads: int, only: Any, earlier: dict[str, Any]) -> Iterator[dict[str, Any]]:
         calls.append((folder, sizes, threads, list(only)))
-        return {**earlier, **{part: found for part, found in results().items() if part in only}}
+        for number, part in enumerate(only):
+            if number and folder == Path("broken"):
+                raise RankerError("a server did not start")
+            earlier = {**earlier, part: results()[part]}
+            yield earlier
 
     monkeypatch.setattr(command, "bench", bench)
     return calls
@@ -43,6 +49,18 @@ def test_parts_that_are_not_measured_stay(asked: list[Any], tmp_path: Path) -> N
     assert main(["bench", "--json", str(file), "--only", "batching", "--threads", "2", "--quick"]) == 0
     assert set(json.loads(file.read_text())) == {"engines", "open", "batching"}
     assert asked[1] == (None, QUICK, 2, ["batching"])
+
+
+def test_parts_that_were_measured_before_one_that_fails_stay(
+    asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "benchmarks.md").write_text("# Mine\n")
+    assert main(["bench", "broken", "--docs", str(tmp_path), "--only", "engines", "open"]) == 1
+    assert "a server did not start" in capsys.readouterr().err
+    found = json.loads((tmp_path / "results" / "serving.json").read_text())
+    assert set(found) == {"engines"}
+    assert report.text(found) in (tmp_path / "benchmarks.md").read_text()
+    assert asked
 
 
 def test_documents_get_tables_results_and_a_picture(asked: list[Any], tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pipelines.training.batch import Batch
 from pipelines.training.building import build_model
-from pipelines.training.examples import Examples, encode
+from pipelines.training.examples import encode
 from ranking.fitting import EncoderFitter
 from ranking.model import Mixture
 
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def made(shop: Shop) -> tuple[Mixture, Examples]:
-    """An untrained model of five experts of two layers, and examples for it."""
+def made(shop: Shop) -> tuple[Mixture, Batch]:
+    """An untrained model of five experts of two layers, and a batch for it."""
     shop.write(shop.table(64))
     (batch,) = shop.reader().clean()
     fitter = EncoderFitter(shop.schema)
     fitter.add(batch.rows)
     encoder = fitter.encoder()
     model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
-    return model, encode(batch.rows, encoder)
+    return model, Batch.of(encode(batch.rows, encoder))
 
 
 @pytest.fixture
-def make(made: tuple[Mixture, Examples], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
+def make(made: tuple[Mixture, Batch], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
     """(settings of the gate) → an untrained model of five experts."""
     (batch,) = shop.reader().clean()
     fitter = EncoderFitter(shop.schema)

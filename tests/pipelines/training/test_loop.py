@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +20,7 @@ from pipelines.freezing import freeze_run
 from pipelines.logs.survey import survey
 from pipelines.run_folder import RunFolder
 from pipelines.train import train
+from pipelines.training.batch import Batch
 from pipelines.training.building import build_model, load_model
 from pipelines.training.examples import Examples, encode, read
 from pipelines.training.feed import Feed
@@ -188,8 +190,9 @@ class TestMetrics:
     ) -> None:
         model, encoder = load_model(finished, finished.load_config())
         whole = Examples.concat(list(read(open_shop.reader(), open_shop.logs(), encoder, "validation")))
-        assert bool(whole.labels.isnan().any())
-        losses = task_losses(model(whole.inputs), whole.labels, open_shop.schema.tasks)
+        assert np.isnan(whole.labels).any()
+        batch = Batch.of(whole)
+        losses = task_losses(model(batch.inputs), batch.labels, open_shop.schema.tasks)
         best = [record for record in metrics(finished) if record["best"]][-1]["validation"]
         assert [best["click"], best["watch"]] == pytest.approx(losses.tolist(), rel=1e-4)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config import TrainingConfig
-from pipelines.training.examples import Examples
+from pipelines.training.batch import Batch
 from pipelines.training.narrowing import distil, keep_experts
 from pipelines.training.optimiser import make_optimiser
 from pipelines.training.snapshot import trunk
@@ -19,23 +19,23 @@ from ranking.model import Mixture
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
-Trained = tuple[Mixture, Examples, torch.optim.Optimizer, dict[str, dict[str, Tensor]]]
-"""Model, examples, optimiser, and a copy of its state by parameter name."""
+Trained = tuple[Mixture, Batch, torch.optim.Optimizer, dict[str, dict[str, Tensor]]]
+"""Model, batch, optimiser, and a copy of its state by parameter name."""
 
 
-def step(model: Mixture, optimiser: torch.optim.Optimizer, examples: Examples, shop: Shop) -> None:
+def step(model: Mixture, optimiser: torch.optim.Optimizer, batch: Batch, shop: Shop) -> None:
     optimiser.zero_grad(set_to_none=True)
-    task_losses(model(examples.inputs), examples.labels, shop.schema.tasks).sum().backward()
+    task_losses(model(batch.inputs), batch.labels, shop.schema.tasks).sum().backward()
     optimiser.step()
 
 
 class TestGates:
     def test_that_cannot_serve_are_replaced_in_model_and_optimiser(
-        self, make: Callable[[dict[str, Any]], Mixture], made: tuple[Mixture, Examples], shop: Shop
+        self, make: Callable[[dict[str, Any]], Mixture], made: tuple[Mixture, Batch], shop: Shop
     ) -> None:
-        model, (_, examples) = make({"kind": "attentive"}), made
+        model, (_, batch) = make({"kind": "attentive"}), made
         optimiser = make_optimiser(model, TrainingConfig())
-        step(model, optimiser, examples, shop)
+        step(model, optimiser, batch, shop)
         old = {id(parameter) for parameter in model.gate.parameters()}
         distil(model, optimiser)
         new = model.gate
@@ -46,7 +46,7 @@ class TestGates:
         assert not held & old
         assert not {id(p) for p in optimiser.state} & old
         before = [parameter.detach().clone() for parameter in new.parameters()]
-        step(model, optimiser, examples, shop)
+        step(model, optimiser, batch, shop)
         assert not any(torch.equal(p, b) for p, b in zip(new.parameters(), before, strict=True))
 
 
@@ -54,17 +54,17 @@ class TestKeepingExperts:
     KEPT = (1, 3, 4)
 
     @pytest.fixture
-    def trained(self, made: tuple[Mixture, Examples], shop: Shop) -> Trained:
+    def trained(self, made: tuple[Mixture, Batch], shop: Shop) -> Trained:
         """After three steps."""
-        model, examples = made
+        model, batch = made
         optimiser = make_optimiser(model, TrainingConfig())
         for _ in range(3):
-            step(model, optimiser, examples, shop)
+            step(model, optimiser, batch, shop)
         state = {
             name: {key: value.clone() for key, value in optimiser.state[parameter].items()}
             for name, parameter in trunk(model)
         }
-        return model, examples, optimiser, state
+        return model, batch, optimiser, state
 
     def test_keeps_adams_moments_of_these_experts_and_of_everything_else(self, trained: Trained) -> None:
         model, _, optimiser, before = trained
@@ -87,28 +87,28 @@ class TestKeepingExperts:
         assert model.active.tolist() == list(self.KEPT)
 
     def test_training_goes_on_with_these_experts(self, trained: Trained, shop: Shop) -> None:
-        model, examples, optimiser, _ = trained
+        model, batch, optimiser, _ = trained
         keep_experts(model, optimiser, list(self.KEPT))
         before = {name: parameter.detach().clone() for name, parameter in trunk(model)}
-        step(model, optimiser, examples, shop)
+        step(model, optimiser, batch, shop)
         for name, parameter in trunk(model):
             assert not torch.equal(parameter, before[name]), name
 
     def test_can_be_done_again(self, trained: Trained, shop: Shop) -> None:
-        model, examples, optimiser, before = trained
+        model, batch, optimiser, before = trained
         keep_experts(model, optimiser, list(self.KEPT))
         keep_experts(model, optimiser, [3])
         assert model.active.tolist() == [3]
         weight = dict(model.named_parameters())["experts.layers.0.weight"]
         assert torch.equal(optimiser.state[weight]["exp_avg"], before["experts.layers.0.weight"]["exp_avg"][[3]])
-        step(model, optimiser, examples, shop)
+        step(model, optimiser, batch, shop)
 
     def test_dropping_experts_that_no_gate_chose_changes_no_output(self, trained: Trained) -> None:
-        model, examples, optimiser, _ = trained
+        model, batch, optimiser, _ = trained
         with torch.no_grad():
             model.gate.z.uniform_(-1, 1)
         model.gate.conclude()
         model.eval()
-        before = model(examples.inputs)
+        before = model(batch.inputs)
         keep_experts(model, optimiser, model.gate.selection().experts_used)
-        torch.testing.assert_close(model(examples.inputs), before)
+        torch.testing.assert_close(model(batch.inputs), before)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipelines.config import TrainingConfig
-from pipelines.training.examples import Examples
+from pipelines.training.batch import Batch
 from pipelines.training.optimiser import make_optimiser
 from pipelines.training.snapshot import trunk
 from ranking.losses import UncertaintyWeighting
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class TestGroups:
-    def test_hold_every_parameter_but_the_tables_once(self, made: tuple[Mixture, Examples]) -> None:
+    def test_hold_every_parameter_but_the_tables_once(self, made: tuple[Mixture, Batch]) -> None:
         model, _ = made
         held = [id(p) for group in make_optimiser(model, TrainingConfig()).param_groups for p in group["params"]]
         assert sorted(held) == sorted(id(p) for _, p in trunk(model))
 
     def test_hold_the_weighting_before_the_gate_and_let_it_not_decay(
-        self, made: tuple[Mixture, Examples], shop: Shop
+        self, made: tuple[Mixture, Batch], shop: Shop
     ) -> None:
         model, _ = made
         weighting = UncertaintyWeighting(shop.schema.tasks)
@@ -36,7 +36,7 @@ class TestGroups:
         assert (before["lr"], before["weight_decay"]) == (0.2, 0.0)
         assert [id(p) for p in gate["params"]] == [id(p) for p in model.gate.parameters()]
 
-    def test_hold_the_side_tower_with_the_trunk(self, made: tuple[Mixture, Examples]) -> None:
+    def test_hold_the_side_tower_with_the_trunk(self, made: tuple[Mixture, Batch]) -> None:
         model, _ = made
         model.side = SideTower(SideTowerConfig(features=("tab",)), 2, copy.deepcopy(model.embeddings), 0)
         trunk, *_ = make_optimiser(model, TrainingConfig()).param_groups
@@ -44,7 +44,7 @@ class TestGroups:
         assert len(held) == len(set(held))
         assert {id(p) for p in model.side.parameters()} < set(held)
 
-    def test_have_the_learning_rate_of_their_part(self, made: tuple[Mixture, Examples]) -> None:
+    def test_have_the_learning_rate_of_their_part(self, made: tuple[Mixture, Batch]) -> None:
         model, _ = made
         config = TrainingConfig.model_validate({"learning_rate": {"trunk": 0.2, "gates": 0.3}})
         rates = {
@@ -56,7 +56,7 @@ class TestGroups:
         for part in (model.norm, model.experts, model.towers, model.output):
             assert {rates[id(p)] for p in part.parameters()} == {0.2}
 
-    def test_decay_experts_and_towers_but_never_gates(self, made: tuple[Mixture, Examples]) -> None:
+    def test_decay_experts_and_towers_but_never_gates(self, made: tuple[Mixture, Batch]) -> None:
         model, _ = made
         optimiser = make_optimiser(model, TrainingConfig(weight_decay=0.5))
         decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
@@ -64,7 +64,7 @@ class TestGroups:
         assert {decay[id(p)] for p in model.experts.parameters()} == {0.5}
         assert {decay[id(p)] for p in model.towers.parameters()} == {0.5}
 
-    def test_without_a_gradient_only_what_decays_moves(self, made: tuple[Mixture, Examples]) -> None:
+    def test_without_a_gradient_only_what_decays_moves(self, made: tuple[Mixture, Batch]) -> None:
         model, _ = made
         optimiser = make_optimiser(model, TrainingConfig(weight_decay=0.5))
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.training.examples import Examples
 from pipelines.training.sampling import down_sampled, draws
-from ranking.encoding import Inputs
+from ranking.inputs import Float32, Inputs
 from ranking.schema import Task
 
 TASKS = [
@@ -16,13 +16,14 @@ TASKS = [
     Task(name="like", kind="binary"),
     Task(name="watch", kind="regression"),
 ]
-NAN = torch.nan
+NAN = np.nan
 
 
-def batch(labels: torch.Tensor) -> Examples:
-    n = torch.arange(len(labels))
-    inputs = Inputs(n[:, None], (), n[:, None].float(), n[:, None] < 0)
-    return Examples(inputs, labels, n, n.float(), inputs)
+def batch(labels: Float32) -> Examples:
+    n = np.arange(len(labels))
+    numbers = n.astype(np.float32)
+    inputs = Inputs(n[:, None], (), numbers[:, None], n[:, None] < 0)
+    return Examples(inputs, labels, n, numbers, inputs)
 
 
 LABELS = st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, NAN])] * 3), min_size=2, max_size=20)
@@ -33,23 +34,23 @@ LABELS = st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, NAN])] * 3), min_size=2
 def test_only_negatives_of_that_task_are_masked_and_only_rows_without_labels_are_dropped(
     labels: list[tuple[float, ...]], step: int
 ) -> None:
-    given_ = torch.tensor(labels)
+    given_ = np.array(labels, np.float32)
     uniform = draws(3, step, len(given_))
     found = down_sampled(batch(given_), TASKS, uniform)
-    masked = given_.clone()
+    masked = given_.copy()
     for row in range(len(labels)):
         if labels[row][0] == 0 and uniform[row] >= 0.2:
             masked[row, 0] = NAN
-    left = [row for row in range(len(labels)) if not masked[row].isnan().all()]
+    left = [row for row in range(len(labels)) if not np.isnan(masked[row]).all()]
     kept = left if len(left) >= 2 else list(range(len(labels)))
     assert found.users.tolist() == kept
-    torch.testing.assert_close(found.labels, masked[kept], equal_nan=True)
-    for part in (found.inputs.ids[:, 0], found.weights.long(), found.side.ids[:, 0]):  # type: ignore[union-attr]
+    np.testing.assert_array_equal(found.labels, masked[kept], strict=True)
+    for part in (found.inputs.ids[:, 0], found.weights, found.side.ids[:, 0]):  # type: ignore[union-attr]
         assert part.tolist() == kept
 
 
 def test_the_share_of_the_negatives_is_kept() -> None:
-    labels = torch.zeros(20_000, 3)
+    labels = np.zeros((20_000, 3), np.float32)
     labels[:5000, 0] = 1.0
     found = down_sampled(batch(labels), TASKS, draws(0, 1, 20_000))
     negatives = int((found.labels[:, 0] == 0).sum())
@@ -58,11 +59,11 @@ def test_the_share_of_the_negatives_is_kept() -> None:
 
 
 def test_draws_are_the_same_for_the_same_step_and_others_for_another() -> None:
-    assert torch.equal(draws(1, 2, 5), draws(1, 2, 5))
-    assert not torch.equal(draws(1, 2, 5), draws(1, 3, 5))
-    assert not torch.equal(draws(1, 2, 5), draws(2, 2, 5))
+    assert np.array_equal(draws(1, 2, 5), draws(1, 2, 5))
+    assert not np.array_equal(draws(1, 2, 5), draws(1, 3, 5))
+    assert not np.array_equal(draws(1, 2, 5), draws(2, 2, 5))
 
 
 def test_a_batch_from_which_nothing_is_taken_is_the_same() -> None:
-    examples = batch(torch.ones(4, 3))
-    assert torch.equal(down_sampled(examples, TASKS, draws(0, 1, 4)).labels, examples.labels)
+    examples = batch(np.ones((4, 3), np.float32))
+    assert np.array_equal(down_sampled(examples, TASKS, draws(0, 1, 4)).labels, examples.labels)

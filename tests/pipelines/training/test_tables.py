@@ -14,8 +14,8 @@ from torch import Tensor
 from pipelines.training.tables import Tables
 from pipelines.training.world import World
 from ranking.embeddings import Embeddings
-from ranking.encoding import Bag, Inputs
 from ranking.schema import Schema
+from ranking.tensors import BagTensors, InputTensors
 
 ROWS = 9
 RATE = 0.1
@@ -38,19 +38,18 @@ def schema_of(kinds: list[dict[str, Any]], dims: list[int]) -> Schema:
     return Schema.model_validate({"name": "x", "features": features, "tasks": [{"name": "y", "kind": "binary"}]})
 
 
-def drawn(schema: Schema, batch: int, seed: int) -> Inputs:
+def drawn(schema: Schema, batch: int, seed: int) -> InputTensors:
     random = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> Tensor:
         return torch.randint(ROWS, (count,), generator=random)
 
-    def bag() -> Bag:
+    def bag() -> BagTensors:
         lengths = torch.randint(4, (batch,), generator=random)
-        return Bag(ids(int(lengths.sum())), lengths)
+        return BagTensors(ids(int(lengths.sum())), lengths)
 
     single = torch.stack([ids(batch) for _ in schema.categoricals], 1)
-    missing = torch.zeros(batch, len(schema.given), dtype=torch.bool)
-    return Inputs(single, tuple(bag() for _ in schema.bags), torch.zeros(batch, 0), missing)
+    return InputTensors(single, tuple(bag() for _ in schema.bags), torch.zeros(batch, 0))
 
 
 @st.composite

@@ -17,6 +17,7 @@ from pipelines.training.building import build_model, load_model
 from pipelines.training.warm_start import WarmStart
 from ranking.encoding import Encoder
 from ranking.errors import ConfigError, LogError
+from ranking.tensors import InputTensors
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -81,7 +82,8 @@ class TestWeights:
         (batch,) = shop.reader().clean()
         new_encoder = Encoder.read(run.encoder, shop.schema)
         with torch.no_grad():
-            expected, found = old(encoder.encode(batch.rows)), model(new_encoder.encode(batch.rows))
+            expected = old(InputTensors.of(encoder.encode(batch.rows)))
+            found = model(InputTensors.of(new_encoder.encode(batch.rows)))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
     def test_of_new_ids_learn(self, shop: Shop, earlier: RunFolder) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ranking
@@ -47,3 +50,13 @@ def test_half_precision_may_differ_more(bundle: Path) -> None:
     require_golden(Off(choose(ranker), 0.01, "bfloat16"), ranker, bundle)
     with pytest.raises(BundleError, match="golden rows score differently"):
         require_golden(Off(choose(ranker), 0.5, "bfloat16"), ranker, bundle)
+
+
+def test_rows_that_the_bundle_itself_cannot_read_are_refused(bundle: Path, tmp_path: Path) -> None:
+    ranker = ranking.load(bundle)
+    altered = shutil.copytree(bundle, tmp_path / "bundle")
+    rows = pq.read_table(altered / "golden.parquet")
+    inputs = [{name: value for name, value in row.items() if name != "price"} for row in rows["inputs"].to_pylist()]
+    pq.write_table(pa.table({"inputs": inputs, "scores": rows["scores"]}), altered / "golden.parquet")
+    with pytest.raises(BundleError, match=f"{altered} does not hold together: .*price.*; freeze the run again"):
+        require_golden(choose(ranker), ranker, altered)

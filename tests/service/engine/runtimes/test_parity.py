@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.calibration import Calibration, Isotonic, Platt
-from ranking.encoding import Encoder, Inputs
+from ranking.encoding import Encoder
 from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
-from ranking.graph import FrozenGraph
 from ranking.halves import Halves, Sides
+from ranking.inputs import Inputs
 from ranking.onnx_body import onnx_body
 from service.engine.runtimes import Runtime, choose, onnx_runtime
 from service.engine.runtimes.cuda_runtime import CudaRuntime
@@ -76,7 +76,7 @@ class TestParity:
     def test_the_reference_scores_as_the_ranker_does(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
         rows = draw_rows(50, 3)
         inputs = hand_ranker.encoder.encode(hand_ranker.complete(rows))
-        halves = Sides(hand_ranker.encoder).split(inputs, torch.arange(50))
+        halves = Sides(hand_ranker.encoder).split(inputs, np.arange(50))
         scored = hand_ranker.score(rows)
         found = choose(hand_ranker, "torch").scores(halves, TASKS)
         assert np.array_equal(found, np.stack([scored[task].to_numpy() for task in TASKS], 1))
@@ -84,11 +84,9 @@ class TestParity:
     def test_of_calibrated_scores(
         self, hand_ranker: FrozenRanker, draw_rows: DrawRows, fast: Callable[[FrozenRanker], Runtime]
     ) -> None:
-        graph = hand_ranker.graph
         knots = Isotonic(inputs=(-1.0, 0.5), outputs=(-2.0, -1.0))
         calibration = Calibration({"click": Platt(slope=0.5, shift=-1.0), "like": knots})
-        graph = FrozenGraph(graph.schema, graph.selection, graph.weights, calibration=calibration)
-        calibrated = replace(hand_ranker, graph=graph)
+        calibrated = replace(hand_ranker, calibration=calibration)
         halves, expected = halves_of(calibrated, draw_rows, [30])
         found = fast(calibrated).scores(halves, TASKS)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -109,10 +107,9 @@ class TestParity:
         encoder = Encoder(schema, {name: whole.id_spaces[name]}, {})
         weights = {
             key: value[:4] if key.startswith("expert.") and key.endswith(".0.weight") else value
-            for key, value in hand_ranker.graph.weights.items()
+            for key, value in hand_ranker.weights.items()
         }
-        graph = FrozenGraph(schema, hand_ranker.selection, weights)
-        narrow = FrozenRanker(schema, encoder, graph, {}, {})
+        narrow = FrozenRanker(schema, encoder, hand_ranker.selection, weights, {}, {})
         inputs, request = requests(hand_ranker, draw_rows, sizes)
         column = [f.name for f in whole.schema.categoricals].index(name)
         ids = Inputs(inputs.ids[:, [column]], (), inputs.dense[:, :0], inputs.missing[:, [0]])
