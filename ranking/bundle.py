@@ -82,7 +82,8 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
     }
     with appearing(folder) as draft:
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        save_file(dict(ranker.weights), draft / "weights.safetensors")
+        as_they_lie = {name: np.asarray(weight, order="C") for name, weight in ranker.weights.items()}
+        save_file(as_they_lie, draft / "weights.safetensors")  # writes memory, whatever the strides
         if ranker.body is not None:
             (draft / BODY).write_bytes(ranker.body)
         ranker.encoder.write(draft / "encoder")

@@ -78,9 +78,12 @@ class FrozenRanker:
     @cached_property
     def graph(self) -> FrozenGraph:
         """What gives outputs, in PyTorch: the reference for everything else that does."""
+        import torch
+
         from ranking.graph import FrozenGraph
 
-        return FrozenGraph(self.schema, self.selection, self.weights, self.gate)
+        with torch.inference_mode(mode=False):  # the same tensors, whoever asks first
+            return FrozenGraph(self.schema, self.selection, self.weights, self.gate)
 
     @property
     def backends(self) -> list[str]:

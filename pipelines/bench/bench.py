@@ -219,22 +219,18 @@ class Bench:
         return result
 
 
-def bench(
-    folder: Path | None, sizes: Sizes, threads: int, only: Sequence[str], earlier: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Measures the parts asked for, one after the other; yields all results after each, so that none is lost.
+def bench(folder: Path | None, sizes: Sizes, threads: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Measures the parts asked for; yields each, by its name, as soon as it is measured, so that none is lost.
 
     Args:
         folder: a bundle; None: the reference model, for which there are aims.
         sizes: how much.
         threads: cores of whatever is measured.
         only: parts.
-        earlier: results of before; what is not measured stays as it has them.
 
     Raises:
         RankerError: a measurement failed; says what it wrote.
     """
-    results = dict(earlier)
     with tempfile.TemporaryDirectory() as work:
         measured = folder or _reference(Path(work) / "bundle", sizes)
         publish(measured, Path(work) / "repository")
@@ -244,8 +240,7 @@ def bench(
             say(f"measuring: {part}")
             found = getattr(runs, part)()
             if found is not None:
-                results[part] = {**about, "measured": found}
-                yield results
+                yield {part: {**about, "measured": found}}
 
 
 def _reference(folder: Path, sizes: Sizes) -> Path:

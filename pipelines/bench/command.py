@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> str:
         sizes = replace(sizes, items=arguments.items)
     files = _files(arguments)
     results = _earlier(files)
-    for results in bench(arguments.bundle, sizes, arguments.threads, arguments.only, results):
+    for found in bench(arguments.bundle, sizes, arguments.threads, arguments.only):
+        results |= found
         _keep(results, files, arguments.docs)
     return report.text(results)
 

@@ -190,7 +190,8 @@ class Trainer:
         if not self._world.any(wrong):
             return
         file = self._run.bad_batch(self._step, self._world.rank)
-        save_file(examples.arrays() | {"outputs": terms.outputs.cpu().numpy()}, file)
+        outputs = terms.outputs.cpu().contiguous().numpy()  # as it lies in memory: save_file looks at nothing else
+        save_file(examples.arrays() | {"outputs": outputs}, file)
         names = [
             task.name for task, loss in zip(self._config.tasks, terms.losses, strict=True) if not bool(loss.isfinite())
         ]

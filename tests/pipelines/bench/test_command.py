@@ -25,13 +25,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be measured; the results are made up, and a bundle named "broken" fails at the second part."""
     calls: list[Any] = []
 
-    def bench(folder: Any, sizes: Any, threads: int, only: Any, earlier: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def bench(folder: Any, sizes: Any, threads: int, only: Any) -> Iterator[dict[str, Any]]:
         calls.append((folder, sizes, threads, list(only)))
         for number, part in enumerate(only):
             if number and folder == Path("broken"):
                 raise RankerError("a server did not start")
-            earlier = {**earlier, part: results()[part]}
-            yield earlier
+            yield {part: results()[part]}
 
     monkeypatch.setattr(command, "bench", bench)
     return calls

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -422,6 +423,21 @@ class TestLossesThatAreNotFinite:
         assert {"ids", "dense", "labels", "outputs"} <= batch.keys()
         assert len(batch["labels"]) == 8
         assert not bool(batch["outputs"].isfinite().all())
+
+    def test_leave_its_labels_and_outputs_row_by_row(self, shop: Shop) -> None:
+        """Squares of such watch times are infinite; their mean, which the outputs start from, is not."""
+        table = shop.table(200)
+        seconds = pc.multiply(table["seconds"], 1e25)
+        shop.write(table.set_column(table.column_names.index("seconds"), "seconds", seconds))
+        click, watch = shop.schema.tasks
+        shop.schema = shop.schema.model_copy(update={"tasks": (click, watch.model_copy(update={"transform": "none"}))})
+        with pytest.raises(RankerError, match="step 1: the loss of watch is not finite"):
+            trained(shop)
+        (file,) = (shop.folder / "run").glob("bad-batch-*")
+        batch = load_file(file)
+        for found in (batch["labels"], batch["outputs"]):
+            assert (found[:, 0].abs() < 5).all()
+            assert (found[:, 1].nan_to_num(1e25) > 1e20).all()
 
     def test_leave_no_run_that_looks_finished(self, shop: Shop, caught: str) -> None:
         assert caught
