@@ -24,7 +24,7 @@ RUN cd /opt/ranker/lib/python3.11/site-packages \
          && rm -r torch/share \
          && /opt/ranker/bin/python -c "import service.engine.runtimes.reference, ranking.graph"; \
        fi \
-    && /opt/ranker/bin/python -c "import service.processes, pipelines.cli"
+    && /opt/ranker/bin/python -c "import service.server.processes, pipelines.cli"
 
 FROM packages AS train-packages
 ARG TRAIN=train

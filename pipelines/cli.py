@@ -230,7 +230,7 @@ def run_load(arguments: argparse.Namespace) -> None:
 
 def run_serve(arguments: argparse.Namespace) -> None:
     """``ranker serve``."""
-    from service.processes import serve
+    from service.server.processes import serve
     from service.settings import read
 
     given = {

@@ -10,25 +10,26 @@ from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
-from service import problems, tracing
-from service.admitting import Admitting
+from service import problems
 from service.api.administration import repository_routes
 from service.api.document import describe
 from service.api.feedback import feedback_routes
 from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
 from service.engine.admission import Admission
 from service.engine.engine import Engine
-from service.entrance import Entrance
 from service.feedback.writer import FeedbackWriter
-from service.lifecycle import Lifecycle
-from service.metrics import Metrics
 from service.middleware import Envelope
-from service.observer import Observer
-from service.ports import Ports
 from service.security.guard import Guard
 from service.security.keyring import Keyring
+from service.server.admitting import Admitting
+from service.server.entrance import Entrance
+from service.server.lifecycle import Lifecycle
+from service.server.ports import Ports
 from service.settings import Settings
 from service.store.opening import open_lookup
+from service.telemetry import tracing
+from service.telemetry.metrics import Metrics
+from service.telemetry.observer import Observer
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
 from service.versions.shadowing import Shadows

@@ -8,10 +8,11 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import logs, problems
-from service.incoming import Incoming
-from service.observer import Observer
-from service.stages import Stages
+from service import problems
+from service.server.incoming import Incoming
+from service.telemetry import logs
+from service.telemetry.observer import Observer
+from service.telemetry.stages import Stages
 
 log = logging.getLogger("ranker.service")
 

@@ -27,7 +27,7 @@ from ranking.files import reason
 from ranking.shared_store import PREFIX as STORE_PREFIX
 from ranking.shared_store import require_address
 from service.engine.runtimes import Backend, Precision
-from service.logs import LogFormat
+from service.telemetry.logs import LogFormat
 
 PREFIX = "RANKER_"
 """Of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""

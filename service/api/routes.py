@@ -17,12 +17,12 @@ from service.api.writing import write
 from service.engine.admission import QueueFullError, Ticket
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked
-from service.lifecycle import Lifecycle
-from service.metrics import Metrics
 from service.problems import Problem, queue_full, unavailable
+from service.server.lifecycle import Lifecycle
 from service.settings import Settings
-from service.stages import Stages
-from service.subject import Subject
+from service.telemetry.metrics import Metrics
+from service.telemetry.stages import Stages
+from service.telemetry.subject import Subject
 from service.versions.lineup import Lineup
 from service.versions.models import RETRY, Models
 from service.versions.served import Served

@@ -13,11 +13,11 @@ from service.engine.batching import Batcher, DeadlinePassedError
 from service.engine.candidates import Asked, explained
 from service.engine.ranking import Prepared, Ranked, order, prepare
 from service.engine.scoring import Key, Scored, Work, score
-from service.metrics import Metrics
 from service.problems import Problem
-from service.stages import Stages
 from service.store.base import NOTHING
 from service.store.lookup import Lookup
+from service.telemetry.metrics import Metrics
+from service.telemetry.stages import Stages
 from service.versions.served import Served
 
 

@@ -16,7 +16,7 @@ from service.engine.missing import Missing
 from service.engine.request import Request
 from service.engine.runtimes import Runtime
 from service.engine.runtimes.base import Scores
-from service.stages import Stages
+from service.telemetry.stages import Stages
 from service.versions.served import Served
 
 Key: TypeAlias = tuple[Served, tuple[str, ...]]

@@ -14,10 +14,10 @@ from ranking.shared_store import keys_begin
 from service.engine.candidates import Asked
 from service.engine.encoding import RequestEncoder
 from service.engine.values import Values
-from service.metrics import Metrics
 from service.store.base import NOTHING, Store, Stored, StoreError
 from service.store.breaker import Breaker
 from service.store.documents import LOST, Fault, Reader
+from service.telemetry.metrics import Metrics
 from service.versions.served import Served
 
 log = logging.getLogger("ranker.service")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from service.metrics import Metrics
 from service.settings import Settings
 from service.store.breaker import Breaker
 from service.store.lookup import Lookup
 from service.store.redis_store import RedisStore
+from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
 

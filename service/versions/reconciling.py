@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 from ranking import repository
 from ranking.errors import BundleError, RankerError
 from ranking.release import CURRENT, Release
-from service.metrics import Metrics
 from service.settings import Settings
+from service.telemetry.metrics import Metrics
 from service.versions.lineup import Lineup
 from service.versions.loading import load, required_models
 from service.versions.models import Models

@@ -13,9 +13,9 @@ import pyarrow as pa
 from service.engine.candidates import Asked
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked
-from service.metrics import Metrics
 from service.problems import Problem
-from service.stages import Stages
+from service.telemetry.metrics import Metrics
+from service.telemetry.stages import Stages
 from service.versions.served import Served
 
 log = logging.getLogger("ranker.service")

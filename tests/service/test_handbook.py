@@ -8,10 +8,10 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.metrics import REJECTIONS, Metrics
 from service.problems import CLIENT_CLOSED_REQUEST
 from service.settings import Settings
-from service.stages import STAGES
+from service.telemetry.metrics import REJECTIONS, Metrics
+from service.telemetry.stages import STAGES
 
 HANDBOOK = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -20,9 +20,9 @@ from service.engine.engine import Engine
 from service.engine.ranking import Ranked, order, prepare
 from service.engine.runtimes import choose
 from service.engine.runtimes.base import Scores
-from service.metrics import Metrics
 from service.problems import Problem
-from service.stages import Stages
+from service.telemetry.metrics import Metrics
+from service.telemetry.stages import Stages
 from service.versions.served import Served
 from tests.service.engine.lacking import by_candidate
 

@@ -19,8 +19,8 @@ from pipelines.publishing import publish
 from ranking import BundleError
 from ranking import bundle as bundles
 from ranking.files import files_in, sha256
-from service.metrics import Metrics
 from service.settings import Settings
+from service.telemetry.metrics import Metrics
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
 

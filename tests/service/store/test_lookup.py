@@ -18,10 +18,10 @@ from service.engine.candidates import Asked, checked
 from service.engine.encoding import RequestEncoder
 from service.engine.request import Request
 from service.engine.runtimes import choose
-from service.metrics import Metrics
 from service.store.base import NOTHING, Failure, Stored, StoreError
 from service.store.breaker import Breaker
 from service.store.lookup import Lookup
+from service.telemetry.metrics import Metrics
 from service.versions.served import Served
 
 

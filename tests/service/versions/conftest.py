@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipelines.releasing import change
-from service.metrics import Metrics
 from service.settings import Settings
+from service.telemetry.metrics import Metrics
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
 

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 from pipelines.publishing import publish
 from pipelines.releasing import change
 from ranking import bundle, repository
-from service.metrics import Metrics
+from service.telemetry.metrics import Metrics
 from service.settings import Settings
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler

@@ -12,8 +12,8 @@ import pytest
 
 from pipelines.releasing import change
 from ranking.errors import BundleError
-from service.metrics import Metrics
 from service.settings import Settings
+from service.telemetry.metrics import Metrics
 from service.versions.models import Models
 from service.versions.reconciling import Reconciler
 from service.versions.watching import Watcher

@@ -78,7 +78,7 @@ class TestAGpu:
 ABSENT = 'sys.modules["torch"] = None  # as where it is not installed'
 
 SCORES = """
-import service.app, service.processes
+import service.app, service.server.processes
 from ranking import bundle
 from service.engine.encoding import RequestEncoder
 from service.engine.request import Given, Request

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service import logs
 from service.app import create_app
 from service.engine.engine import Engine
 from service.settings import Settings
+from service.telemetry import logs
 
 
 @pytest.fixture

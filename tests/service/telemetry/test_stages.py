@@ -10,14 +10,14 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from service.stages import Stages
+from service.telemetry.stages import Stages
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time; its one number can be changed."""
     now = [100.0]
-    monkeypatch.setattr("service.stages.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.telemetry.stages.time.monotonic", lambda: now[0])
     return now
 
 

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.demo import post
-from service.shared_metrics import FOLDER, forget_dead, shared_folder, shared_metrics
+from service.telemetry.shared_metrics import FOLDER, forget_dead, shared_folder, shared_metrics
 
 WAIT = 180
 """Seconds that starting or stopping may take on a busy machine."""

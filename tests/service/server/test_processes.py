@@ -18,8 +18,8 @@ import pytest
 
 from pipelines.demo import post
 from ranking.errors import RankerError
-from service import processes
 from service.engine.runtimes import Backend
+from service.server import processes
 from service.settings import Settings
 from tests.service.serving import serving
 

@@ -11,12 +11,12 @@ from prometheus_client import Counter
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from service.engine.admission import Admission
-from service.lifecycle import Lifecycle
-from service.metrics import Metrics
 from service.middleware import UNTOUCHED
 from service.problems import Problem, queue_full, response
+from service.server.lifecycle import Lifecycle
+from service.server.turnstile import Turnstile
 from service.settings import Settings
-from service.turnstile import Turnstile
+from service.telemetry.metrics import Metrics
 
 Header = tuple[bytes, bytes]
 ECHOED = (b"x-request-id", b"traceparent")

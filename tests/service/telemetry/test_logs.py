@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from service import logs
+from service.telemetry import logs
 
 
 @pytest.fixture(autouse=True)

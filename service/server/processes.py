@@ -17,16 +17,16 @@ from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
 from ranking.errors import RankerError
-from service import logs
 from service.app import create_app
-from service.connection import Connection
 from service.engine.runtimes.choosing import has_gpu
 from service.security import exposure, key_file
-from service.server import Server
+from service.server.connection import Connection
+from service.server.supervisor import Supervisor
+from service.server.uvicorn_server import Server
 from service.settings import Settings
-from service.shared_metrics import shared_metrics
 from service.store.opening import open_store
-from service.supervisor import Supervisor
+from service.telemetry import logs
+from service.telemetry.shared_metrics import shared_metrics
 from service.versions.loading import required_models
 from service.versions.start import Start
 

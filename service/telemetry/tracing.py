@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ranking.errors import ConfigError
-from service.stages import Stages
-from service.subject import facts
+from service.telemetry.stages import Stages
+from service.telemetry.subject import facts
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

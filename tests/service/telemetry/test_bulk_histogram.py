@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import Metric
 
-from service.bulk_histogram import SAMPLE, BulkHistogram
+from service.telemetry.bulk_histogram import SAMPLE, BulkHistogram
 
 EDGES = (0.0, 0.125, 0.5, 1.0, 4.0)
 

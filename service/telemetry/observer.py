@@ -7,10 +7,10 @@ import time
 
 from starlette.types import Scope
 
-from service.metrics import Metrics
-from service.stages import Stages
-from service.subject import Subject, facts
-from service.tracing import Traces
+from service.telemetry.metrics import Metrics
+from service.telemetry.stages import Stages
+from service.telemetry.subject import Subject, facts
+from service.telemetry.tracing import Traces
 
 log = logging.getLogger("ranker.slow")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.turnstile import Turnstile
+from service.server.turnstile import Turnstile
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from service.bulk_histogram import BulkHistogram
-from service.shared_metrics import Processes, shared_folder
-from service.stages import STAGES, Stage
+from service.telemetry.bulk_histogram import BulkHistogram
+from service.telemetry.shared_metrics import Processes, shared_folder
+from service.telemetry.stages import STAGES, Stage
 from service.versions.served import Served
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
-from service.server import KILLED, Server
-from service.shared_metrics import forget_dead
+from service.server.uvicorn_server import KILLED, Server
+from service.telemetry.shared_metrics import forget_dead
 
 LATE_SECONDS = 5.0
 """Beyond the time that it has for stopping; then a process is taken for stuck."""

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.engine.admission import Ticket
-from service.entrance import Entrance, Refusal
 from service.problems import Problem, unavailable
+from service.server.entrance import Entrance, Refusal
 
 LINGER_SECONDS = 1.0
 """Between a refusal and the end of its connection: one that ends while the client still writes is reset, and the client

@@ -1,0 +1,1 @@
+"""From sockets to the application: processes, connections and their limits, admission, the end."""
