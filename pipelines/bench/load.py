@@ -21,8 +21,9 @@ from typing import Any, Self
 from pipelines.bench.connection import Answer, Body, Connection
 from pipelines.bench.turns import percentile
 
-LEAST = 20
-"""Answers that a closed loop waits for, however long they take."""
+LEAST, LEAST_EACH = 20, 2
+"""Answers that a closed loop waits for, however long they take: in all, and times its clients; a service that works on all
+requests at once answers none for long, and then all of them."""
 PATIENCE = 60.0
 """Seconds after which it gives up nevertheless."""
 MOST_CONNECTIONS = 500
@@ -39,7 +40,7 @@ class Load:
         port: on this machine.
         path: of the operation.
         bodies: sent by turns.
-        seconds: how long is measured; a closed loop goes on until it has LEAST answers.
+        seconds: how long is measured; a closed loop goes on until it has enough answers.
         warm: seconds before that.
         clients: of a closed loop; 0 for an open one.
         rate: requests a second of an open loop.
@@ -142,7 +143,7 @@ async def _closed(load: Load, start: float) -> tuple[list[Asked], float]:
     requests: list[bytes] = load.requests()
     asked: list[Asked] = []
     begin = start + load.warm
-    good = 0
+    least, good = max(LEAST, LEAST_EACH * load.clients), 0
     ended: float | None = None
 
     async def client(number: int) -> None:
@@ -153,9 +154,9 @@ async def _closed(load: Load, start: float) -> tuple[list[Asked], float]:
             answer = await connection.ask(requests[number % len(requests)])
             now = time.perf_counter()
             if ended is None and now >= begin + load.seconds:
-                if good >= LEAST:
+                if good >= least:
                     ended = begin + load.seconds
-                elif good + 1 == LEAST or now > begin + PATIENCE:
+                elif good + 1 == least or now > begin + PATIENCE:
                     ended = now
             asked.append(Asked(due, now - due, answer))
             good += answer.status == OK and now >= begin

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pipelines.bench.connection import BROKEN, Answer, Body, Connection
-from pipelines.bench.load import LEAST, Asked, Load, drive, summary
+from pipelines.bench.load import LEAST, LEAST_EACH, Asked, Load, drive, summary
 
 STAGES = "Server-Timing: parse;dur=0.5, look-up;dur=1.25"
 
@@ -86,11 +86,12 @@ def test_a_closed_loop_has_one_request_of_each_client_at_a_time() -> None:
     asyncio.run(run())
 
 
-def test_a_closed_loop_waits_for_enough_answers() -> None:
+@pytest.mark.parametrize(("clients", "least"), [(2, LEAST), (40, 40 * LEAST_EACH)])
+def test_a_closed_loop_waits_for_enough_answers(clients: int, least: int) -> None:
     async def run() -> None:
         async with Tiny().serving() as server:
-            found = await drive(load(server.port, clients=2, seconds=0.0001))
-            assert found["requests"] >= LEAST
+            found = await drive(load(server.port, clients=clients, seconds=0.0001))
+            assert found["requests"] >= least
 
     asyncio.run(run())
 
