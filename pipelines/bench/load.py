@@ -22,8 +22,8 @@ from pipelines.bench.connection import Answer, Body, Connection
 from pipelines.bench.turns import percentile
 
 LEAST, LEAST_EACH = 20, 2
-"""Answers that a closed loop waits for, however long they take: in all, and times its clients; a service that works on all
-requests at once answers none for long, and then all of them."""
+"""Answers that a closed loop waits for, however long they take: in all, and times its clients. A service that works on
+all requests at once answers none for long, and then all of them."""
 PATIENCE = 60.0
 """Seconds after which it gives up nevertheless."""
 MOST_CONNECTIONS = 500

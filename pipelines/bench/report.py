@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.bench import aims
-from pipelines.bench.tables import cores, section, spread
+from pipelines.bench.tables import cores, section, spread, three_digits
 
 STAGES = ("parse", "look-up", "queue", "forward", "write")
 REFERENCE = "reference"
@@ -29,7 +29,9 @@ def _aims(parts: dict[str, Any]) -> str:
 def _engines(measured: dict[str, Any], about: dict[str, Any]) -> str:
     sizes: dict[str, dict[str, list[float]]] = measured["sizes"]
     names = list(next(iter(sizes.values())))
-    lines = [(name, *(f"{statistics.median(spent[name]) * 1000:.3g}" for spent in sizes.values())) for name in names]
+    lines = [
+        (name, *(three_digits(statistics.median(spent[name]) * 1000) for spent in sizes.values())) for name in names
+    ]
     return section(
         "Within one process",
         f"{_how(about)} Milliseconds from the encoded arrays of one request to its scores, by candidates.",
@@ -63,7 +65,7 @@ def _stages(measured: dict[str, Any], about: dict[str, Any]) -> str:
             spent = (_median(loads, lambda load, stage=stage: load["stages"][stage]) for stage in STAGES)
             whole = _median(loads, lambda load: load["cpu"])
             size = _median(loads, lambda load: load["bytes"] / 1024)
-            lines.append((form, f"{candidates:,}", *(f"{ms:.3g}" for ms in spent), f"{whole:.3g}", f"{size:,.0f}"))
+            lines.append((form, f"{candidates:,}", *map(three_digits, spent), three_digits(whole), f"{size:,.0f}"))
     return section(
         "Stages of a request",
         f"{_how(about)} Milliseconds as the service tells them with one client, which leaves the core to one request "
@@ -81,7 +83,9 @@ def _open(measured: dict[str, Any], about: dict[str, Any]) -> str:
             loads = [turn[f"{candidates} {share}"] for turn in turns]
             tails = spread([load["p99"] / load["p50"] for load in loads], ".1f")
             rate, p50, p99 = (_median(loads, lambda load, key=key: load[key]) for key in ("per_second", "p50", "p99"))
-            lines.append((f"{candidates:,}", f"{share:.0%}", f"{rate:,.0f}", f"{p50:.3g}", f"{p99:.3g}", tails))
+            lines.append(
+                (f"{candidates:,}", f"{share:.0%}", f"{rate:,.0f}", three_digits(p50), three_digits(p99), tails)
+            )
     return section(
         "Over HTTP, open loop",
         f"{_how(about)} Poisson arrivals at a share of what 64 clients reach in a closed loop, "
@@ -147,7 +151,7 @@ def _rate(loads: Sequence[dict[str, Any]]) -> str:
     """Requests/s and times of loads; what failed is said."""
     rate, p50, p99 = (_median(loads, lambda load, key=key: load[key]) for key in ("per_second", "p50", "p99"))
     failed = sum(sum(load["failed"].values()) for load in loads)
-    return f"{rate:,.0f}, {p50:.3g} / {p99:.3g}" + (f" ({failed} failed)" if failed else "")
+    return f"{rate:,.0f}, {three_digits(p50)} / {three_digits(p99)}" + (f" ({failed} failed)" if failed else "")
 
 
 def _median(loads: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:

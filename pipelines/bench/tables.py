@@ -36,6 +36,11 @@ def spread(values: Sequence[float], how: str) -> str:
     return median if len(values) == 1 else f"{median} ({format(min(values), how)} – {format(max(values), how)})"
 
 
+def three_digits(number: float) -> str:
+    """A number in so many digits that count, whole from a thousand on."""
+    return f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
+
+
 def cores(threads: int) -> str:
     """What each process had."""
     return f"{threads} thread{'s' if threads > 1 else ''} on as many cores"

@@ -156,6 +156,15 @@ def test_a_loaded_ranker_outlives_its_folder(copied: Path, hand_ranker: FrozenRa
     assert loaded.encoded["user"].rows(["u1", "?"]).tolist() == hand_ranker.encoded["user"].rows(["u1", "?"]).tolist()
 
 
+def test_weights_come_out_as_they_went_in_however_they_lie_in_memory(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    turned = {name: np.asfortranarray(weight) for name, weight in hand_ranker.weights.items()}
+    bundle.write(replace(hand_ranker, weights=turned), golden, tmp_path / "bundle")
+    loaded = ranking.load(tmp_path / "bundle")
+    assert all(np.array_equal(weight, hand_ranker.weights[name]) for name, weight in loaded.weights.items())
+
+
 def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> None:
     schema = hand_ranker.schema.restricted([f.name for f in hand_ranker.schema.given if f.owner != "user"])
     encoder = hand_ranker.encoder.restricted([feature.name for feature in schema.features])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.bench.tables import replace_part, section, spread
+import pytest
+
+from pipelines.bench.tables import replace_part, section, spread, three_digits
 
 
 def test_each_part_is_replaced_alone(tmp_path: Path) -> None:
@@ -35,3 +37,10 @@ def test_a_section_is_a_heading_a_sentence_and_a_table() -> None:
 def test_spread_is_median_lowest_highest() -> None:
     assert spread([3.0, 1.0, 2.0], ".1f") == "2.0 (1.0 – 3.0)"
     assert spread([3.0], ".1f") == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.04567, "0.0457"), (12.0, "12"), (999.4, "999"), (999.6, "1,000"), (11_804.2, "11,804")]
+)
+def test_three_digits_count(number: float, text: str) -> None:
+    assert three_digits(number) == text
