@@ -61,8 +61,6 @@ def _pooled(table: Float32, *, mean: bool) -> Callable[[Bag], Float32]:
     def look_up(bag: Bag) -> Float32:
         pooled = np.zeros((len(bag.lengths), table.shape[1]), np.float32)
         filled = np.flatnonzero(bag.lengths)
-        if not len(filled):
-            return pooled
         lengths = bag.lengths[filled]
         sums = np.add.reduceat(table.take(bag.values, 0, mode="clip"), np.cumsum(lengths) - lengths)
         pooled[filled] = sums / lengths[:, None] if mean else sums

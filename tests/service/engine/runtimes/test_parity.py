@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from ranking.calibration import Calibration, Isotonic, Platt
 from ranking.encoding import Encoder
-from ranking.errors import BundleError
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
 from ranking.inputs import Inputs
@@ -161,20 +160,3 @@ class TestWhatRuns:
             np.testing.assert_allclose(found[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)
         assert isinstance(runtime, onnx_runtime.OnnxRuntime)
         assert len(runtime._sessions._values) == 2
-
-
-class TestChoose:
-    def test_takes_the_body_if_there_is_one(self, hand_ranker: FrozenRanker) -> None:
-        assert choose(hand_ranker).backend == "torch"
-        assert choose(with_body(hand_ranker)).backend == "onnxruntime"
-        assert choose(with_body(hand_ranker), "torch").backend == "torch"
-
-    def test_says_what_a_bundle_lacks(self, hand_ranker: FrozenRanker) -> None:
-        with pytest.raises(BundleError, match=r"'hand' carries no body\.onnx .* serve it with the torch backend"):
-            choose(hand_ranker, "onnxruntime")
-
-    def test_refuses_a_body_of_anything_else(self, hand_ranker: FrozenRanker) -> None:
-        model = onnx.load_from_string(with_body(hand_ranker).body or b"")
-        model.graph.node.append(onnx.helper.make_node("Loop", ["items"], ["looped"]))
-        with pytest.raises(BundleError, match=r"body\.onnx holds Loop, which no bundle does"):
-            choose(replace(hand_ranker, body=model.SerializeToString()))
