@@ -68,7 +68,7 @@ def test_line_ends_of_the_checksums_are_bytes_too(repo: Path, serve: Callable[[P
 
 def scores(service: Service) -> np.ndarray:
     """Of some candidates, by whatever version is current."""
-    engine = Engine(500, service.telemetry.metrics)
+    engine = Engine(500, service.metrics)
     request = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
     asked = Asked.of(RankRequest.model_validate(request), {})
     try:

@@ -38,7 +38,7 @@ def service(repo: Path, serve: Callable[[Path], Service]) -> Service:
 
 @pytest.fixture
 def engine(service: Service) -> Iterator[Engine]:
-    engine = Engine(500, service.telemetry.metrics)
+    engine = Engine(500, service.metrics)
     yield engine
     engine.close()
 
@@ -72,7 +72,7 @@ def test_differences_of_the_candidates_that_were_answered_are_metrics(
     service: Service, engine: Engine, options: dict[str, Any]
 ) -> None:
     async def test() -> None:
-        shadows = Shadows(engine, service.telemetry.metrics)
+        shadows = Shadows(engine, service.metrics)
         asked = request(**options)
         answered = await shadow(service, engine, shadows, asked)
         await settled(shadows)
@@ -91,7 +91,7 @@ def test_differences_of_the_candidates_that_were_answered_are_metrics(
 
 def test_nothing_is_scored_twice_while_requests_are_ranked(service: Service, engine: Engine) -> None:
     async def test() -> None:
-        shadows = Shadows(engine, service.telemetry.metrics)
+        shadows = Shadows(engine, service.metrics)
         await shadow(service, engine, shadows, request())
         ranking = asyncio.create_task(engine.rank(service.models.find("feed").current, request(), Stages()))
         await asyncio.gather(settled(shadows), ranking)
@@ -103,7 +103,7 @@ def test_nothing_is_scored_twice_while_requests_are_ranked(service: Service, eng
 
 def test_few_requests_wait(service: Service, engine: Engine) -> None:
     async def test() -> None:
-        shadows = Shadows(engine, service.telemetry.metrics)
+        shadows = Shadows(engine, service.metrics)
         answered = await shadow(service, engine, shadows, request())
         for _ in range(WAITING + 2):
             shadows.offer(answered)
@@ -126,7 +126,7 @@ def test_a_shadow_that_cannot_rank_is_told_once_and_without_values(
 
     async def test() -> None:
         monkeypatch.setattr(engine, "rank", refusing)
-        shadows = Shadows(engine, service.telemetry.metrics)
+        shadows = Shadows(engine, service.metrics)
         for _ in range(3):
             await shadow(service, engine, shadows, request())
             await settled(shadows)
@@ -144,7 +144,7 @@ def unreadable(value: str) -> Problem:
 
 def test_what_waits_is_dropped_when_the_service_ends(service: Service, engine: Engine) -> None:
     async def test() -> None:
-        shadows = Shadows(engine, service.telemetry.metrics)
+        shadows = Shadows(engine, service.metrics)
         await shadow(service, engine, shadows, request())
         await shadows.close()
         assert service.metric(COUNT("scored")) != 1
