@@ -89,6 +89,8 @@ class Supervisor(Multiprocess):
             if impatient or late:
                 for worker in self.processes:
                     worker.process.kill()
+                for worker in self.processes:
+                    worker.process.join()
             if impatient:
                 os._exit(KILLED + self.signal_queue[0])
             time.sleep(0.05)
