@@ -106,9 +106,10 @@ def load(folder: str | Path) -> FrozenRanker:
     Raises:
         BundleError: a file is missing, altered or not listed, the format is unknown, or a golden row scores otherwise.
     """
+    folder = Path(folder)
     ranker = read(folder)
-    with holding_together(Path(folder)):
-        inputs, expected = golden(Path(folder), ranker.schema)
+    inputs, expected = golden(folder, ranker.schema)
+    with holding_together(folder):
         scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
     require_golden(scores, expected, f"{folder}: golden rows score differently here")
     return ranker
