@@ -117,6 +117,8 @@ class EncodedTable:
         Raises:
             InvalidInputError: text that is no integer where the table's ids are integers.
         """
+        if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and self._kind == pa.int64():
+            return self._index.rows_of(ids)
         if isinstance(ids, list) and set(map(type, ids)) == {int if self._kind == pa.int64() else str}:
             with suppress(OverflowError):  # an integer of more than 64 bits
                 return self._index.rows_of(ids)  # what requests hold: Arrow would cost more than the look-up

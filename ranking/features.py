@@ -30,6 +30,8 @@ def canonical(column: pa.Array, feature: GivenFeature) -> pa.Array:
     if pa.types.is_null(kind):
         return column
     if isinstance(feature, NumberFeature):
+        if pa.types.is_float64(kind):
+            return column
         if _is_number(kind):
             return column.cast(pa.int8() if pa.types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
         what = "numeric" if isinstance(feature, NumericFeature) else "cut into buckets"
@@ -72,6 +74,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _ids(values: pa.Array, feature: GivenFeature) -> pa.Array:
     kind = values.type
+    if pa.types.is_int64(kind):
+        return values
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return values.cast(pa.string())
     if pa.types.is_boolean(kind):

@@ -105,10 +105,10 @@ class IdIndex:
         rows = self._find(keys_of(ids), None if self._text is None else IdText.of(ids))
         return rows if known is None else np.where(known, rows, UNKNOWN)
 
-    def rows_of(self, ids: Sequence[Any]) -> RowArray:
-        """The same of Python values: 64-bit integers if the index has integers, else text; none is None."""
+    def rows_of(self, ids: Sequence[Any] | RowArray) -> RowArray:
+        """The same of an array or of Python values: 64-bit integers if the index has those, else text; none is None."""
         if self._text is None:
-            return self._find(_mixed(np.array(ids, np.int64)), None)
+            return self._find(_mixed(np.asarray(ids, np.int64)), None)
         texts = [str.encode(text) for text in ids]
         keys = np.fromiter(map(xxhash.xxh3_64_intdigest, texts), np.uint64, len(texts))
         ends = np.cumsum([0, *map(len, texts)])

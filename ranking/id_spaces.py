@@ -53,13 +53,15 @@ class Vocabulary:
         known = values.is_valid().to_numpy(zero_copy_only=False)
         return np.where(known, self._span.rows(values.fill_null(0).to_numpy()), MISSING)
 
-    def rows_of(self, values: Sequence[int | str | None], field: str) -> IdArray:
-        """The same of Python values: online they come as JSON, and Arrow costs more than a few look-ups.
+    def rows_of(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
+        """The same of an array, or of Python values: Arrow costs more than a few look-ups.
 
         Args:
             values: all that are not None are of one type.
             field: names the column in an error.
         """
+        if isinstance(values, np.ndarray):
+            return self.rows(pa.array(values), field) if self._span is None else self._span.rows(values)
         if isinstance(next((value for value in values if value is not None), None), self._kind | NoneType):
             if self._span is not None and len(values) > FEW:
                 with suppress(TypeError):  # a None
@@ -113,8 +115,10 @@ class HashBuckets:
         """Embedding rows [len(values)] int64."""
         return _by_unique(values, self._row)
 
-    def rows_of(self, values: Sequence[int | str | None], field: str) -> IdArray:  # noqa: ARG002 — as Vocabulary
-        """The same of Python values."""
+    def rows_of(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
+        """The same of an array, or of Python values."""
+        if isinstance(values, np.ndarray):
+            return self.rows(pa.array(values), field)
         return np.array([MISSING if value is None else self._row(value) for value in values], np.int64)
 
     def _row(self, value: int | str) -> int:
@@ -167,8 +171,10 @@ def stable_hash(value: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
 
 
-def hashes_of(values: Sequence[int | str | None]) -> IdArray:
-    """``hash_column`` of Python values."""
+def hashes_of(values: Sequence[int | str | None] | IdArray) -> IdArray:
+    """``hash_column`` of an array, or of Python values."""
+    if isinstance(values, np.ndarray):
+        return hash_column(pa.array(values))
     return np.array([0 if value is None else stable_hash(value) for value in values], np.int64)
 
 

@@ -117,16 +117,16 @@ class Bench:
         return self._engines(self._candidates(), self._sizes.turns)
 
     def http(self) -> dict[str, Any]:
-        """The service in closed loops, every form of request, and the bare engine in between."""
+        """The service in closed loops, every form of request, and the bare engine beside those of each size."""
         sizes = self._sizes
         turns: list[dict[str, Any]] = []
         for _ in range(sizes.turns):
-            bare = self._engines(self._candidates(), 1, "frozen, default")["sizes"]
-            found: dict[str, Any] = {"bare": {size: spent["frozen, default"][0] for size, spent in bare.items()}}
+            found: dict[str, Any] = {"bare": {}}
             with self._ours(server_timing=True) as server:
-                for form in FORMS:
-                    for candidates in self._candidates():
-                        for clients in sizes.clients:
+                for candidates in self._candidates():
+                    found["bare"][str(candidates)] = self._bare(candidates)
+                    for clients in reversed(sizes.clients):  # the most, which are compared with bare, right after it
+                        for form in FORMS:
                             found[f"{form} {candidates} {clients}"] = self._load(server, form, candidates, clients)
             turns.append(found)
         return {"forms": list(FORMS), "candidates": self._candidates(), "clients": sizes.clients, "turns": turns}
@@ -169,6 +169,12 @@ class Bench:
 
     def _candidates(self) -> list[int]:
         return [candidates for candidates in self._sizes.candidates if candidates <= self._most]
+
+    def _bare(self, candidates: int) -> float:
+        """Seconds of the engine that the service would choose, for one request."""
+        name = "frozen, default"
+        seconds: float = self._engines([candidates], 1, name)["sizes"][str(candidates)][name][0]
+        return seconds
 
     def _engines(self, candidates: Sequence[int], turns: int, *contenders: str) -> dict[str, Any]:
         sizes = ",".join(map(str, candidates))

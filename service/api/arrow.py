@@ -20,6 +20,7 @@ from service.api.ipc import declared
 from service.engine.candidates import Candidates, invalid, require_known
 from service.engine.missing import Missing
 from service.engine.ranking import Ranked
+from service.engine.values import Values, as_array
 from service.problems import Problem, malformed, too_many
 
 REQUEST, RESPONSE = b"request", b"response"
@@ -66,16 +67,20 @@ def read_stream(
     _require_size(stream.size, max_bytes)
     _require_columns(schema, id_column, readable)
     try:
-        table = _decoded(buffer, schema)
+        batches = _decoded(buffer)
     except FAULTS as error:
         raise _broken(error) from None
-    chunks = [(name, chunk) for name in names for chunk in table[name].chunks]
+    chunks = [(name, chunk) for batch in batches for name, chunk in zip(names, batch.columns, strict=True)]
     _require_size(sum(_plain_size(chunk, max_bytes) for _, chunk in chunks), max_bytes)
     for name, chunk in chunks:
         if _longest(chunk) > max_text:
             field = "items.id" if name == id_column else f"items.features.{name}"
             raise invalid(field, f"holds text of more than {max_text} characters: send shorter ones")
-    columns = {name: table[name].combine_chunks() for name in names}
+    if len(batches) == 1:
+        columns = dict(chunks)
+    else:
+        table = pa.Table.from_batches(batches, schema)
+        columns = {name: table[name].combine_chunks() for name in names}
     return metadata.get(REQUEST, b"{}"), Candidates(_ids(columns.pop(id_column)), columns)
 
 
@@ -121,14 +126,14 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _decoded(buffer: pa.Buffer, schema: pa.Schema) -> pa.Table:
+def _decoded(buffer: pa.Buffer) -> list[pa.RecordBatch]:
     """All batches, validated down to each offset and character."""
     batches = []
     with pa.ipc.open_stream(buffer) as reader:
         for batch in reader:
             batch.validate(full=True)
             batches.append(batch)
-    return pa.Table.from_batches(batches, schema)
+    return batches
 
 
 def _plain_size(column: pa.Array, limit: int) -> int:
@@ -139,6 +144,8 @@ def _plain_size(column: pa.Array, limit: int) -> int:
         limit: beyond which it does not matter how large it is.
     """
     kind = column.type
+    if pa.types.is_primitive(kind):
+        return 8 * len(column)
     if pa.types.is_dictionary(kind):
         sizes = _value_sizes(column.dictionary)
         return int(sizes[column.indices.drop_null().to_numpy()].sum()) + 8 * len(column)
@@ -157,6 +164,8 @@ def _longest(column: pa.Array) -> int:
         column: validated, and not too large once it is decoded.
     """
     kind = column.type
+    if pa.types.is_primitive(kind):
+        return 0
     if pa.types.is_dictionary(kind):
         return _longest(column.dictionary)
     if _is_list(kind):
@@ -177,8 +186,8 @@ def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     return np.zeros(len(values), np.int64)
 
 
-def _ids(column: pa.Array) -> pa.Array:
-    """Ids as int64 or string.
+def _ids(column: pa.Array) -> Values:
+    """Ids as an array of int64, or as Arrow's strings.
 
     Raises:
         Problem: 422 naming the row of a null, or the type that cannot be an id's.
@@ -191,7 +200,7 @@ def _ids(column: pa.Array) -> pa.Array:
         return column.cast(pa.string())
     try:
         if pa.types.is_integer(column.type):
-            return column.cast(pa.int64())
+            return as_array(column.cast(pa.int64()))
     except pa.ArrowInvalid:
         raise invalid("items.id", "holds an integer of more than 64 bits, the sign included") from None
     raise invalid("items.id", f"holds {column.type}: send integers or strings")

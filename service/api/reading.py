@@ -9,6 +9,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from service.api.arrow import read_stream
+from service.api.columns import read_columns
 from service.api.formats import ARROW
 from service.api.messages import RankOptions, RankRequest
 from service.api.strings import longer, may_hold_longer
@@ -32,13 +33,18 @@ def read(body: bytes, form: str, served: Served, settings: Settings) -> Asked:
     Raises:
         Problem: 400 for what cannot be read, 413 for too many candidates, 422 naming the fields that are wrong.
     """
+    readable, most_text = served.encoder.readable["item"], settings.max_string_length
     if form == ARROW:
-        columns, readable = served.ranker.schema.columns, served.encoder.readable["item"]
+        key = served.ranker.schema.columns.item
         options, candidates = read_stream(
-            body, columns.item, readable, settings.max_candidates, settings.max_body_bytes, settings.max_string_length
+            body, key, readable, settings.max_candidates, settings.max_body_bytes, most_text
         )
         return Asked(message(options, RankOptions, "request", settings), candidates)
-    return Asked.of(message(body, RankRequest, "body", settings), served.encoder.readable["item"])
+    found = read_columns(body, readable, settings.max_candidates, most_text)
+    if found is None:
+        return Asked.of(message(body, RankRequest, "body", settings), readable)
+    rest, candidates = found
+    return Asked(_valid(rest, RankOptions), candidates)
 
 
 def message(body: bytes, model: type[Message], field: str, settings: Settings) -> Message:
@@ -55,6 +61,10 @@ def message(body: bytes, model: type[Message], field: str, settings: Settings) -
     _require_few(document, settings.max_candidates)
     if may_hold_longer(body, settings.max_string_length):
         _require_short(document, settings.max_string_length)
+    return _valid(document, model)
+
+
+def _valid(document: Any, model: type[Message]) -> Message:
     try:
         return model.model_validate(document)
     except ValidationError as error:

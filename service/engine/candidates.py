@@ -11,6 +11,7 @@ from reprlib import repr  # noqa: A004 — lists in lists without end would brea
 from types import NoneType
 from typing import Any, NoReturn
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +20,7 @@ from ranking.features import canonical
 from ranking.schema import GivenFeature, NumberFeature, Owner, PooledFeature, Schema
 from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
 from service.engine.request import Given, Request
-from service.engine.values import Values
+from service.engine.values import Values, as_array, as_list
 from service.problems import FieldError, Problem
 from service.store.base import NOTHING, Stored
 
@@ -32,11 +33,11 @@ class Candidates:
     """What is to be ranked, in whatever form it came.
 
     Attributes:
-        ids: one a candidate; Arrow's are int64 or string, without nulls.
+        ids: one a candidate; Arrow's are strings without nulls.
         features: column → values; Arrow's of any type.
     """
 
-    ids: list[int | str] | pa.Array
+    ids: Values
     features: Mapping[str, Values]
 
     def __len__(self) -> int:
@@ -101,11 +102,9 @@ def checked(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> Reque
     context = {name: [value] for name, value in request.context.items()}
     of_user, of_items = stored.columns.get("user", {}), stored.columns.get("item", {})
     owners: dict[Owner, Given] = {"user": Given([request.user.id], user, of_user), "context": Given(None, context)}
-    if isinstance(ids, pa.Array):
-        _checked("user", user, readable["user"])
-        _checked("context", context, readable["context"])
-        return Request({**owners, "item": Given(ids, _canonical(features, readable["item"]), of_items)}, [len(ids)])
-    kinds = frozenset(map(type, ids))
+    features = _canonical(features, readable["item"])
+    owners["item"] = Given(ids, features, of_items)
+    kinds = _kinds(ids)
     form = (
         type(request.user.id),
         kinds,
@@ -114,13 +113,20 @@ def checked(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> Reque
         _checked("item", features, readable["item"]),
         stored.form,
     )
-    return Request({**owners, "item": Given(ids, features, of_items)}, [len(ids)], form if len(kinds) <= 1 else None)
+    alone = len(kinds) > 1 or any(isinstance(values, pa.Array) for values in (ids, *features.values()))
+    return Request(owners, [len(ids)], None if alone else form)
 
 
-def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:
-    distinct = pc.count_distinct(ids).as_py() if isinstance(ids, pa.Array) else len(set(ids))
+def _kinds(ids: Values) -> frozenset[type]:
+    if isinstance(ids, list):
+        return frozenset(map(type, ids))
+    return frozenset([type(ids)])
+
+
+def _require_distinct(ids: Values) -> None:
+    distinct = pc.count_distinct(ids).as_py() if isinstance(ids, pa.Array) else len(set(as_list(ids)))
     if distinct < len(ids):
-        values = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+        values = as_list(ids)
         repeated = next(value for value, times in Counter(values).items() if times > 1)
         first, second = [i for i, value in enumerate(values) if value == repeated][:2]
         raise invalid(
@@ -128,11 +134,14 @@ def _require_distinct(ids: Sequence[int | str] | pa.Array) -> None:
         )
 
 
-def _canonical(columns: Mapping[str, pa.Array], readable: Mapping[str, GivenFeature]) -> Mapping[str, pa.Array]:
-    """Arrow's columns of items in the types of their features."""
+def _canonical(columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Mapping[str, Values]:
+    """Columns of items, Arrow's in the types of their features."""
     for name in columns:
         require_known("item", name, readable)
-    return {name: canonical(column, readable[name]) for name, column in columns.items()}
+    return {
+        name: as_array(canonical(column, readable[name])) if isinstance(column, pa.Array) else column
+        for name, column in columns.items()
+    }
 
 
 def _checked(owner: Owner, columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Hashable:
@@ -158,8 +167,14 @@ def _place(owner: Owner, row: int | None = None) -> str:
     return {"user": "user.features", "item": items, "context": "context"}[owner]
 
 
-def _check(values: Sequence[Any], feature: GivenFeature) -> type:
+def _check(values: Values, feature: GivenFeature) -> type:
     """The type of values, which is their feature's: whole columns at once, one by one only to name the wrong one."""
+    if isinstance(values, pa.Array):  # in the type of the feature
+        return pa.Array  # type: ignore[no-any-return]
+    if isinstance(values, np.ndarray):
+        if not isinstance(feature, NumberFeature) and (feature.kind != "categorical" or values.dtype != np.int64):
+            _refuse(values.tolist(), feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
+        return values.dtype.type
     kinds = set(map(type, values))
     if isinstance(feature, NumberFeature):
         if not kinds <= {int, float, NoneType}:

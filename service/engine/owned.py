@@ -70,7 +70,7 @@ class Owned:
         else:
             rows = self._unknown.repeated(count)
         if self._key_is_read and given.ids is not None and (known is None or not known.all()):
-            ids = given.ids if isinstance(given.ids, pa.Array) else id_array(given.ids).to_pylist()
+            ids = id_array(given.ids).to_pylist() if isinstance(given.ids, list) else given.ids
             self._put({str(self._key): ids}, rows, known)
         if given.stored:
             self._put(given.stored, rows)

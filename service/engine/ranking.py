@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ranking.errors import InvalidInputError
 from ranking.frozen import FrozenRanker
@@ -16,6 +15,7 @@ from service.engine.candidates import Asked, checked, explained, invalid
 from service.engine.encoding import RequestEncoder
 from service.engine.missing import Missing
 from service.engine.request import Request
+from service.engine.values import Values, taken
 from service.store.base import NOTHING, Stored
 
 
@@ -33,7 +33,7 @@ class Prepared:
         degraded: see ``Stored``.
     """
 
-    ids: list[int | str] | pa.Array
+    ids: Values
     request: Request
     tasks: list[Task]
     weights: npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ class Ranked:
         degraded: see ``Stored``.
     """
 
-    ids: list[int | str] | pa.Array
+    ids: Values
     total: npt.NDArray[np.float64]
     scores: npt.NDArray[np.float32]
     missing: Missing
@@ -105,9 +105,8 @@ def order(prepared: Prepared, scores: npt.NDArray[np.float32], missing: Missing)
     """
     total = scores.astype(np.float64) @ prepared.weights
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
-    ids = prepared.ids
     return Ranked(
-        ids.take(pa.array(best)) if isinstance(ids, pa.Array) else [ids[i] for i in best.tolist()],
+        taken(prepared.ids, best),
         total[best],
         scores[best],
         missing.take(best),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ranking.schema import Owner
-from service.engine.values import Values
+from service.engine.values import Values, joined
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Given:
         stored: the same from a store; what ``columns`` leave out is taken from there before the bundle's table.
     """
 
-    ids: Sequence[int | str | None] | pa.Array | None
+    ids: Values | None
     columns: Mapping[str, Values]
     stored: Mapping[str, Values] = field(default_factory=dict)
 
@@ -73,12 +70,8 @@ class Request:
         owners: dict[Owner, Given] = {}
         for owner, first in requests[0].owners.items():
             each = [request.owners[owner] for request in requests]
-            columns = {name: _joined(given.columns[name] for given in each) for name in first.columns}
-            stored = {name: _joined(given.stored[name] for given in each) for name in first.stored}
-            ids = None if first.ids is None else _joined(given.ids or [] for given in each)
+            columns = {name: joined([given.columns[name] for given in each]) for name in first.columns}
+            stored = {name: joined([given.stored[name] for given in each]) for name in first.stored}
+            ids = None if first.ids is None else joined([given.ids for given in each])
             owners[owner] = Given(ids, columns, stored)
         return Request(owners, [count for request in requests for count in request.counts], requests[0].form)
-
-
-def _joined(lists: Iterable[Sequence[Any]]) -> list[Any]:
-    return list(chain.from_iterable(lists))

@@ -1,4 +1,4 @@
-"""Values of one column as a request gives them, from JSON or from Arrow → numbers, embedding rows, hashes, bags."""
+"""Values of one column as a request gives them → numbers, embedding rows, hashes, bags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.encoding import Encoder
@@ -16,12 +17,43 @@ from ranking.id_spaces import FloatArray, HashBuckets, IdArray, Vocabulary, hash
 from ranking.inputs import Bag, Mask
 from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
 
-Values: TypeAlias = Sequence[Any] | pa.Array
-"""One a row: JSON's numbers, strings and lists, None where the request gives none; or Arrow's, canonical."""
+Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
+"""One a row: an array, int64 or float64, where all are given and are numbers; else JSON's numbers, strings and lists,
+None where the request gives none; or Arrow's, canonical."""
+
+
+def as_array(values: pa.Array) -> Values:
+    """Arrow's values as an array, if they can be."""
+    plain = (pa.types.is_int64(values.type) or pa.types.is_float64(values.type)) and not values.null_count
+    return values.to_numpy() if plain else values
+
+
+def as_list(values: Values) -> list[Any]:
+    """Values as Python has them."""
+    if isinstance(values, pa.Array):
+        listed: list[Any] = values.to_pylist()
+        return listed
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def joined(parts: Sequence[Values]) -> Values:
+    """The values of all parts, which are of one kind and not Arrow's."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return list(chain.from_iterable(parts))
+
+
+def taken(values: Values, rows: IdArray) -> Values:
+    """The values at these positions [rows], in their order."""
+    if isinstance(values, pa.Array):
+        return values.take(pa.array(rows))
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
 
 
 def known(values: Values) -> Mask:
     """Where a value is given [rows]."""
+    if isinstance(values, np.ndarray):
+        return np.ones(len(values), np.bool_)
     if isinstance(values, pa.Array):
         mask: Mask = values.is_valid().to_numpy(zero_copy_only=False)
         return mask

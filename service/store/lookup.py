@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyarrow as pa
 
 from ranking.schema import Owner
 from ranking.shared_store import keys_begin
 from service.engine.candidates import Asked
 from service.engine.encoding import RequestEncoder
-from service.engine.values import Values
+from service.engine.values import Values, as_list
 from service.store.base import NOTHING, Store, Stored, StoreError
 from service.store.breaker import Breaker
 from service.store.documents import LOST, Fault, Reader
@@ -123,8 +124,7 @@ def _wanted(readers: Readers, asked: Asked) -> dict[Owner, Sequence[int | str]]:
     if not len(candidates):
         return wanted
     if _leaves_out(candidates.features, readers["item"]):
-        ids = candidates.ids
-        wanted["item"] = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+        wanted["item"] = as_list(candidates.ids)
     if user.id is not None and any(user.features.get(column) is None for column in readers["user"].columns):
         wanted["user"] = [user.id]
     return wanted
@@ -136,4 +136,6 @@ def _leaves_out(given: Mapping[str, Values], reader: Reader) -> bool:
 
 
 def _has_null(values: Values) -> bool:
-    return values.null_count > 0 if isinstance(values, pa.Array | pa.ChunkedArray) else None in values
+    if isinstance(values, pa.Array):
+        return bool(values.null_count)
+    return not isinstance(values, np.ndarray) and None in values

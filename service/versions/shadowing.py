@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from service.engine.candidates import Asked
 from service.engine.engine import Engine
 from service.engine.ranking import Ranked
+from service.engine.values import as_list
 from service.problems import Problem
 from service.telemetry.metrics import Metrics
 from service.telemetry.stages import Stages
@@ -96,8 +96,8 @@ class Shadows:
         changes = {"tasks": tasks, "objective": None, "top_n": None, "deadline_ms": None, "explain": False}
         asked = Asked(answered.asked.options.model_copy(update=changes), answered.asked.candidates)
         again = await self._engine.rank(shadow, asked, Stages(), counted=False)
-        at = {item: row for row, item in enumerate(_listed(again.ids))}
-        rows = [at[item] for item in _listed(ranked.ids)]
+        at = {item: row for row, item in enumerate(as_list(again.ids))}
+        rows = [at[item] for item in as_list(ranked.ids)]
         if not rows:
             return
         scores = ranked.scores[:, [ranked.tasks.index(task) for task in tasks]]
@@ -115,7 +115,3 @@ class Shadows:
             self._complained.add((shadow.name, shadow.version))
             what = "the shadow, version %s of '%s', could not rank what version %s did: %s"
             log.warning(what, shadow.version, shadow.name, answered.version, reason)
-
-
-def _listed(ids: list[int | str] | pa.Array) -> list[int | str]:
-    return ids.to_pylist() if isinstance(ids, pa.Array) else ids

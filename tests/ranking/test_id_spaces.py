@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.id_spaces import MISSING, UNSEEN, Buckets, HashBuckets, IdArray, Vocabulary, hash_column
+from ranking.id_spaces import MISSING, UNSEEN, Buckets, HashBuckets, IdArray, Vocabulary, hash_column, hashes_of
 
 
 def crossed(space: HashBuckets, *columns: pa.Array) -> IdArray:
@@ -64,12 +64,14 @@ def test_integers_have_the_rows_of_a_dictionary_wherever_they_lie(
     expected = [MISSING if i is None else known.index(i) + 2 if i in known else UNSEEN for i in asked + known]
     assert space.rows_of(asked + known, "id").tolist() == expected
     assert space.rows(pa.array(asked + known, pa.int64()), "id").tolist() == expected
+    assert space.rows_of(np.array(known, np.int64), "id").tolist() == expected[len(asked) :]
 
 
 def test_text_is_looked_up_as_integers_and_integers_as_text() -> None:
     numbers, words = Vocabulary(pa.array([7, 8])), Vocabulary(pa.array(["7", "8"]))
     assert numbers.rows_of(["8", None, "9"], "id").tolist() == [3, MISSING, UNSEEN]
     assert words.rows_of([None, 8, 9], "id").tolist() == [MISSING, 3, UNSEEN]
+    assert words.rows_of(np.array([8, 9]), "id").tolist() == [3, UNSEEN]
     assert words.rows_of([None], "id").tolist() == [MISSING]
     assert words.rows_of([], "id").tolist() == []
 
@@ -102,6 +104,13 @@ def test_a_cross_fills_its_buckets_evenly() -> None:
     assert counts[MISSING] == 0
     assert counts[1:].min() > 850
     assert counts[1:].max() < 1150
+
+
+@given(st.lists(INTEGERS))
+def test_arrays_hash_as_their_values(values: list[int]) -> None:
+    array, space = np.array(values, np.int64), HashBuckets(1000)
+    assert hashes_of(array).tolist() == hashes_of(values).tolist()
+    assert space.rows_of(array, "id").tolist() == space.rows_of(values, "id").tolist()
 
 
 def test_integers_and_their_text_cross_alike() -> None:

@@ -72,7 +72,8 @@ def table(request: dict[Owner, Given]) -> pa.Table:
 
 
 def asked(owners: dict[Owner, Given]) -> Request:
-    return Request(owners, [len(owners["item"].ids or [])])
+    ids = owners["item"].ids
+    return Request(owners, [0 if ids is None else len(ids)])
 
 
 def lacking(encoder: RequestEncoder, halves: Halves) -> list[list[str]]:
@@ -107,6 +108,26 @@ def test_arrow_columns_as_lists(hand_ranker: FrozenRanker, request: dict[Owner, 
     columns = {name: canonical(array, readable[name]) for name, array in arrays.items()}
     arrow = request | {"item": Given(id_array(item.ids or []), columns)}
     found, expected = encoder(asked(arrow)), encoder(asked(request))
+    assert_same(encoder.sides.join(found), encoder.sides.join(expected))
+    assert lacking(encoder, found) == lacking(encoder, expected)
+
+
+def as_arrays(given: Given) -> Given:
+    """The same, what is numbers alone as arrays."""
+    columns = {}
+    for name, values in given.columns.items():
+        kinds = set(map(type, values))
+        columns[name] = np.array(values, np.float64) if kinds and kinds <= {int, float} else values
+    whole = set(map(type, given.ids or [])) == {int}
+    return Given(np.array(given.ids, np.int64) if whole else given.ids, columns)
+
+
+@settings(deadline=None, max_examples=150)
+@given(request=requests())
+def test_arrays_as_lists(hand_ranker: FrozenRanker, request: dict[Owner, Given]) -> None:
+    encoder = RequestEncoder(hand_ranker)
+    found = encoder(asked(request | {"item": as_arrays(request["item"])}))
+    expected = encoder(asked(request))
     assert_same(encoder.sides.join(found), encoder.sides.join(expected))
     assert lacking(encoder, found) == lacking(encoder, expected)
 
@@ -196,13 +217,16 @@ def test_text_in_a_column_that_a_number_is_read_from_too(hand_ranker: FrozenRank
 
 
 @settings(deadline=None, max_examples=50)
-@given(each=st.lists(requests(), min_size=2, max_size=4))
-def test_requests_of_one_form_together_as_each_alone(hand_ranker: FrozenRanker, each: list[dict[Owner, Given]]) -> None:
+@given(each=st.lists(requests(), min_size=2, max_size=4), arrays=st.booleans())
+def test_requests_of_one_form_together_as_each_alone(
+    hand_ranker: FrozenRanker, each: list[dict[Owner, Given]], arrays: bool
+) -> None:
     encoder = RequestEncoder(hand_ranker)
     for said in each:  # what only some of them say, all leave out; ids of one type
         said["user"] = Given([str(id_) for id_ in said["user"].ids or []], {})
         said["context"] = Given(None, {"tab": said["context"].columns.get("tab", [None])})
-        said["item"] = Given([int(id_) for id_ in said["item"].ids or []], {})
+        ids = [int(id_) for id_ in said["item"].ids or []]
+        said["item"] = Given(np.array(ids, np.int64) if arrays else ids, {})
     alone = [encoder(asked(said)) for said in each]
     together = Request.joined([asked(said) for said in each])
     found, expected = encoder(together), Halves.concat(alone)
