@@ -18,6 +18,9 @@ from service.problems import invalid_request, malformed, too_many
 from service.settings import Settings
 from service.versions.served import Served
 
+LARGE = 2048
+"""Bytes of JSON from which on columns are sooner read into arrays than into objects."""
+
 Message = TypeVar("Message", bound=BaseModel)
 
 
@@ -40,8 +43,8 @@ def read(body: bytes, form: str, served: Served, settings: Settings) -> Asked:
             body, key, readable, settings.max_candidates, settings.max_body_bytes, most_text
         )
         return Asked(message(options, RankOptions, "request", settings), candidates)
-    found = read_columns(body, readable, settings.max_candidates, most_text)
-    if found is None:
+    large = len(body) >= LARGE
+    if not large or (found := read_columns(body, readable, settings.max_candidates, most_text)) is None:
         return Asked.of(message(body, RankRequest, "body", settings), readable)
     rest, candidates = found
     return Asked(_valid(rest, RankOptions), candidates)

@@ -1,15 +1,12 @@
-"""What was ranked → the bytes of an answer, from arrays, without a Python object a number."""
+"""What was ranked → the bytes of an answer, from arrays: in columns and Arrow without a Python object a number."""
 
 from __future__ import annotations
 
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from service.api.arrow import write_stream
 from service.api.formats import ARROW
@@ -48,44 +45,47 @@ def _columns(ranked: Ranked) -> dict[str, Any]:
 
 
 def _rows(ranked: Ranked) -> bytes:
-    """A list of ``RankedItem``: each column's cells as text, and between them what stands between them in every row."""
-    count, scores = len(ranked.ids), ranked.scores.T
-    if not count:
-        return b"[]"
-    before, last = _cells(scores[:-1].reshape(-1), b","), _cells(scores[-1], b"}")
-    cells = [*(before[start : start + count] for start in range(0, len(before), count)), last]
-    pieces: list[Any] = [b'{"id":', _ids(ranked.ids), b'"score":', _cells(ranked.total, b",")]
-    for name, column, opening in zip(ranked.tasks, cells, chain([b'"scores":{'], repeat(b"")), strict=False):
-        pieces += [opening + orjson.dumps(name) + b":", column]
-    rows = pc.binary_join_element_wise(*pieces, b',"missing":', _missing(ranked.missing), b"")
-    _, _, text = rows.buffers()
-    return b"".join((b"[", memoryview(text)[:-1], b"]"))  # without the last comma
+    """A list of ``RankedItem``: cells of each column as text, and between them what stands between them in every row.
+
+    Takes half as long as dicts, which would be made only to be written. Arrow's kernels need no object a cell, but take
+    0.1 ms more a call, and less than this only from 500 candidates on.
+    """
+    count = len(ranked.ids)
+    columns = [(b'{"id":', _text(ranked.ids)), (b',"score":', _numbers(ranked.total))]
+    before, width = b',"scores":{', len(ranked.tasks)
+    scores = _numbers(np.ascontiguousarray(ranked.scores).reshape(-1))
+    for place, task in enumerate(ranked.tasks):
+        columns.append((before + orjson.dumps(task) + b":", scores[place::width]))
+        before = b","
+    columns.append((b'},"missing":', _missing(ranked.missing)))
+    pieces = [piece for name, _ in columns for piece in (name, b"")] + [b"},"]
+    width = len(pieces)
+    pieces *= count
+    for place, (_, cells) in enumerate(columns):
+        pieces[2 * place + 1 :: width] = cells
+    return b"[" + b"".join(pieces)[:-1] + b"]"
 
 
-def _cells(values: npt.NDArray[Any], mark: bytes) -> pa.Array:
-    """Each number as text, in as many digits as its type has, and a mark after it."""
-    text = orjson.dumps(np.ascontiguousarray(values), option=NUMPY)[1:-1] + b","
-    if mark != b",":
-        text = text.replace(b",", mark)
-    offsets = np.zeros(len(values) + 1, np.int32)
-    offsets[1:] = np.flatnonzero(np.frombuffer(text, np.uint8) == ord(mark))
-    offsets[1:] += 1
-    return pa.BinaryArray.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+def _numbers(values: npt.NDArray[Any]) -> list[bytes]:
+    """Each number as text, in as many digits as its type has."""
+    return orjson.dumps(values, option=NUMPY)[1:-1].split(b",") if len(values) else []
 
 
-def _ids(ids: Values) -> pa.Array:
-    """Each id as JSON, and a comma after it; one by one only if integers and text are mixed."""
+def _text(ids: Values) -> list[bytes]:
+    """Each id as JSON; one by one only if integers and text are mixed."""
     if isinstance(ids, np.ndarray):
-        return _cells(ids, b",")
+        return _numbers(ids)
     ids = as_list(ids)
-    if set(map(type, ids)) == {str}:
-        text = orjson.dumps(ids)[2:-2].split(b'","')  # inside a text " is escaped
-        return pa.array([b'"%b",' % each for each in text], pa.binary())
-    return pa.array([orjson.dumps(each) + b"," for each in ids], pa.binary())
+    kinds = set(map(type, ids))
+    if kinds == {int}:
+        return orjson.dumps(ids)[1:-1].split(b",")
+    if kinds == {str}:
+        return [b'"%b"' % text for text in orjson.dumps(ids)[2:-2].split(b'","')]  # inside a text " is escaped
+    return list(map(orjson.dumps, ids))
 
 
-def _missing(missing: Missing) -> pa.Array | bytes:
-    """Of each candidate a list of names, and the end of its row; as one text if they lack the same."""
+def _missing(missing: Missing) -> list[bytes]:
+    """Of each candidate a list of names."""
     names, which = missing.patterns()
-    ends = [orjson.dumps(each) + b"}," for each in names]
-    return ends[0] if len(ends) == 1 else pa.array(ends, pa.binary()).take(pa.array(which))
+    text = list(map(orjson.dumps, names))
+    return [text[i] for i in which]

@@ -10,6 +10,8 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.api.reading import LARGE
+
 ONE = [{"id": "v1"}]
 
 INVALID: list[tuple[dict[str, Any], str]] = [
@@ -127,8 +129,19 @@ JSON = st.recursive(
 FEATURE_NAMES = st.sampled_from(["price", "category", "topics", "quality", "author", "other"])
 FEATURES = st.dictionaries(FEATURE_NAMES, JSON, max_size=3)
 ITEMS = st.lists(st.fixed_dictionaries({"id": JSON | st.text(), "features": FEATURES}), max_size=4)
+CELLS = st.integers(-3, 3) | st.floats(-9, 9)
+
+
+def columns(rows: int) -> st.SearchStrategy[dict[str, Any]]:
+    ids = st.lists(st.integers(0, 9), min_size=rows, max_size=rows, unique=True)
+    texts = st.lists(st.sampled_from(["v1", "v2", "v3", "[", "\u00fc"]), min_size=rows, max_size=rows, unique=True)
+    cells = (st.lists(each, min_size=rows, max_size=rows) for each in (CELLS, CELLS | st.none(), JSON))
+    return st.fixed_dictionaries({"id": ids | texts, "features": st.dictionaries(FEATURE_NAMES, st.one_of(*cells))})
+
+
+COLUMNS = st.integers(0, 3).flatmap(columns)
 REQUESTS = st.fixed_dictionaries(
-    {"items": ITEMS | JSON},
+    {"items": ITEMS | COLUMNS | JSON},
     optional={
         "user": st.fixed_dictionaries({"id": JSON}),
         "context": st.dictionaries(st.sampled_from(["hour", "surface"]), JSON),
@@ -143,5 +156,10 @@ REQUESTS = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 @given(body=REQUESTS)
 def test_no_body_makes_the_service_fail(client: TestClient, body: dict[str, Any]) -> None:
-    response = client.post("/v1/rank", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "X-Request-ID": "r-1"}
+    response = client.post("/v1/rank", content=json.dumps(body), headers=headers)
     assert response.status_code in (200, 400, 413, 422), response.text
+    large = client.post("/v1/rank", content=json.dumps(body) + " " * LARGE, headers=headers)
+    assert (large.status_code, large.json()) == (response.status_code, response.json()), (
+        "larger ones are read otherwise"
+    )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.api.formats import ARROW, JSON
+from service.api.reading import LARGE
 from tests.service.api.json_schema import fits
 from tests.service.api.streams import stream
 from tests.service.discretion import indiscretions
@@ -79,7 +80,8 @@ def texts(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> bytes:
     text = json.dumps(document)
     for number in range(len(chosen)):
         text = text.replace(json.dumps(f"{MARK}{number}"), draw(TEXTS))
-    return draw(spoilt(text.encode()))
+    room = b" " * LARGE if draw(st.booleans()) else b""  # larger ones are read otherwise
+    return room + draw(spoilt(text.encode()))
 
 
 @st.composite
