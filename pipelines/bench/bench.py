@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ PACKAGES = ("torch", "onnxruntime", "uvicorn", "uvloop", "httptools", "litserve"
 OPEN_FORM, OPEN_CLIENTS = "ids", 64
 FEW, MANY = 10, 32
 """Candidates and clients that batching is measured with."""
+MIDDLE, BARE_TURNS = 100, 3
+"""Candidates that the bare engine is measured with, and how many turns for each of the others: they are short."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +120,31 @@ class Bench:
         return self._engines(self._candidates(), self._sizes.turns)
 
     def http(self) -> dict[str, Any]:
-        """The service in closed loops, every form of request, and the bare engine beside those of each size."""
+        """The service in closed loops, every form of request."""
         sizes = self._sizes
         turns: list[dict[str, Any]] = []
         for _ in range(sizes.turns):
-            found: dict[str, Any] = {"bare": {}}
+            found: dict[str, Any] = {}
             with self._ours(server_timing=True) as server:
-                for candidates in self._candidates():
-                    found["bare"][str(candidates)] = self._bare(candidates)
-                    for clients in reversed(sizes.clients):  # the most, which are compared with bare, right after it
-                        for form in FORMS:
+                for form in FORMS:
+                    for candidates in self._candidates():
+                        for clients in sizes.clients:
                             found[f"{form} {candidates} {clients}"] = self._load(server, form, candidates, clients)
             turns.append(found)
         return {"forms": list(FORMS), "candidates": self._candidates(), "clients": sizes.clients, "turns": turns}
+
+    def bare(self) -> dict[str, Any]:
+        """The service, and before and after each loop the engine alone on the same cores."""
+        candidates = min(MIDDLE, self._most)
+        alone, loads = [self._alone(candidates)], []
+        with self._ours() as server:
+            for _ in range(BARE_TURNS * self._sizes.turns):
+                loads.append(self._load(server, OPEN_FORM, candidates, OPEN_CLIENTS))
+                alone.append(self._alone(candidates))
+        turns = [
+            {"service": load, "engine": 2 / sum(around)} for load, around in zip(loads, pairwise(alone), strict=True)
+        ]
+        return {"candidates": candidates, "clients": OPEN_CLIENTS, "turns": turns}
 
     def open(self) -> dict[str, Any]:
         """The service in open loops, at shares of what it does at most."""
@@ -170,8 +185,8 @@ class Bench:
     def _candidates(self) -> list[int]:
         return [candidates for candidates in self._sizes.candidates if candidates <= self._most]
 
-    def _bare(self, candidates: int) -> float:
-        """Seconds of the engine that the service would choose, for one request."""
+    def _alone(self, candidates: int) -> float:
+        """Seconds that the engine which the service chooses takes for one request."""
         name = "frozen, default"
         seconds: float = self._engines([candidates], 1, name)["sizes"][str(candidates)][name][0]
         return seconds

@@ -75,6 +75,20 @@ def _stages(measured: dict[str, Any], about: dict[str, Any]) -> str:
     )
 
 
+def _bare(measured: dict[str, Any], about: dict[str, Any]) -> str:
+    turns = measured["turns"]
+    gains = [turn["service"]["per_second"] / turn["engine"] for turn in turns]
+    rate = _median(turns, lambda turn: turn["engine"])
+    return section(
+        "Beside the bare engine",
+        f"{_how(about)} Requests/s: over HTTP (ids, {measured['candidates']} candidates, {measured['clients']} "
+        "clients, closed loop; with p50 and p99 in milliseconds), and of the engine within one process, which is given encoded "
+        "arrays, one request after the other; measured before and after each loop.",
+        ("over HTTP", "bare engine", "HTTP / bare"),
+        [(_rate([turn["service"] for turn in turns]), f"{rate:,.0f}", spread(gains, ".2f"))],
+    )
+
+
 def _open(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns = measured["turns"]
     lines = []
@@ -130,6 +144,7 @@ def _rival(measured: dict[str, Any], about: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
     "engines": _engines,
     "http": _http,
+    "bare": _bare,
     "open": _open,
     "batching": _batching,
     "rival": _rival,

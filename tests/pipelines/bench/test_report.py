@@ -46,7 +46,6 @@ def results() -> dict[str, Any]:
     }
     forms, sizes, clients = ["ids", "columns", "rows"], [100, 500], [1, 64]
     http = {f"{form} {size} {n}": load(80.0) for form in forms for size in sizes for n in clients}
-    bare = {"100": 0.01, "500": 0.02}
     shares = {f"100 {share}": load(50 * share, 2.0, 5.0) for share in (0.3, 0.7)} | {"100 most": 50.0}
     cases = [
         {
@@ -60,7 +59,8 @@ def results() -> dict[str, Any]:
     ]
     measured = {
         "engines": {"sizes": {"100": spent, "500": spent}},
-        "http": {"forms": forms, "candidates": sizes, "clients": clients, "turns": [http | {"bare": bare}] * 2},
+        "http": {"forms": forms, "candidates": sizes, "clients": clients, "turns": [http] * 2},
+        "bare": {"candidates": 100, "clients": 64, "turns": [{"service": load(80.0), "engine": 100.0}] * 2},
         "open": {"form": "ids", "candidates": [100], "shares": [0.3, 0.7], "turns": [shares] * 2},
         "batching": {
             "candidates": 10,
