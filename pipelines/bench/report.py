@@ -82,8 +82,8 @@ def _bare(measured: dict[str, Any], about: dict[str, Any]) -> str:
     return section(
         "Beside the bare engine",
         f"{_how(about)} Requests/s: over HTTP (ids, {measured['candidates']} candidates, {measured['clients']} "
-        "clients, closed loop; with p50 and p99 in milliseconds), and of the engine within one process, which is given encoded "
-        "arrays, one request after the other; measured before and after each loop.",
+        "clients, closed loop; with p50 and p99 in milliseconds), and of the engine within one process, which is given "
+        "encoded arrays, one request after the other; measured before and after each loop.",
         ("over HTTP", "bare engine", "HTTP / bare"),
         [(_rate([turn["service"] for turn in turns]), f"{rate:,.0f}", spread(gains, ".2f"))],
     )
