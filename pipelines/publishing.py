@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from pipelines.progress import say
-from ranking import bundle, repository
+from ranking import bundle, checksums, repository
 from ranking.errors import BundleError, OutputError
 from ranking.files import appearing, flush, reason
 from ranking.release import CURRENT, Release
@@ -41,7 +41,7 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
     with repository.workspace(repo, name) as work:
         with appearing(work / "new") as draft:
             shutil.copytree(source, draft, dirs_exist_ok=True)
-            bundle.verify_files(draft)
+            checksums.verify_files(draft)
         with repository.changing(repo, name):
             version = max(repository.versions(repo, name), default=0) + 1
             _move(work / "new", repository.folder(repo, name, version))

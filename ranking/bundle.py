@@ -13,8 +13,7 @@ SHA256SUMS            of every other file, as sha256sum writes it
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,21 +28,22 @@ from safetensors.numpy import load_file, save_file
 
 from ranking import encoded_table
 from ranking.calibration import Calibration
+from ranking.checksums import verify_files, write_sums
 from ranking.encoded_table import EncodedTable
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, RankerError
 from ranking.explaining import explain
-from ranking.features import FeatureTable
-from ranking.files import appearing, files_in, reason, sha256
+from ranking.files import appearing
 from ranking.frozen import FrozenRanker, score_table
-from ranking.schema import Owner, Schema
+from ranking.schema import Schema
 from ranking.selection import Selection
+from ranking.stored_tables import StoredTables
+from ranking.weights import require_fitting
 
 if TYPE_CHECKING:
     from ranking.gates.config import GateConfig
 
 FORMAT = 2
-SUMS = "SHA256SUMS"
 BODY = "body.onnx"
 TOLERANCE = 1e-5
 """Largest difference, absolute and relative, between golden scores and those of another machine."""
@@ -53,8 +53,6 @@ MISFITS = (
     *(pa.ArrowException, SafetensorError, RankerError),
 )
 """What reading files raises that are whole, but do not fit together."""
-
-OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 
 def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
@@ -96,8 +94,7 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
         pq.write_table(pa.table(rows), draft / "golden.parquet")
-        sums = [f"{sha256(file)}  {file.relative_to(draft).as_posix()}\n" for file in files_in(draft)]
-        (draft / SUMS).write_text("".join(sums))
+        write_sums(draft)
 
 
 def load(folder: str | Path) -> FrozenRanker:
@@ -196,10 +193,7 @@ def _read(folder: Path) -> FrozenRanker:
     if selection.tasks.keys() != set(schema.task_names):
         raise ValueError("the selection is not that of the schema's tasks")
     weights = load_file(folder / "weights.safetensors")
-    for name, feature in schema.tables.items():
-        size = encoder.id_spaces[name].size, feature.dim
-        if (found := weights[f"embedding.{name}"].shape) != size:
-            raise ValueError(f"embedding table '{name}' is {list(found)}, not {list(size)}")
+    require_fitting(weights, encoder, selection)
     return FrozenRanker(
         schema,
         encoder,
@@ -229,41 +223,6 @@ def _gate(settings: Any, folder: Path) -> GateConfig | None:
     return gate
 
 
-class StoredTables(Mapping[Owner, FeatureTable]):
-    """Features by id of a bundle, read when they are first asked for: a service needs only the encoded ones.
-
-    Args:
-        folder: the bundle.
-        schema: its features.
-
-    Raises:
-        OSError, ArrowException, ValueError: a file is no such table.
-    """
-
-    def __init__(self, folder: Path, schema: Schema) -> None:
-        self._keys = {owner: str(schema.id_column(owner)) for owner in OWNERS}
-        self._files = {  # opened now, since the folder may be gone later
-            owner: pq.ParquetFile(file) for owner in OWNERS if (file := folder / f"{owner}s.parquet").exists()
-        }
-        for owner, stored in self._files.items():
-            if self._keys[owner] not in stored.schema_arrow.names:
-                raise ValueError(f"{owner}s.parquet has no column '{self._keys[owner]}'")
-        self._tables: dict[Owner, FeatureTable] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, owner: Owner) -> FeatureTable:
-        with self._lock:
-            if owner not in self._tables:
-                self._tables[owner] = FeatureTable(self._files[owner].read(), self._keys[owner])
-            return self._tables[owner]
-
-    def __iter__(self) -> Iterator[Owner]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
 def _calibration(data: Any, schema: Schema, file: Path) -> Calibration:
     try:
         calibration = Calibration.from_json(data)
@@ -274,49 +233,6 @@ def _calibration(data: Any, schema: Schema, file: Path) -> Calibration:
         if task not in binary:
             raise BundleError(f"{file}: calibration: '{task}' is no binary task: {', '.join(binary)}")
     return calibration
-
-
-def verify_files(folder: Path) -> None:
-    """Checks every file of a bundle against SHA256SUMS.
-
-    Raises:
-        BundleError: names the first file that is missing, altered, not listed or no ordinary file.
-    """
-    if not (folder / SUMS).is_file():
-        raise BundleError(
-            f"{folder} is no bundle: it has no {SUMS}; name REPOSITORY/NAME/VERSION or make one with 'ranker freeze'"
-        )
-    _require_ordinary(folder)
-    try:
-        _require_sums(folder)
-    except OSError as error:  # it may be taken away meanwhile
-        raise BundleError(f"{folder} cannot be read ({reason(error)})") from None
-
-
-def _require_sums(folder: Path) -> None:
-    try:
-        text = (folder / SUMS).read_bytes().decode()
-        listed = [line.split("  ", 1) for line in text.split("\n")[:-1]]
-        expected = {name: digest for digest, name in listed}
-        if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):
-            raise ValueError
-    except ValueError:
-        raise BundleError(f"{folder}/{SUMS} is damaged; freeze the run again or copy the bundle again") from None
-    found = {file.relative_to(folder).as_posix() for file in files_in(folder)} - {SUMS}
-    for name in sorted(found - set(expected)):
-        raise BundleError(f"{folder}/{name} is not listed in {SUMS}: something was added to the bundle")
-    for name, digest in expected.items():
-        if name not in found:
-            raise BundleError(f"{folder}/{name} is missing; copy the bundle again")
-        if sha256(folder / name) != digest:
-            raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
-
-
-def _require_ordinary(folder: Path) -> None:
-    """Refuses what could lead out of the folder, change after it was verified, or never end."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise BundleError(f"{path} is a link, a pipe or the like: a bundle holds files; copy them themselves")
 
 
 def _struct(table: pa.Table) -> pa.Array:

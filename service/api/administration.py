@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from ranking import bundle, repository
+from ranking import checksums, repository
 from ranking.errors import RankerError
 from ranking.release import Release
 from service.api.document import documented, documented_body
@@ -76,7 +76,7 @@ def repository_routes(settings: Settings, models: Models, reconciler: Reconciler
                 with repository.changing(path, model):
                     for version in wanted.versions:
                         if (folder := repository.folder(path, model, version)).is_dir():
-                            bundle.verify_files(folder)  # else a service that starts next finds nothing to serve
+                            checksums.verify_files(folder)  # else a service that starts next finds nothing to serve
                     repository.put_release(path, model, wanted)
                 reconciler.look_again(model)
                 return list(entries(path, model, models, reconciler))

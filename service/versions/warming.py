@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from ranking import bundle
 from ranking.frozen import FrozenRanker
 from ranking.halves import Halves, Sides
+from ranking.inputs import Inputs
 from ranking.schema import Owner
 from service.engine.encoding import RequestEncoder
 from service.engine.request import Given, Request
@@ -17,22 +15,21 @@ from service.engine.runtimes import Runtime
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
 
 
-def warm_up(ranker: FrozenRanker, encoder: RequestEncoder, runtime: Runtime, folder: Path, max_rows: int) -> None:
+def warm_up(ranker: FrozenRanker, encoder: RequestEncoder, runtime: Runtime, golden: Inputs, max_rows: int) -> None:
     """Runs what requests will: every size of batch, of one request and of several, and the likeliest sets of tasks.
 
     Args:
         ranker: the version.
         encoder: of its requests.
         runtime: that executes it.
-        folder: its bundle, whose golden rows are run.
+        golden: rows to run.
         max_rows: of a batch.
     """
     encoder(Request(dict.fromkeys(OWNERS, Given(None, {})), [max_rows]))
-    golden, _ = bundle.golden(folder, ranker.schema)
-    if not golden.num_rows:
+    if not len(golden):
         return
     sides = Sides(ranker.encoder)
-    inputs = ranker.encoder.encode(golden).take(np.arange(max_rows) % golden.num_rows)
+    inputs = golden.take(np.arange(max_rows) % len(golden))
     several = sides.split(inputs, np.arange(max_rows))
     one = Halves(several.shared.take(np.zeros(1, np.int64)), several.items, np.zeros_like(several.request))
     tasks = tuple(sorted(ranker.schema.task_names))

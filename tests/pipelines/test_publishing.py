@@ -13,7 +13,7 @@ import pytest
 import ranking
 from pipelines.publishing import publish
 from pipelines.releasing import change
-from ranking import bundle as bundles
+from ranking import checksums
 from ranking import repository as repositories
 from ranking.errors import BundleError, OutputError
 from ranking.release import Canary, Release
@@ -300,7 +300,7 @@ class TestCrashes:
     def test_leave_no_version_that_is_not_whole(self, copies: Path, moment: int) -> None:
         left = copies / str(moment)
         for version in repositories.versions(left, "feed"):
-            bundles.verify_files(repositories.folder(left, "feed", version))
+            checksums.verify_files(repositories.folder(left, "feed", version))
 
     @pytest.mark.parametrize("moment", range(0, MOMENTS, 3))
     def test_do_not_hinder_the_next_publication(self, bundle: Path, copies: Path, moment: int, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 import ranking
-from ranking import bundle
+from ranking import bundle, checksums
 from ranking.encoding import Encoder
 from ranking.errors import BundleError, NotConvergedError
 from ranking.features import FeatureTable
@@ -302,8 +302,8 @@ def test_a_bundle_whose_gate_is_not_that_of_its_weights_is_refused(
     bundle.write(ranker, ranker.complete(draw_rows(16, 11)), folder)
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gate": gate}))
-    sums = (folder / bundle.SUMS).read_text().splitlines()
+    sums = (folder / checksums.SUMS).read_text().splitlines()
     sums = [f"{sha256(manifest)}  manifest.json" if line.endswith("  manifest.json") else line for line in sums]
-    (folder / bundle.SUMS).write_text("\n".join(sums) + "\n")
+    (folder / checksums.SUMS).write_text("\n".join(sums) + "\n")
     with pytest.raises(BundleError, match=r"does not hold together|golden rows score differently"):
         ranking.load(folder)

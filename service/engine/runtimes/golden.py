@@ -9,14 +9,18 @@ import numpy as np
 from ranking import bundle
 from ranking.frozen import FrozenRanker
 from ranking.halves import Sides
+from ranking.inputs import Inputs
 from service.engine.runtimes.base import Runtime
 
 HALF_TOLERANCE = 0.02
 """As ``bundle.TOLERANCE``, of products in bfloat16 or float16."""
 
 
-def require_golden(runtime: Runtime, ranker: FrozenRanker, folder: Path) -> None:
-    """Scores the bundle's golden rows, which also warms the runtime up.
+def require_golden(runtime: Runtime, ranker: FrozenRanker, folder: Path) -> Inputs:
+    """Scores the bundle's golden rows.
+
+    Returns:
+        The rows, encoded.
 
     Raises:
         BundleError: the rows cannot be read, or a score differs by more than the precision allows; names the task.
@@ -29,3 +33,4 @@ def require_golden(runtime: Runtime, ranker: FrozenRanker, folder: Path) -> None
     found = runtime.scores(halves, ranker.schema.task_names)
     otherwise = f"{folder}: golden rows score differently on {runtime.backend}"
     bundle.require_golden(found, expected, otherwise, tolerance, "; choose another backend")
+    return inputs

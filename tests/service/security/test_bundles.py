@@ -16,8 +16,7 @@ import torch
 from onnx import TensorProto, helper
 
 from pipelines.publishing import publish
-from ranking import BundleError
-from ranking import bundle as bundles
+from ranking import BundleError, checksums
 from ranking.files import files_in, sha256
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -49,9 +48,9 @@ def refusal(published: Path) -> str:
 
 def sum_again(folder: Path) -> None:
     """As an attacker would."""
-    files = [file for file in files_in(folder) if file.name != bundles.SUMS]
+    files = [file for file in files_in(folder) if file.name != checksums.SUMS]
     sums = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
-    (folder / bundles.SUMS).write_text("".join(sums))
+    (folder / checksums.SUMS).write_text("".join(sums))
 
 
 class TestTheSource:
@@ -148,7 +147,7 @@ class TestPathsThatLeadOut:
     @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "encoder/../../secret", "./manifest.json"])
     def test_of_the_sums_are_refused(self, published: Path, name: str) -> None:
         (published.parent / "secret").write_text("secret")
-        with (published / bundles.SUMS).open("a") as sums:
+        with (published / checksums.SUMS).open("a") as sums:
             sums.write(f"{sha256(published.parent / 'secret')}  {name}\n")
         assert f"{name} is missing" in refusal(published)
 

@@ -22,7 +22,7 @@ import torch
 torch.set_num_threads(1)
 from pipelines.publishing import publish
 from pipelines.releasing import change
-from ranking import bundle, repository
+from ranking import checksums, repository
 from service.telemetry.metrics import Metrics
 from service.settings import Settings
 from service.versions.models import Models
@@ -32,7 +32,7 @@ source, repo, kills, kind = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3
 
 def serving():
     for version in repository.versions(repo, "feed"):
-        bundle.verify_files(repository.folder(repo, "feed", version))
+        checksums.verify_files(repository.folder(repo, "feed", version))
     models = Models(None)
     reconciler = Reconciler(Settings(repository=repo, threads=1), models, Metrics())
     reconciler.first()
