@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeVar
 
 import orjson
@@ -12,6 +13,7 @@ from service.api.arrow import read_stream
 from service.api.columns import read_columns
 from service.api.formats import ARROW
 from service.api.messages import RankOptions, RankRequest
+from service.api.rows import split_rows
 from service.api.strings import longer, may_hold_longer
 from service.engine.candidates import Asked, invalid
 from service.problems import invalid_request, malformed, too_many
@@ -20,6 +22,9 @@ from service.versions.served import Served
 
 LARGE = 2048
 """Bytes of JSON from which on columns are sooner read into arrays than into objects."""
+
+ITEMS, COLUMNS = b'"items"', re.compile(rb"\s*:\s*\{")
+"""Where a request's items are named, and how they go on if they stand in columns."""
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -43,9 +48,12 @@ def read(body: bytes, form: str, served: Served, settings: Settings) -> Asked:
             body, key, readable, settings.max_candidates, settings.max_body_bytes, most_text
         )
         return Asked(message(options, RankOptions, "request", settings), candidates)
-    large = len(body) >= LARGE
-    if not large or (found := read_columns(body, readable, settings.max_candidates, most_text)) is None:
-        return Asked.of(message(body, RankRequest, "body", settings), readable)
+    found = read_columns(body, readable, settings.max_candidates, most_text) if _in_large_columns(body) else None
+    if found is None:
+        document = _document(body, "body", settings)
+        found = split_rows(document, readable)
+        if found is None:
+            return Asked.of(_valid(document, RankRequest), readable)
     rest, candidates = found
     return Asked(_valid(rest, RankOptions), candidates)
 
@@ -57,6 +65,15 @@ def message(body: bytes, model: type[Message], field: str, settings: Settings) -
         Problem: 400 for what is no JSON, with the position; 413 for too many candidates; 422 for what is no such
             message, naming the fields.
     """
+    return _valid(_document(body, field, settings), model)
+
+
+def _in_large_columns(body: bytes) -> bool:
+    """Whether it looks like that; a wrong guess costs time alone."""
+    return len(body) >= LARGE and COLUMNS.match(body, body.find(ITEMS) + len(ITEMS)) is not None
+
+
+def _document(body: bytes, field: str, settings: Settings) -> Any:
     try:
         document = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:
@@ -64,7 +81,7 @@ def message(body: bytes, model: type[Message], field: str, settings: Settings) -
     _require_few(document, settings.max_candidates)
     if may_hold_longer(body, settings.max_string_length):
         _require_short(document, settings.max_string_length)
-    return _valid(document, model)
+    return document
 
 
 def _valid(document: Any, model: type[Message]) -> Message:

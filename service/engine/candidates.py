@@ -186,7 +186,7 @@ def _check(values: Values, feature: GivenFeature) -> type:
             _refuse(values, feature, _is_list_of_ids)
         flat = list(chain.from_iterable(ids for ids in values if ids is not None))
         kinds = set(map(type, flat))
-    if not _are_ids(flat, kinds):
+    if not are_ids(flat, kinds):
         _refuse(values, feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
     if {int, str} <= kinds:
         raise invalid(f"{_place(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two")
@@ -203,7 +203,8 @@ ALLOWED = {
 """What the values of a kind of feature are."""
 
 
-def _are_ids(values: Sequence[Any], kinds: set[type]) -> bool:
+def are_ids(values: Sequence[Any], kinds: set[type]) -> bool:
+    """Whether all values, which are of these types, are ids or None."""
     if kinds == {int}:
         try:
             array("q", values)  # the quickest way to ask whether all have 64 bits

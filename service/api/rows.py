@@ -1,0 +1,54 @@
+"""Candidates in rows, as JSON has them → columns, where there is nothing to complain of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from ranking.schema import GivenFeature
+from service.engine.candidates import Candidates, are_ids
+
+ID, FEATURES = "id", "features"
+
+
+def split_rows(document: Any, readable: Mapping[str, GivenFeature]) -> tuple[dict[str, Any], Candidates] | None:
+    """A request without its items, of which nothing is checked, and its candidates.
+
+    A model an item costs several times as much as reading its JSON, and more than the scoring.
+
+    Args:
+        document: the request.
+        readable: columns that an item may have.
+
+    Returns:
+        None if candidates stand in columns, or if anything is not as it should be: for whoever says what is wrong.
+    """
+    items = document.get("items") if isinstance(document, dict) else None
+    if not isinstance(items, list) or not set(map(type, items)) <= {dict}:
+        return None
+    try:
+        ids = [item[ID] for item in items]
+    except KeyError:
+        return None
+    features = [item[FEATURES] for item in items if FEATURES in item]
+    if sum(map(len, items)) != len(ids) + len(features) or not set(map(type, features)) <= {dict}:
+        return None
+    kinds = set(map(type, ids))
+    if not kinds <= {int, str} or not are_ids(ids, kinds):
+        return None
+    if len(features) < len(items):
+        features = [item.get(FEATURES, {}) for item in items]
+    names = list(dict.fromkeys(chain.from_iterable(features)))
+    if not readable.keys() >= set(names):
+        return None
+    rest = {name: value for name, value in document.items() if name != "items"}
+    return rest, Candidates(ids, _columns(features, names))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """Of each name the values of all rows, None where a row has none."""
+    if len(names) > 1 and all(len(row) == len(names) for row in rows):
+        return dict(zip(names, map(list, zip(*map(itemgetter(*names), rows), strict=True)), strict=True))
+    return {name: [row.get(name) for row in rows] for name in names}
