@@ -26,7 +26,7 @@ from pipelines.run_folder import RunFolder
 from pipelines.train import train
 from pipelines.training.warm_start import WarmStart
 from ranking import repository
-from ranking.bundle import SUMS
+from ranking.checksums import SUMS
 from ranking.errors import LogError, RefusedError, UsageError
 from ranking.files import write_json
 from ranking.release import CURRENT

@@ -52,7 +52,7 @@ def read_columns(
         columns = {name: _column(values, readable[name]) for name, values in features.items()}
         rest = {name: _plain(value) for name, value in request.items()}
         _require_plain(body, [rest, ids, columns], max_text)
-    except (ValueError, RuntimeError, orjson.JSONEncodeError):  # what is wrong, or too deep, or too large a number
+    except (ValueError, LookupError, RuntimeError, orjson.JSONEncodeError):  # so simdjson says what is beyond it, too
         return None
     return rest, Candidates(ids, columns)
 
@@ -61,10 +61,10 @@ def _members(value: Any, names: Collection[str]) -> dict[str, Any]:
     """An object's members, each named once and as it may be."""
     if not isinstance(value, simdjson.Object) or len(value) > len(names):
         raise UnexpectedError
-    members = {name: value[name] for name in value}
-    if len(members) < len(value) or not members.keys() <= set(names):
+    found = list(value)
+    if len(set(found)) < len(found) or not set(found) <= set(names):
         raise UnexpectedError
-    return members
+    return {name: value[name] for name in found}
 
 
 def _ids(values: Any, most: int) -> Values:

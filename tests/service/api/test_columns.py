@@ -98,6 +98,8 @@ def test_ids_that_are_no_array_are_lists(values: list[Any]) -> None:
         b'{"items": {"id": [1], "features": {"brand": [1], "brand": [2]}}}',
         b'{"items": {"id": [1], "features": {"other": [1]}}}',
         b'{"items": {"id": [1], "other": [1]}}',
+        b'{"items": {"\\u0000": [1]}}',
+        b'{"items": {"id\\u0000": [1]}}',
         b'{"items": {"id": [1]}, "other": 1}',
         b'{"items": {"id": [1, "a"]}}',
         b'{"items": {"id": 1}}',
