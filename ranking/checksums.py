@@ -11,9 +11,8 @@ SUMS = "SHA256SUMS"
 
 
 def write_sums(folder: Path) -> None:
-    """Writes SHA256SUMS of all files that are there."""
-    sums = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files_in(folder)]
-    (folder / SUMS).write_text("".join(sums))
+    """Writes SHA256SUMS of all other files that are there."""
+    (folder / SUMS).write_text("".join(f"{sha256(file)}  {name}\n" for name, file in _others(folder).items()))
 
 
 def verify_files(folder: Path) -> None:
@@ -42,14 +41,21 @@ def _require_sums(folder: Path) -> None:
             raise ValueError
     except ValueError:
         raise BundleError(f"{folder}/{SUMS} is damaged; freeze the run again or copy the bundle again") from None
-    found = {file.relative_to(folder).as_posix() for file in files_in(folder)} - {SUMS}
-    for name in sorted(found - set(expected)):
+    found = _others(folder)
+    for name in sorted(found.keys() - expected.keys()):
         raise BundleError(f"{folder}/{name} is not listed in {SUMS}: something was added to the bundle")
     for name, digest in expected.items():
         if name not in found:
             raise BundleError(f"{folder}/{name} is missing; copy the bundle again")
-        if sha256(folder / name) != digest:
+        if sha256(found[name]) != digest:
             raise BundleError(f"{folder}/{name} was altered (its SHA-256 is not that of {SUMS}); copy the bundle again")
+
+
+def _others(folder: Path) -> dict[str, Path]:
+    """Every file but the sums, by its name within the folder."""
+    files = {file.relative_to(folder).as_posix(): file for file in files_in(folder)}
+    files.pop(SUMS, None)
+    return files
 
 
 def _require_ordinary(folder: Path) -> None:

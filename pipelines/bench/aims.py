@@ -63,7 +63,8 @@ def _engine(above: str, below: str, candidates: int) -> Figure:
     return figure
 
 
-def _of_bare(parts: Parts) -> Sequence[float]:
+def of_bare(parts: Parts) -> Sequence[float]:
+    """Requests/s over HTTP of the bare engine's, turn by turn."""
     return [turn["service"]["per_second"] / turn["engine"] for turn in parts["bare"]["turns"]]
 
 
@@ -100,7 +101,7 @@ AIMS = (
     Aim("of the roofline, 100", _engine(ROOFLINE, FROZEN, 100), 0.55),
     Aim("look-up of 500 ids / frozen", _engine(LOOK_UP, FROZEN, 500), 0.03, most=True),
     Aim("user/item split / no split, 500", _engine("no split, onnxruntime", FROZEN, 500), 1.08),
-    Aim("HTTP / bare engine, ids, 100 candidates, 64 clients", _of_bare, 0.65),
+    Aim("HTTP / bare engine, ids, 100 candidates, 64 clients", of_bare, 0.65),
     Aim("batching / no batching, 10 candidates, 32 clients", _batching, 1.5),
     Aim("parse + look-up + write / forward, columns, 500", _beside_forward("columns"), 0.25, most=True),
     Aim("parse + look-up + write / forward, ids, 500", _beside_forward("ids"), 0.1, most=True),

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pipelines.bench.engines import DEFAULT
 from pipelines.bench.load import Load
 from pipelines.bench.requests import FORMS, Requests
 from pipelines.bench.rivalry import Rivalry
@@ -187,8 +188,7 @@ class Bench:
 
     def _alone(self, candidates: int) -> float:
         """Seconds that the engine which the service chooses takes for one request."""
-        name = "frozen, default"
-        seconds: float = self._engines([candidates], 1, name)["sizes"][str(candidates)][name][0]
+        seconds: float = self._engines([candidates], 1, DEFAULT)["sizes"][str(candidates)][DEFAULT][0]
         return seconds
 
     def _engines(self, candidates: Sequence[int], turns: int, *contenders: str) -> dict[str, Any]:

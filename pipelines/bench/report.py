@@ -77,7 +77,6 @@ def _stages(measured: dict[str, Any], about: dict[str, Any]) -> str:
 
 def _bare(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns = measured["turns"]
-    gains = [turn["service"]["per_second"] / turn["engine"] for turn in turns]
     rate = _median(turns, lambda turn: turn["engine"])
     return section(
         "Beside the bare engine",
@@ -85,7 +84,7 @@ def _bare(measured: dict[str, Any], about: dict[str, Any]) -> str:
         "clients, closed loop; with p50 and p99 in milliseconds), and of the engine within one process, which is given "
         "encoded arrays, one request after the other; measured before and after each loop.",
         ("over HTTP", "bare engine", "HTTP / bare"),
-        [(_rate([turn["service"] for turn in turns]), f"{rate:,.0f}", spread(gains, ".2f"))],
+        [(_rate([turn["service"] for turn in turns]), f"{rate:,.0f}", spread(aims.of_bare({"bare": measured}), ".2f"))],
     )
 
 

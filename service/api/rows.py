@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from ranking.schema import GivenFeature
 from service.engine.candidates import Candidates, are_ids
+from service.engine.values import by_name
 
 ID, FEATURES = "id", "features"
 
@@ -40,15 +40,7 @@ def split_rows(document: Any, readable: Mapping[str, GivenFeature]) -> tuple[dic
         return None
     if len(features) < len(items):
         features = [item.get(FEATURES, {}) for item in items]
-    names = list(dict.fromkeys(chain.from_iterable(features)))
-    if not readable.keys() >= set(names):
+    if not readable.keys() >= set(chain.from_iterable(features)):
         return None
     rest = {name: value for name, value in document.items() if name != "items"}
-    return rest, Candidates(ids, _columns(features, names))
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """Of each name the values of all rows, None where a row has none."""
-    if len(names) > 1 and all(len(row) == len(names) for row in rows):
-        return dict(zip(names, map(list, zip(*map(itemgetter(*names), rows), strict=True)), strict=True))
-    return {name: [row.get(name) for row in rows] for name in names}
+    return rest, Candidates(ids, by_name(features))

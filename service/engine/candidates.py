@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from reprlib import repr  # noqa: A004 — lists in lists without end would break Python's
@@ -20,7 +20,7 @@ from ranking.features import canonical
 from ranking.schema import GivenFeature, NumberFeature, Owner, PooledFeature, Schema
 from service.api.messages import Item, ItemColumns, RankOptions, RankRequest
 from service.engine.request import Given, Request
-from service.engine.values import Values, as_array, as_list
+from service.engine.values import Values, as_array, as_list, by_name
 from service.problems import FieldError, Problem
 from service.store.base import NOTHING, Stored
 
@@ -53,10 +53,8 @@ class Candidates:
         if isinstance(items, ItemColumns):
             return cls(items.id, items.features)
         features = [item.features for item in items]
-        names = dict.fromkeys(chain.from_iterable(features))
-        for name in names:
-            require_known("item", name, readable)
-        return cls([item.id for item in items], {name: [each.get(name) for each in features] for name in names})
+        _require_all_known("item", dict.fromkeys(chain.from_iterable(features)), readable)
+        return cls([item.id for item in items], by_name(features))
 
 
 @dataclass(frozen=True)
@@ -101,18 +99,15 @@ def checked(asked: Asked, readable: Readable, stored: Stored = NOTHING) -> Reque
     user = {name: [value] for name, value in request.user.features.items()}
     context = {name: [value] for name, value in request.context.items()}
     of_user, of_items = stored.columns.get("user", {}), stored.columns.get("item", {})
-    owners: dict[Owner, Given] = {"user": Given([request.user.id], user, of_user), "context": Given(None, context)}
-    features = _canonical(features, readable["item"])
-    owners["item"] = Given(ids, features, of_items)
     kinds = _kinds(ids)
-    form = (
-        type(request.user.id),
-        kinds,
-        _checked("user", user, readable["user"]),
-        _checked("context", context, readable["context"]),
-        _checked("item", features, readable["item"]),
-        stored.form,
-    )
+    forms = [_checked("user", user, readable["user"]), _checked("context", context, readable["context"])]
+    features = _canonical(features, readable["item"])
+    form = (type(request.user.id), kinds, *forms, _form(features, readable["item"]), stored.form)
+    owners: dict[Owner, Given] = {
+        "user": Given([request.user.id], user, of_user),
+        "context": Given(None, context),
+        "item": Given(ids, features, of_items),
+    }
     alone = len(kinds) > 1 or any(isinstance(values, pa.Array) for values in (ids, *features.values()))
     return Request(owners, [len(ids)], None if alone else form)
 
@@ -135,9 +130,8 @@ def _require_distinct(ids: Values) -> None:
 
 
 def _canonical(columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Mapping[str, Values]:
-    """Columns of items, Arrow's in the types of their features."""
-    for name in columns:
-        require_known("item", name, readable)
+    """Columns that items have, Arrow's in the types of their features."""
+    _require_all_known("item", columns, readable)
     return {
         name: as_array(canonical(column, readable[name])) if isinstance(column, pa.Array) else column
         for name, column in columns.items()
@@ -145,10 +139,19 @@ def _canonical(columns: Mapping[str, Values], readable: Mapping[str, GivenFeatur
 
 
 def _checked(owner: Owner, columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Hashable:
-    """The form of columns that are the owner's and whose values are of the right types: their names and types."""
+    """The form of columns that are the owner's and whose values are of the right types."""
+    _require_all_known(owner, columns, readable)
+    return _form(columns, readable)
+
+
+def _form(columns: Mapping[str, Values], readable: Mapping[str, GivenFeature]) -> Hashable:
+    """Names and types of columns, whose values are of the right types."""
+    return tuple((name, _check(values, readable[name])) for name, values in columns.items())
+
+
+def _require_all_known(owner: Owner, columns: Iterable[str], readable: Mapping[str, GivenFeature]) -> None:
     for name in columns:
         require_known(owner, name, readable)
-    return tuple((name, _check(values, readable[name])) for name, values in columns.items())
 
 
 def require_known(owner: Owner, column: str, readable: Mapping[str, GivenFeature]) -> None:
@@ -170,7 +173,7 @@ def _place(owner: Owner, row: int | None = None) -> str:
 def _check(values: Values, feature: GivenFeature) -> type:
     """The type of values, which is their feature's: whole columns at once, one by one only to name the wrong one."""
     if isinstance(values, pa.Array):  # in the type of the feature
-        return pa.Array  # type: ignore[no-any-return]
+        return type(values)
     if isinstance(values, np.ndarray):
         if not isinstance(feature, NumberFeature) and (feature.kind != "categorical" or values.dtype != np.int64):
             _refuse(values.tolist(), feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,23 @@ from ranking.schema import NumberFeature, NumericFeature, PooledFeature, Sequenc
 Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 """One a row: an array, int64 or float64, where all are given and are numbers; else JSON's numbers, strings and lists,
 None where the request gives none; or Arrow's, canonical."""
+
+
+def by_name(objects: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
+    """The objects' values by name, None where an object has none or is None itself."""
+    known = [each for each in objects if each is not None]
+    if not known:
+        return {}
+    names = known[0].keys()
+    if set(map(len, known)) == {len(names)}:  # as one program writes them: all have the same names
+        blank: dict[str, Any] = dict.fromkeys(names)
+        filled = known if len(known) == len(objects) else [blank if each is None else each for each in objects]
+        try:
+            return {name: list(map(itemgetter(name), filled)) for name in names}
+        except KeyError:
+            pass
+    every = dict.fromkeys(chain.from_iterable(known))
+    return {name: [None if each is None else each.get(name) for each in objects] for name in every}
 
 
 def as_array(values: pa.Array) -> Values:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import itemgetter
 from types import NoneType
 from typing import Any, Literal
 
@@ -13,6 +11,7 @@ import orjson
 
 from ranking.frozen import FrozenRanker
 from ranking.schema import Owner
+from service.engine.values import by_name
 from service.store.column import Column
 
 Fault = Literal["undecodable", "wrong_type", "unknown_column"]
@@ -66,7 +65,7 @@ class Reader:
         objects, undecodable = _objects(values)
         if undecodable:
             faults["undecodable"] = f"{undecodable} of {len(values)} {self._owner}s are no JSON objects"
-        columns = _columns(objects)
+        columns = by_name(objects)
         unknown = columns.keys() - self.columns.keys() - {self._key}
         if unknown:
             faults["unknown_column"] = f"no feature of {self._owner}s reads {_listed(unknown)}"
@@ -98,20 +97,3 @@ def _lenient(value: bytes) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
         return None
-
-
-def _columns(objects: Sequence[dict[str, Any] | None]) -> dict[str, list[Any]]:
-    """The objects' values by name."""
-    known = [each for each in objects if each is not None]
-    if not known:
-        return {}
-    names = known[0].keys()
-    if set(map(len, known)) == {len(names)}:  # as one program writes them: all have the same names
-        blank: dict[str, Any] = dict.fromkeys(names)
-        filled = known if len(known) == len(objects) else [each or blank for each in objects]
-        try:
-            return {name: list(map(itemgetter(name), filled)) for name in names}
-        except KeyError:
-            pass
-    every = dict.fromkeys(chain.from_iterable(known))
-    return {name: [None if each is None else each.get(name) for each in objects] for name in every}

@@ -19,11 +19,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ranking
-from ranking import bundle, checksums, stored_tables
+from ranking import bundle, stored_tables
 from ranking.calibration import Calibration, Isotonic, Platt
+from ranking.checksums import SUMS, write_sums
 from ranking.errors import BundleError, OutputError
 from ranking.features import FeatureTable
-from ranking.files import sha256
 from ranking.freezing import freeze
 from ranking.frozen import FrozenRanker
 from ranking.gates.config import GateConfig, SoftmaxConfig
@@ -80,17 +80,10 @@ def copied(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 
-def sum_again(folder: Path) -> None:
-    """Makes SHA256SUMS agree with whatever the files hold now."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != checksums.SUMS)
-    lines = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
-    (folder / checksums.SUMS).write_text("".join(lines))
-
-
 def edit_manifest(folder: Path, **changes: Any) -> None:
     file = folder / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    sum_again(folder)
+    write_sums(folder)
 
 
 def refusal(folder: Path) -> str:
@@ -198,7 +191,7 @@ def test_reading_verifies_the_files_and_scores_nothing(
     with pytest.raises(BundleError, match=r"golden\.parquet"):
         bundle.read(copied)
     (copied / "golden.parquet").write_text("x")
-    sum_again(copied)
+    write_sums(copied)
     assert bundle.read(copied).score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
 
 
@@ -206,7 +199,7 @@ def test_the_same_ranker_gives_the_same_bytes(
     written: Path, hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     bundle.write(hand_ranker, golden, tmp_path / "again")
-    assert (tmp_path / "again" / checksums.SUMS).read_text() == (written / checksums.SUMS).read_text()
+    assert (tmp_path / "again" / SUMS).read_text() == (written / SUMS).read_text()
 
 
 def test_a_bundle_needs_no_golden_rows(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
@@ -310,7 +303,7 @@ def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: Froze
     manifest = json.loads((copied / "manifest.json").read_text())
     del manifest["calibration"]
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    sum_again(copied)
+    write_sums(copied)
     assert ranking.load(copied).score(golden).equals(hand_ranker.score(golden))
 
 
@@ -354,7 +347,7 @@ def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(cop
         [column.combine_chunks() for column in changed.columns], names=changed.column_names
     )
     pq.write_table(golden.set_column(1, "scores", struct), copied / "golden.parquet")
-    sum_again(copied)
+    write_sums(copied)
     text = refusal(copied)
     assert "golden rows score differently" in text
     assert "task 'like', by up to 0.01" in text
@@ -364,7 +357,7 @@ def test_other_weights_are_refused_even_if_the_sums_agree(copied: Path) -> None:
     weights = load_file(copied / "weights.safetensors")
     weights["tower.watch.1.bias"] = weights["tower.watch.1.bias"] + 0.01
     save_file(weights, copied / "weights.safetensors")
-    sum_again(copied)
+    write_sums(copied)
     assert "golden rows score differently here (task 'watch'" in refusal(copied)
 
 
@@ -455,14 +448,14 @@ INCOHERENT = SEEN_BY_READING | SEEN_IN_GOLDEN_ROWS
 @pytest.mark.parametrize("what", INCOHERENT)
 def test_files_that_do_not_fit_together_are_refused_even_if_the_sums_agree(copied: Path, what: str) -> None:
     INCOHERENT[what](copied)
-    sum_again(copied)
+    write_sums(copied)
     assert str(copied) in refusal(copied)
 
 
 @pytest.mark.parametrize("what", SEEN_BY_READING)
 def test_whoever_scores_a_bundle_by_other_means_is_told_by_reading_it(copied: Path, what: str) -> None:
     SEEN_BY_READING[what](copied)
-    sum_again(copied)
+    write_sums(copied)
     with pytest.raises(BundleError, match=str(copied)):
         bundle.read(copied)
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from pipelines.publishing import publish
 from ranking import BundleError, checksums
-from ranking.files import files_in, sha256
+from ranking.files import sha256
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.versions.models import Models
@@ -48,9 +48,7 @@ def refusal(published: Path) -> str:
 
 def sum_again(folder: Path) -> None:
     """As an attacker would."""
-    files = [file for file in files_in(folder) if file.name != checksums.SUMS]
-    sums = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
-    (folder / checksums.SUMS).write_text("".join(sums))
+    checksums.write_sums(folder)
 
 
 class TestTheSource:
