@@ -17,7 +17,7 @@ JSON = "print the result as JSON"
 KEY_FILE = "the service's API keys, hashed"
 
 
-BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "rival")
+BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks", "rival")
 """What ``ranker bench`` measures."""
 
 

@@ -17,6 +17,7 @@ Parts = Mapping[str, Any]
 Figure = Callable[[Parts], Sequence[float]]
 
 FROZEN = "frozen, onnxruntime"
+REFUSED = "429"
 BESIDE = ("parse", "look-up", "write")
 """Stages of a request besides waiting and the forward."""
 
@@ -93,6 +94,34 @@ def _tail(parts: Parts) -> Sequence[float]:
     return [turn["100 0.7"]["p99"] / turn["100 0.7"]["p50"] for turn in parts["open"]["turns"]]
 
 
+def _crowd(value: str, *, of: str = "crowd") -> Figure:
+    """A value of a crowd, or after it, of the same value before it."""
+
+    def figure(parts: Parts) -> Sequence[float]:
+        return [turn[of][value] / turn["alone"][value] for turn in parts["overload"]["turns"]]
+
+    return figure
+
+
+def _refusal(parts: Parts) -> Sequence[float]:
+    """Milliseconds."""
+    return [turn["crowd"]["failed_p99"][REFUSED] for turn in parts["overload"]["turns"]]
+
+
+def _grown(parts: Parts) -> Sequence[float]:
+    return [turn["grown"] for turn in parts["overload"]["turns"]]
+
+
+def slowed(turn: Mapping[str, Any], attack: str) -> float:
+    """The p99 of others during an attack, of the one before it."""
+    ratio: float = turn[attack]["during"]["p99"] / turn[attack]["before"]["p99"]
+    return ratio
+
+
+def _attacks(parts: Parts) -> Sequence[float]:
+    return [max(slowed(turn, attack) for attack in turn) for turn in parts["attacks"]["turns"]]
+
+
 AIMS = (
     Aim("frozen / dense eager, 500 candidates", _engine("dense, eager", FROZEN, 500), 4),
     Aim("frozen / dense in the same runtime, 500", _engine("dense, onnxruntime", FROZEN, 500), 1.6),
@@ -110,4 +139,10 @@ AIMS = (
     Aim("p99 of LitServe's, two cores, 100 candidates, 32 clients", _rival(100, 2, "p99"), 0.75, most=True),
     Aim("p99 of LitServe's, two cores, 10 candidates, 32 clients", _rival(10, 2, "p99"), 0.75, most=True),
     Aim("p99 / p50 at 70 % of the most, ids, 100 candidates", _tail, 4, most=True),
+    Aim("answers/s at five times the most, of the most", _crowd("per_second"), 0.8),
+    Aim("p99 of those answers, of that at the most", _crowd("p99"), 3, most=True),
+    Aim("p99 of a refusal there, milliseconds", _refusal, 50, most=True),
+    Aim("memory after it, of that before", _grown, 1.05, most=True),
+    Aim("answers/s after it, of those before", _crowd("per_second", of="after"), 0.8),
+    Aim("p99 beside the worst of four attacks, of that before it", _attacks, 2, most=True),
 )

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipelines.bench.engines import DEFAULT
 from pipelines.bench.load import Load
+from pipelines.bench.overload import Overload
 from pipelines.bench.requests import FORMS, Requests
 from pipelines.bench.rivalry import Rivalry
 from pipelines.bench.serving import Server, ours
@@ -27,13 +28,16 @@ from ranking import bundle
 from ranking.errors import RankerError
 from service.settings import Settings
 
-PATH = "/v1/rank"
 PACKAGES = ("torch", "onnxruntime", "uvicorn", "uvloop", "httptools", "litserve")
 OPEN_FORM, OPEN_CLIENTS = "ids", 64
 FEW, MANY = 10, 32
 """Candidates and clients that batching is measured with."""
 MIDDLE, BARE_TURNS = 100, 3
 """Candidates that the bare engine is measured with, and how many turns for each of the others: they are short."""
+BUSY = 0.8
+"""Of a core; a load generator that is busier than this waits for itself."""
+CROWD = 300
+"""Candidates of a request when more is asked than can be answered."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Sizes:
         call_seconds: of a contender's turn within a process.
         load_seconds: of a closed loop, after ``warm`` seconds.
         open_seconds: of an open loop, as much after those.
+        crowd_seconds: of an open loop that asks for more than the service can do.
         tuning: batch sizes and time-outs that the rival is tried with.
     """
 
@@ -63,6 +68,7 @@ class Sizes:
     call_seconds: float
     load_seconds: float
     open_seconds: float
+    crowd_seconds: float
     warm: float
     tuning: tuple[tuple[int, float], ...]
 
@@ -78,6 +84,7 @@ FULL = Sizes(
     call_seconds=0.4,
     load_seconds=1.5,
     open_seconds=6.0,
+    crowd_seconds=30.0,
     warm=0.3,
     tuning=((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005)),
 )
@@ -92,6 +99,7 @@ QUICK = Sizes(
     call_seconds=0.05,
     load_seconds=0.3,
     open_seconds=0.5,
+    crowd_seconds=1.0,
     warm=0.1,
     tuning=((8, 0.0),),
 )
@@ -130,7 +138,7 @@ class Bench:
                 for form in FORMS:
                     for candidates in self._candidates():
                         for clients in sizes.clients:
-                            found[f"{form} {candidates} {clients}"] = self._load(server, form, candidates, clients)
+                            found[f"{form} {candidates} {clients}"] = self._closed(server, form, candidates, clients)
             turns.append(found)
         return {"forms": list(FORMS), "candidates": self._candidates(), "clients": sizes.clients, "turns": turns}
 
@@ -140,7 +148,7 @@ class Bench:
         alone, loads = [self._alone(candidates)], []
         with self._ours() as server:
             for _ in range(BARE_TURNS * self._sizes.turns):
-                loads.append(self._load(server, OPEN_FORM, candidates, OPEN_CLIENTS))
+                loads.append(self._closed(server, OPEN_FORM, candidates, OPEN_CLIENTS))
                 alone.append(self._alone(candidates))
         turns = [
             {"service": load, "engine": 2 / sum(around)} for load, around in zip(loads, pairwise(alone), strict=True)
@@ -155,10 +163,11 @@ class Bench:
             found: dict[str, Any] = {}
             with self._ours() as server:
                 for candidates in asked:
-                    most = self._load(server, OPEN_FORM, candidates, OPEN_CLIENTS)["per_second"]
+                    most = self._closed(server, OPEN_FORM, candidates, OPEN_CLIENTS)["per_second"]
                     found[f"{candidates} most"] = most
                     for share in sizes.shares:
-                        load = self._load(server, OPEN_FORM, candidates, rate=share * most, seed=turn)
+                        rate = share * most
+                        load = self._load(server, OPEN_FORM, candidates, sizes.open_seconds, rate=rate, seed=turn)
                         found[f"{candidates} {share}"] = load
             turns.append(found)
         return {"form": OPEN_FORM, "candidates": asked, "shares": sizes.shares, "turns": turns}
@@ -168,23 +177,35 @@ class Bench:
         turns = []
         for _ in range(self._sizes.turns):
             with self._ours() as batched:
-                together = self._load(batched, OPEN_FORM, FEW, MANY)
+                together = self._closed(batched, OPEN_FORM, FEW, MANY)
             with self._ours(max_batch_rows=FEW) as single:
-                alone = self._load(single, OPEN_FORM, FEW, MANY)
+                alone = self._closed(single, OPEN_FORM, FEW, MANY)
             turns.append({"batches": together, "no batches": alone})
         return {"candidates": FEW, "clients": MANY, "turns": turns}
+
+    def overload(self) -> dict[str, Any]:
+        """The service at five times what it does at most."""
+        return self._overload().crowd()
+
+    def attacks(self) -> dict[str, Any]:
+        """The service while some clients attack it."""
+        return self._overload().attacks()
 
     def rival(self) -> dict[str, Any] | None:
         """The service beside LitServe on the same cores; None where that is not installed."""
         if importlib.util.find_spec("litserve") is None:
             say("litserve is not installed (requirements/bench.lock): left out")
             return None
-        rivalry = Rivalry(self._folder, self._sizes.tuning, self._sizes.turns, self._ours, self._load)
+        rivalry = Rivalry(self._folder, self._sizes.tuning, self._sizes.turns, self._ours, self._closed)
         cases = [(candidates, cores) for cores in (1, 2) for candidates in (10, 100)]
         return rivalry.measure([(n, self._cores[:cores]) for n, cores in cases if cores <= len(self._cores)])
 
     def _candidates(self) -> list[int]:
         return [candidates for candidates in self._sizes.candidates if candidates <= self._most]
+
+    def _overload(self) -> Overload:
+        sizes = self._sizes
+        return Overload(min(CROWD, self._most), sizes.turns, self._ours, self._load, sizes.crowd_seconds)
 
     def _alone(self, candidates: int) -> float:
         """Seconds that the engine which the service chooses takes for one request."""
@@ -204,19 +225,31 @@ class Bench:
         return ours(Settings(repository=self._repository, **how), cores)
 
     def _load(
-        self, server: Server, form: str, candidates: int, clients: int = 0, rate: float = 0.0, seed: int = 0
+        self,
+        server: Server,
+        form: str,
+        candidates: int,
+        seconds: float,
+        clients: int = 0,
+        *,
+        rate: float = 0.0,
+        seed: int = 0,
     ) -> dict[str, Any]:
         """What a load finds, and the server's CPU milliseconds a request."""
         bodies = self._requests.bodies(form, candidates)
-        seconds = self._sizes.load_seconds if clients else self._sizes.open_seconds
-        load = Load(server.port, PATH, bodies, seconds, self._sizes.warm, clients, rate, seed)
+        load = Load(server.port, bodies, seconds, self._sizes.warm, clients, rate, seed)
         before = server.cpu_seconds()
         found = self._child("load", cores=self._beside(server.cores), given=load.to_json())
         found["cpu"] = (server.cpu_seconds() - before) * 1000 / found["sent"]
         how = f"{clients} clients" if clients else f"{rate:.0f}/s"
         times = f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms"
         say(f"{form} {candidates} {how}: {found['per_second']:.1f}/s, {times}")
+        if found["client_cpu"] > BUSY:
+            say(f"times include the load generator's own: it was busy for {found['client_cpu']:.0%} of this")
         return found
+
+    def _closed(self, server: Server, form: str, candidates: int, clients: int) -> dict[str, Any]:
+        return self._load(server, form, candidates, self._sizes.load_seconds, clients)
 
     def _beside(self, cores: Sequence[int]) -> list[int]:
         """The cores that load comes from."""

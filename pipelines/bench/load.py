@@ -28,7 +28,8 @@ PATIENCE = 60.0
 """Seconds after which it gives up nevertheless."""
 MOST_CONNECTIONS = 500
 """Of an open loop; select() takes 1,024."""
-HOST = "127.0.0.1"
+HOST, PATH = "127.0.0.1", "/v1/rank"
+"""Where all servers are asked."""
 OK = 200
 
 
@@ -38,7 +39,6 @@ class Load:
 
     Attributes:
         port: on this machine.
-        path: of the operation.
         bodies: sent by turns.
         seconds: how long is measured; a closed loop goes on until it has enough answers.
         warm: seconds before that.
@@ -48,7 +48,6 @@ class Load:
     """
 
     port: int
-    path: str
     bodies: tuple[Body, ...]
     seconds: float
     warm: float
@@ -71,7 +70,7 @@ class Load:
     def requests(self) -> list[bytes]:
         """Heads and bodies."""
         head = "POST {0} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {1}\r\nAccept: {1}\r\nContent-Length: {2}\r\n\r\n"
-        return [head.format(self.path, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
+        return [head.format(PATH, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,9 @@ def summary(asked: list[Asked], begin: float, end: float, *, by_due: bool) -> di
 
     Returns:
         ``per_second``: answers with status 200; ``p50``, ``p99`` (milliseconds) and ``stages`` (stage → mean
-        milliseconds) of those; ``failed``: other status → count; ``failed_p99``: other status → milliseconds, of an
-        open loop; ``bytes``: mean size of an answer's body; ``requests``: how many the times are of; ``sent``: how many
-        were asked in all.
+        milliseconds) of those; ``failed``: other status → count; ``failed_p50``, ``failed_p99``: other status →
+        milliseconds, of an open loop; ``bytes``: mean size of an answer's body; ``requests``: how many the times are
+        of; ``sent``: how many were asked in all.
 
     Raises:
         ValueError: nothing was answered.
@@ -131,6 +130,7 @@ def summary(asked: list[Asked], begin: float, end: float, *, by_due: bool) -> di
         "p99": percentile(milliseconds, 0.99),
         "stages": dict(stages),
         "failed": {str(status): count for status, count in failed.items()},
+        "failed_p50": {str(status): percentile(times, 0.5) for status, times in refused.items()},
         "failed_p99": {str(status): percentile(times, 0.99) for status, times in refused.items()},
         "bytes": sum(one.answer.size for one in good) / len(good),
         "requests": len(good),

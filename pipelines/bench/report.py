@@ -115,6 +115,49 @@ def _batching(measured: dict[str, Any], about: dict[str, Any]) -> str:
     return section("Batches of many requests", how, ("", "requests/s, p50 / p99 ms"), lines)
 
 
+def _overload(measured: dict[str, Any], about: dict[str, Any]) -> str:
+    turns, times = measured["turns"], measured["times"]
+    names = {"alone": f"{measured['clients']} clients", "crowd": f"{times} times that", "after": "after it"}
+    return section(
+        "Overload",
+        f"{_how(about)} {measured['candidates']} candidates, ids, at most {measured['admitted']} requests at a time. A "
+        f"closed loop, {times} times as many requests a second as it had answers (Poisson), and the closed loop again; "
+        "milliseconds.",
+        ("", "answers/s", "p50", "p99", "refused (429)", "p99 of that", "failed otherwise"),
+        [(what, *_crowd([turn[name] for turn in turns])) for name, what in names.items()],
+    )
+
+
+def _crowd(loads: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What became of those that were answered, of those that were refused, and of the others."""
+    rate, p50, p99 = (_median(loads, lambda load, key=key: load[key]) for key in ("per_second", "p50", "p99"))
+    refused = _median(loads, lambda load: load["failed"].get(aims.REFUSED, 0) / load["sent"])
+    late = _median(loads, lambda load: load["failed_p99"].get(aims.REFUSED, 0.0))
+    others = sum(sum(load["failed"].values()) - load["failed"].get(aims.REFUSED, 0) for load in loads)
+    told = three_digits(late) if refused else "–"
+    return f"{rate:,.0f}", three_digits(p50), three_digits(p99), f"{refused:.0%}", told, str(others)
+
+
+def _attacks(measured: dict[str, Any], about: dict[str, Any]) -> str:
+    turns = measured["turns"]
+    lines = [
+        (
+            name,
+            _rate([turn[name]["before"] for turn in turns]),
+            _rate([turn[name]["during"] for turn in turns]),
+            spread([aims.slowed(turn, name) for turn in turns], ".2f"),
+        )
+        for name in turns[0]
+    ]
+    return section(
+        "Under attack",
+        f"{_how(about)} What {measured['clients']} other clients notice: {measured['candidates']} candidates, ids, "
+        "closed loop; requests/s, with p50 and p99 in milliseconds.",
+        ("attack", "before", "during", "p99, during / before"),
+        lines,
+    )
+
+
 def _rival(measured: dict[str, Any], about: dict[str, Any]) -> str:
     lines = []
     for case in measured["cases"]:
@@ -146,6 +189,8 @@ TABLES: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
     "bare": _bare,
     "open": _open,
     "batching": _batching,
+    "overload": _overload,
+    "attacks": _attacks,
     "rival": _rival,
 }
 """Part → its table."""

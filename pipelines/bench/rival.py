@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from fastapi import Request
 
+from pipelines.bench.load import PATH
 from pipelines.bench.serving import Server
 from ranking import bundle
 from ranking.halves import Halves
@@ -26,8 +27,6 @@ from ranking.schema import Owner
 from service.engine import request as of
 from service.engine.encoding import RequestEncoder
 from service.engine.runtimes import choose
-
-PATH = "/v1/rank"
 
 
 @dataclass(frozen=True)

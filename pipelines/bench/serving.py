@@ -86,6 +86,13 @@ class Server:
         """CPU time of its processes so far."""
         return sum(ticks for _, ticks in _processes(self._process.pid)) / TICKS
 
+    def resident_bytes(self) -> int:
+        """Memory of its processes that is resident."""
+        pages = 0
+        for process, _ in _processes(self._process.pid):
+            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=1)
         try:

@@ -222,6 +222,7 @@ CRASHES = """
 # Publishes into copies of a repository and dies (SIGKILL) before one of its changes to files, another each time.
 import json, os, shutil, signal, sys
 from pathlib import Path
+import torch, ranking.graph  # once, not in each child: publishing scores
 from pipelines.publishing import publish
 
 bundle, repository, folder, crashes = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])

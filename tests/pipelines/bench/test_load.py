@@ -63,7 +63,7 @@ class Tiny:
 
 def load(port: int, clients: int = 0, rate: float = 0.0, seconds: float = 0.2) -> Load:
     bodies = (Body(b"one"), Body(b"other", "application/x-other"))
-    return Load(port, "/v1/rank", bodies, seconds, 0.05, clients, rate, seed=3)
+    return Load(port, bodies, seconds, 0.05, clients, rate, seed=3)
 
 
 def test_a_closed_loop_has_one_request_of_each_client_at_a_time() -> None:
@@ -152,6 +152,14 @@ def test_an_open_loop_times_requests_that_were_due_a_closed_one_those_that_were_
     closed = summary(requests, 1.0, 2.0, by_due=False)
     assert (closed["p50"], closed["p99"]) == pytest.approx((200, 300))
     assert opened["per_second"] == closed["per_second"] == 2
+
+
+def test_an_open_loop_times_refusals_apart() -> None:
+    refused = [asked(1.2, 0.1, 429), asked(1.3, 0.3, 429), asked(0.5, 9.0, 429)]
+    found = summary([*refused, asked(1.5, 0.2)], 1.0, 2.0, by_due=True)
+    assert (found["p99"], found["failed"]) == (pytest.approx(200), {"429": 3})
+    assert found["failed_p50"] == {"429": pytest.approx(100)}
+    assert found["failed_p99"] == {"429": pytest.approx(300)}
 
 
 def test_it_is_a_process_that_reads_a_load_and_prints_what_came_of_it() -> None:

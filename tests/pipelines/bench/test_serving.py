@@ -42,6 +42,7 @@ def test_all_processes_end_with_the_block_and_use_the_cores_given() -> None:
         assert cores == f"[{core}]"
         assert Path(f"/proc/{child}").exists()
         assert server.cpu_seconds() > 0
+        assert server.resident_bytes() > 2 * 2**20
     deadline = time.monotonic() + 10.0
     while _runs(child) and time.monotonic() < deadline:  # a kill takes a moment
         time.sleep(0.01)
@@ -67,7 +68,7 @@ def test_the_service_tells_its_stages(ranker: FrozenRanker, reference: Path, tmp
     cores = sorted(os.sched_getaffinity(0))[:1]
     with ours(Settings(repository=repository, server_timing=True, threads=1), cores) as server:
         bodies = Requests(ranker, reference).bodies("ids", 10)
-        load = Load(server.port, "/v1/rank", bodies, seconds=0.05, warm=0.0, clients=1)
+        load = Load(server.port, bodies, seconds=0.05, warm=0.0, clients=1)
         command = [sys.executable, "-m", "pipelines.bench.load"]
         done = subprocess.run(command, input=load.to_json(), capture_output=True, text=True, check=True)
     for stage in ("parse", "look-up", "queue", "forward", "write"):
