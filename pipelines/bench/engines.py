@@ -1,6 +1,6 @@
 """Contenders within one process: a request, encoded, in; scores out.
 
-    python -m pipelines.bench.engines BUNDLE SIZES TURNS SECONDS THREADS [CONTENDER …]
+    python -m pipelines.bench.engines BUNDLE SIZES TURNS SECONDS THREADS
 
 SIZES are candidates of one request, with commas between them. Prints seconds a call by size, contender and turn.
 """
@@ -29,9 +29,6 @@ from ranking.scores import scores
 from ranking.tensors import InputTensors
 from service.engine.runtimes import BACKENDS, choose
 
-DEFAULT = "frozen, default"
-"""The backend that the service would take; measured if it is asked for by name."""
-
 LOOK_UP = "look-up of ids"
 LISTS = 200
 """Lists of ids that are looked up by turns, so that not all of them are in a cache."""
@@ -59,9 +56,7 @@ class Contender:
         return lambda: self.score(next(prepared), asked)
 
 
-def measure(
-    folder: Path, sizes: Sequence[int], turns: int, seconds: float, threads: int, only: Sequence[str] = ()
-) -> dict[str, Any]:
+def measure(folder: Path, sizes: Sequence[int], turns: int, seconds: float, threads: int) -> dict[str, Any]:
     """Seconds a call.
 
     Args:
@@ -70,33 +65,25 @@ def measure(
         turns: of each contender.
         seconds: of each turn.
         threads: of each contender.
-        only: contenders; default: all, with the rooflines beside them.
 
     Returns:
-        ``sizes``: candidates → contender → seconds in each turn.
+        ``sizes``: candidates → contender, look-up or roofline → seconds in each turn.
     """
     torch.set_num_threads(threads)
     ranker = bundle.load(folder)
     requests, tasks, found = Requests(ranker, folder), ranker.schema.task_names, {}
-    chosen = list(_all(ranker, threads)) if not only else [one for one in _named(ranker, threads) if one.name in only]
+    contenders = list(_contenders(ranker, threads))
     for size in sizes:
         drawn = [requests.halves(size) for _ in range(DIFFERENT)]
-        calls = {one.name: one.call(drawn, tasks) for one in chosen}
-        if not only and "item" in ranker.encoded:
+        calls = {one.name: one.call(drawn, tasks) for one in contenders}
+        if "item" in ranker.encoded:
             calls[LOOK_UP] = _look_up(ranker.encoded["item"], [requests.item_ids(size) for _ in range(LISTS)])
-        best = {} if only else roofline.calls(ranker, size)
-        measured = in_turns(calls | best, turns, seconds)
-        found[str(size)] = {name: measured[name] for name in calls}
-        if best:
-            found[str(size)] |= roofline.bounds(ranker, size, measured)
+        measured = in_turns(calls | roofline.calls(ranker, size), turns, seconds)
+        found[str(size)] = {name: measured[name] for name in calls} | roofline.bounds(ranker, size, measured)
     return {"sizes": found}
 
 
-def _named(ranker: FrozenRanker, threads: int) -> Iterator[Contender]:
-    yield Contender(DEFAULT, choose(ranker, "auto", threads).scores)
-
-
-def _all(ranker: FrozenRanker, threads: int) -> Iterator[Contender]:
+def _contenders(ranker: FrozenRanker, threads: int) -> Iterator[Contender]:
     from pipelines.bench.dense import dense_ranker, unsplit  # needs what trains
     from pipelines.bench.dense_body import DenseRuntime
 
@@ -141,6 +128,6 @@ def _eager(ranker: FrozenRanker) -> Callable[[Any, Sequence[str]], object]:
 
 
 if __name__ == "__main__":
-    path, candidates, turns_, seconds_, threads_, *names_ = sys.argv[1:]
+    path, candidates, turns_, seconds_, threads_ = sys.argv[1:]
     asked_ = [int(size) for size in candidates.split(",")]
-    print(json.dumps(measure(Path(path), asked_, int(turns_), float(seconds_), int(threads_), names_)))
+    print(json.dumps(measure(Path(path), asked_, int(turns_), float(seconds_), int(threads_))))
