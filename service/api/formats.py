@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from service.problems import Problem
 
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 FORMATS = (JSON, ARROW)
+REMEMBERED = 64
+"""Headers that clients send; most send the same ones."""
 
 
+@lru_cache(REMEMBERED)
 def body_format(content_type: str) -> str:
     """The format of a body.
 
@@ -21,6 +26,7 @@ def body_format(content_type: str) -> str:
     return kind
 
 
+@lru_cache(REMEMBERED)
 def answer_format(accept: str) -> str:
     """The format that a client likes best; of those that it likes alike, the one it names, else JSON.
 

@@ -69,6 +69,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
         "ws": "none",
         "log_config": None,
         "access_log": False,  # metrics count requests
+        "proxy_headers": False,  # nothing depends on where a request comes from
         "backlog": BACKLOG,
         "server_header": False,
         "timeout_keep_alive": settings.keep_alive_seconds,
