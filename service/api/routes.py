@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from service.api.direct import DirectRoute
 from service.api.document import RANKING, documented
 from service.api.formats import ARROW, answer_format, body_format
-from service.api.leaving import while_connected
+from service.api.leaving import while_wanted
 from service.api.messages import ModelMetadata, RankOptions
 from service.api.reading import read
 from service.api.writing import write
@@ -47,7 +47,7 @@ def ranking_routes(settings: Settings, models: Models, engine: Engine, shadows: 
                 asked = read(await http.body(), given, served, settings)
         subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
         require_room(http.state.ticket, len(asked.candidates))
-        async with while_connected(http):
+        with while_wanted(http.state.ticket):
             ranked = await engine.rank(served, asked, stages)
         rest = summary(ranked, served, asked.options, http.state.request_id)
         body = write(ranked, rest, form, columns=asked.options.layout == "columns")

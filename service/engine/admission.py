@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 REMEMBERED = 16
 """Requests over which the average size is taken."""
 
@@ -69,12 +71,16 @@ class Ticket:
 
     Attributes:
         rows: the same now.
+        task: that works on the request, while it can be given up.
+        abandoned: whether the client is gone.
     """
 
-    __slots__ = ("_admission", "_counts", "_left", "rows")
+    __slots__ = ("_admission", "_counts", "_left", "abandoned", "rows", "task")
 
     def __init__(self, admission: Admission, rows: int) -> None:
         self._admission, self.rows = admission, rows
+        self.task: asyncio.Task[object] | None = None
+        self.abandoned = False
         self._counts, self._left = True, False
 
     def count(self, rows: int) -> None:
@@ -97,6 +103,12 @@ class Ticket:
         if not (self._counts or self._left):
             self._counts = True
             self._admission._add(1, self.rows)
+
+    def abandon(self) -> None:
+        """The client is gone: work on the request ends."""
+        self.abandoned = True
+        if self.task is not None:
+            self.task.cancel()
 
     def leave(self) -> None:
         """The request is answered or given up."""

@@ -1,4 +1,7 @@
-"""Admission as ASGI middleware, for requests that come by a server which does not decide of it itself."""
+"""Admission as ASGI middleware, for requests that come by a server which does not decide of it itself.
+
+Nor does such a server say when a client goes away.
+"""
 
 from __future__ import annotations
 

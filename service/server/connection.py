@@ -40,6 +40,7 @@ class Connection(HttpToolsProtocol):
         self._segment = 0  # bytes that are being parsed; 0 if an earlier request ended among them
         self._received = 0  # bytes of the request so far
         self._ticket: Ticket | None = None  # of the request that is being read
+        self._working: Ticket | None = None  # of the request that was begun last
         self._refused = False  # what still comes is not read
         self._coming: asyncio.TimerHandle | None = None  # runs out if a part does not come
         self._expected: Literal["head", "body"] | None = None  # that part
@@ -60,6 +61,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        if self._working is not None:
+            self._working.abandon()
         self._expect(None)
         self._let_leave(None)
         super().connection_lost(exc)
@@ -145,6 +148,7 @@ class Connection(HttpToolsProtocol):
             cycle.keep_alive = False
         if cycle.scope["path"].endswith("/rank") and (ticket := self._entrance.admission.enter()):
             cycle.scope["state"]["ticket"] = ticket
+            self._working = ticket
             if cycle is self.cycle:
                 self._ticket = ticket
             app = partial(_admitted, ticket, app)

@@ -18,6 +18,7 @@ import uvicorn
 from pipelines.demo import post
 from service.app import create_app
 from service.engine import engine, scoring
+from service.server.connection import Connection
 from service.settings import Settings
 
 SECONDS = 30.0
@@ -42,7 +43,9 @@ class Held:
 def serving(repository: Path) -> Iterator[str]:
     """The app's URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(Settings(repository=repository)), log_config=None))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(Settings(repository=repository)), http=Connection, log_config=None)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -63,9 +66,11 @@ def wait_for(url: str, sample: str) -> None:
         assert time.monotonic() < give_up, [line for line in lines if line.startswith("ranker_requests")]
 
 
+@pytest.mark.parametrize("times", [1, 2])
 def test_who_hangs_up_is_not_scored(
-    repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
+    """Also with another request behind the one that waits."""
     held = Held()
     monkeypatch.setattr(engine, "score", held)
     with serving(repository) as url:
@@ -76,7 +81,7 @@ def test_who_hangs_up_is_not_scored(
         body = json.dumps(request_body | {"items": [{"id": "v1"}]}).encode()
         head = f"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaving:
-            leaving.sendall(head.encode() + b"\r\n" + body)
+            leaving.sendall((head.encode() + b"\r\n" + body) * times)
             wait_for(url, "ranker_requests_in_flight 2.0")
         wait_for(url, 'ranker_requests_total{model="feed",status="499"} 1.0')
         held.go.set()

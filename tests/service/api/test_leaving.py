@@ -7,9 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 
-from service.api.leaving import while_connected
+from service.api.leaving import while_wanted
+from service.engine.admission import Admission, Ticket
 
 SECONDS = 30.0
 
@@ -25,37 +26,37 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(alone())
 
 
-class Client:
-    """The other end of a request whose body has been read."""
-
-    def __init__(self) -> None:
-        self.gone = asyncio.Event()
-        self.request = Request({"type": "http"}, self._receive)
-
-    async def _receive(self) -> dict[str, Any]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
+def admitted() -> Ticket:
+    ticket = Admission(10, 10).enter()
+    assert ticket is not None
+    return ticket
 
 
 def test_work_that_ends_first_is_not_disturbed() -> None:
     async def test() -> None:
-        async with while_connected(Client().request):
+        ticket = admitted()
+        with while_wanted(ticket):
             await asyncio.sleep(0)
+        ticket.abandon()
+        await asyncio.sleep(0)
+        assert ticket.abandoned
 
     run(test())
 
 
-async def leave(client: Client, ended: asyncio.Future[None]) -> None:
-    client.gone.set()
-    await ended
+def test_nothing_begins_for_a_client_that_is_gone() -> None:
+    ticket = admitted()
+    ticket.abandon()
+    with pytest.raises(ClientDisconnect), while_wanted(ticket):
+        pytest.fail("it began")
 
 
 def test_work_is_cancelled_when_the_client_goes_away() -> None:
     async def test() -> None:
-        client, ended = Client(), asyncio.get_running_loop().create_future()
-        with pytest.raises(ClientDisconnect):
-            async with while_connected(client.request):
-                await leave(client, ended)
+        ticket, ended = admitted(), asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(ticket.abandon)
+        with pytest.raises(ClientDisconnect), while_wanted(ticket):
+            await ended
         assert ended.cancelled()
         task = asyncio.current_task()
         assert task is not None
@@ -66,16 +67,16 @@ def test_work_is_cancelled_when_the_client_goes_away() -> None:
 
 def test_who_is_cancelled_while_the_client_goes_away_is_cancelled() -> None:
     async def work() -> None:
-        async with while_connected(client.request):
+        with while_wanted(ticket):
             await asyncio.Event().wait()
 
-    client = Client()
+    ticket = admitted()
 
     async def test() -> None:
         working = asyncio.create_task(work())
         await asyncio.sleep(0)
         working.cancel()
-        client.gone.set()
+        ticket.abandon()
         with pytest.raises(asyncio.CancelledError):
             await working
 
@@ -84,7 +85,7 @@ def test_who_is_cancelled_while_the_client_goes_away_is_cancelled() -> None:
 
 def test_who_is_cancelled_from_outside_is_cancelled() -> None:
     async def work() -> None:
-        async with while_connected(Client().request):
+        with while_wanted(admitted()):
             started.set()
             await asyncio.Event().wait()
 
@@ -103,8 +104,7 @@ def test_who_is_cancelled_from_outside_is_cancelled() -> None:
 
 def test_errors_pass() -> None:
     async def test() -> None:
-        with pytest.raises(KeyError):
-            async with while_connected(Client().request):
-                raise KeyError
+        with pytest.raises(KeyError), while_wanted(admitted()):
+            raise KeyError
 
     run(test())
