@@ -31,7 +31,7 @@ PACKAGES = ("torch", "onnxruntime", "uvicorn", "uvloop", "httptools", "litserve"
 OPEN_FORM, OPEN_CLIENTS = "ids", 64
 FEW, MANY = 10, 32
 """Candidates and clients that batching is measured with."""
-MIDDLE, BARE_TURNS = 100, 3
+MIDDLE, BARE_TURNS = 100, 5
 """Candidates that the bare engine is measured with, and how many turns for each of the others: they are short."""
 BUSY = 0.8
 """Of a core; a load generator that is busier than this waits for itself."""
