@@ -35,8 +35,6 @@ MIDDLE, BARE_TURNS = 100, 5
 """Candidates that the bare engine is measured with, and how many turns for each of the others: they are short."""
 BUSY = 0.8
 """Of a core; a load generator that is busier than this waits for itself."""
-CROWD = 300
-"""Candidates of a request when more is asked than can be answered."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,8 @@ class Sizes:
         call_seconds: of a contender's turn within a process.
         load_seconds: of a closed loop, after ``warm`` seconds.
         open_seconds: of an open loop, as much after those.
-        crowd_seconds: of an open loop that asks for more than the service can do.
+        crowd: candidates of a request when more is asked for than the service can do.
+        crowd_seconds: of that open loop.
         tuning: batch sizes and time-outs that the rival is tried with.
     """
 
@@ -67,6 +66,7 @@ class Sizes:
     call_seconds: float
     load_seconds: float
     open_seconds: float
+    crowd: int
     crowd_seconds: float
     warm: float
     tuning: tuple[tuple[int, float], ...]
@@ -83,6 +83,7 @@ FULL = Sizes(
     call_seconds=0.4,
     load_seconds=1.5,
     open_seconds=6.0,
+    crowd=300,
     crowd_seconds=30.0,
     warm=0.3,
     tuning=((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005)),
@@ -98,6 +99,7 @@ QUICK = Sizes(
     call_seconds=0.05,
     load_seconds=0.3,
     open_seconds=0.5,
+    crowd=300,
     crowd_seconds=1.0,
     warm=0.1,
     tuning=((8, 0.0),),
@@ -207,7 +209,7 @@ class Bench:
 
     def _overload(self) -> Overload:
         sizes = self._sizes
-        return Overload(min(CROWD, self._most), sizes.turns, self._ours, self._load, sizes.crowd_seconds)
+        return Overload(min(sizes.crowd, self._most), sizes.turns, self._ours, self._load, sizes.crowd_seconds)
 
     def _alone(self, candidates: int) -> float:
         """Requests a second of the engine which the service chooses, in half the time of a loop."""
