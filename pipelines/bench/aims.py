@@ -18,6 +18,7 @@ Figure = Callable[[Parts], Sequence[float]]
 
 FROZEN = "frozen, onnxruntime"
 REFUSED = "429"
+"""The status of a request that is not admitted."""
 BESIDE = ("parse", "look-up", "write")
 """Stages of a request besides waiting and the forward."""
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from pipelines.bench.overload import Overload
 from pipelines.bench.requests import FORMS, Requests
 from pipelines.bench.rivalry import Rivalry
 from pipelines.bench.serving import Server, ours
+from pipelines.bench.sizes import Sizes
 from pipelines.progress import say
 from pipelines.publishing import publish
 from ranking import bundle
@@ -35,75 +35,6 @@ MIDDLE, BARE_TURNS = 100, 5
 """Candidates that the bare engine is measured with, and how many turns for each of the others: they are short."""
 BUSY = 0.8
 """Of a core; a load generator that is busier than this waits for itself."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured.
-
-    Attributes:
-        items, users: of the reference model's tables.
-        candidates: of a request.
-        clients: of a closed loop.
-        open: candidates of a request in an open loop.
-        shares: of the closed loop's throughput, which an open loop asks for.
-        turns: of everything.
-        call_seconds: of a contender's turn within a process.
-        load_seconds: of a closed loop, after ``warm`` seconds.
-        open_seconds: of an open loop, as much after those.
-        crowd: candidates of a request when more is asked for than the service can do.
-        crowd_seconds: of that open loop.
-        tuning: batch sizes and time-outs that the rival is tried with.
-    """
-
-    items: int
-    users: int
-    candidates: tuple[int, ...]
-    clients: tuple[int, ...]
-    open: tuple[int, ...]
-    shares: tuple[float, ...]
-    turns: int
-    call_seconds: float
-    load_seconds: float
-    open_seconds: float
-    crowd: int
-    crowd_seconds: float
-    warm: float
-    tuning: tuple[tuple[int, float], ...]
-
-
-FULL = Sizes(
-    items=1_000_000,
-    users=10_000,
-    candidates=(1, 10, 100, 500, 1000, 4000),
-    clients=(1, 8, 32, 64),
-    open=(10, 100, 500),
-    shares=(0.3, 0.5, 0.7, 0.9),
-    turns=3,
-    call_seconds=0.4,
-    load_seconds=1.5,
-    open_seconds=6.0,
-    crowd=300,
-    crowd_seconds=30.0,
-    warm=0.3,
-    tuning=((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005)),
-)
-QUICK = Sizes(
-    items=2_000,
-    users=100,
-    candidates=(10, 100),
-    clients=(4,),
-    open=(100,),
-    shares=(0.5,),
-    turns=1,
-    call_seconds=0.05,
-    load_seconds=0.3,
-    open_seconds=0.5,
-    crowd=300,
-    crowd_seconds=1.0,
-    warm=0.1,
-    tuning=((8, 0.0),),
-)
 
 
 class Bench:
@@ -121,6 +52,7 @@ class Bench:
         self._cores = sorted(os.sched_getaffinity(0))
         if threads > len(self._cores):
             raise RankerError(f"--threads {threads}: this process may use {len(self._cores)} cores")
+        self._measured = self._cores[:threads]
         ranker = bundle.load(folder)
         self._requests = Requests(ranker, folder)
         self._most = self._requests.most
@@ -130,7 +62,7 @@ class Bench:
         sizes = self._sizes
         candidates = ",".join(map(str, self._candidates()))
         how = (self._folder, candidates, sizes.turns, sizes.call_seconds, self._threads)
-        return self._child("engines", *how, cores=self._cores[: self._threads])
+        return self._child("engines", *how, cores=self._measured)
 
     def http(self) -> dict[str, Any]:
         """The service in closed loops, every form of request."""
@@ -214,12 +146,12 @@ class Bench:
     def _alone(self, candidates: int) -> float:
         """Requests a second of the engine which the service chooses, in half the time of a loop."""
         how = (self._folder, candidates, self._sizes.load_seconds / 2, self._threads)
-        rate: float = self._child("bare", *how, cores=self._cores[: self._threads])["per_second"]
+        rate: float = self._child("bare", *how, cores=self._measured)["per_second"]
         return rate
 
     def _ours(self, cores: Sequence[int] | None = None, **settings: Any) -> Server:
         """The service, ready to be started."""
-        cores = cores or self._cores[: self._threads]
+        cores = cores or self._measured
         everyone = self._most * max(self._sizes.clients)  # a refusal would be no answer, and fast
         how = {"workers": len(cores), "threads": 1, "max_queue_rows": everyone, **settings}
         return ours(Settings(repository=self._repository, **how), cores)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.bench import capacity, plots, report
-from pipelines.bench.bench import FULL, QUICK, bench
+from pipelines.bench.bench import bench
+from pipelines.bench.sizes import FULL, QUICK
 from pipelines.bench.tables import replace_part
 from ranking.errors import OutputError, UsageError
 from ranking.files import reason

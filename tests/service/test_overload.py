@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pipelines.bench.attacks import ATTACKS
-from pipelines.bench.bench import QUICK, bench
+from pipelines.bench.bench import bench
 from pipelines.bench.overload import ADMITTED
+from pipelines.bench.sizes import QUICK
 
 pytestmark = [
     pytest.mark.slow,
