@@ -54,7 +54,7 @@ def test_at_five_times_its_capacity_it_goes_on_at_its_capacity() -> None:
     assert answers_per_cpu_second(crowd) >= 0.6 * min(map(answers_per_cpu_second, (alone, after)))
     # nobody waits for more than those who were admitted (Little's law), and who is refused does not wait for them
     assert crowd["p50"] <= 2 * 1000 * ADMITTED / crowd["per_second"]
-    assert crowd["failed_p50"]["429"] <= crowd["p50"] / 4
+    assert crowd["failed_p50"]["429"] <= min(50, crowd["p50"] / 4)
     assert turn["grown"] < 1.05
 
 
