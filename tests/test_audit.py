@@ -1,4 +1,4 @@
-"""What is made of pip-audit's findings: never a clean bill for packages that nobody looked up."""
+"""Tests of ``.ci/audit.py``: packages that pip-audit could not look up are never reported as clean."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SKIPPED = {"name": "zipp", "skip_reason": "Dependency not found on PyPI and coul
 
 
 @pytest.mark.parametrize(
-    ("packages", "status", "said"),
+    ("packages", "exit_status", "message"),
     [
-        ([CLEAN, CLEAN], 0, "2 packages, no known vulnerability"),
-        ([CLEAN, VULNERABLE, SKIPPED], 1, "idna 2.0: PYSEC-1, mended in 3.7"),
-        ([CLEAN, SKIPPED], 3, "NOT AUDITED: 1 of 2 packages"),
-        ([], 3, "NOT AUDITED"),
-        (None, 3, "NOT AUDITED"),
+        pytest.param([CLEAN, CLEAN], 0, "2 packages, no known vulnerability", id="all clean"),
+        pytest.param([CLEAN, VULNERABLE, SKIPPED], 1, "idna 2.0: PYSEC-1, fixed in 3.7", id="one vulnerable"),
+        pytest.param([CLEAN, SKIPPED], 3, "NOT AUDITED: 1 of 2 packages", id="one skipped"),
+        pytest.param([], 3, "NOT AUDITED", id="no packages"),
+        pytest.param(None, 3, "NOT AUDITED", id="no report"),
     ],
 )
-def test_what_it_is_worth(packages: Any, status: int, said: str) -> None:
+def test_audit_report_determines_exit_status_and_message(packages: Any, exit_status: int, message: str) -> None:
     report = "" if packages is None else json.dumps({"dependencies": packages})
-    for options, expected in (([], status), (["--if-possible"], 0 if status == 3 else status)):
+    for options, expected in (([], exit_status), (["--if-possible"], 0 if exit_status == 3 else exit_status)):
         result = subprocess.run(
             [sys.executable, str(AUDIT), *options], input=report, capture_output=True, text=True, check=False
         )
         assert result.returncode == expected
-        assert said in result.stdout
+        assert message in result.stdout
