@@ -1,11 +1,12 @@
-# Two images: `serve`, the default, and `--target train`. Serving without PyTorch: --build-arg SERVE=slim.
-# For NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
-# The base needs Python 3.11, as the locks do, and pip.
+# Builds two images: `serve` (the default target) and `--target train`.
+# Serving without PyTorch: --build-arg SERVE=slim.
+# NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
+# The base image must have pip and Python 3.11, the version that the lock files are for.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS packages
 ARG SERVE=serve
-# The index of PyTorch's builds for CPU, if pip's own has others
+# Index of PyTorch's CPU builds. Set it if pip's default index has only CUDA builds.
 ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv --without-pip /opt/ranker
 COPY requirements /src/requirements
@@ -14,7 +15,7 @@ WORKDIR /src
 COPY . .
 RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --no-build-isolation .
 
-# Tests, sources and build tools that wheels bring along: a sixth of their size. Nothing at run time reads them.
+# Removes the tests, sources and build tools contained in wheels, a sixth of their size. Nothing reads them at run time.
 FROM packages AS serve-packages
 RUN cd /opt/ranker/lib/python3.11/site-packages \
     && find . -depth -type d \( -name test -o -name tests -o -name include \) -exec rm -r {} + \
@@ -39,10 +40,10 @@ LABEL org.opencontainers.image.title="DSelect Ranker" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# A new volume takes the owner of the folder that it is mounted on.
+# A new volume takes the owner of its mount point.
 RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin ranker \
     && install -d -o ranker -g ranker /repository /data
-# ONNX Runtime otherwise reports what it runs to its maker.
+# Without ORT_DISABLE_TELEMETRY, ONNX Runtime reports usage data to its vendor.
 ENV PATH=/opt/ranker/bin:$PATH \
     ORT_DISABLE_TELEMETRY=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -61,5 +62,5 @@ EXPOSE 8000 8001
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s CMD ["python", "-c", "\
 from http.client import HTTPConnection; service = HTTPConnection('127.0.0.1', 8000, timeout=2); \
 service.request('GET', '/v2/health/ready'); raise SystemExit(service.getresponse().status != 200)"]
-# Needs RANKER_KEYS, a file that `ranker keys new` made, or RANKER_NO_KEYS=true.
+# Requires RANKER_KEYS (a file written by `ranker keys new`) or RANKER_NO_KEYS=true.
 CMD ["serve", "/repository", "--host", "0.0.0.0"]

@@ -1,11 +1,12 @@
-# Two commands matter: `make demo` runs the whole loop, `make test` passes the tests.
+# Start with `make demo`, which runs the whole loop, and `make test`, which runs all tests.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 .PHONY: demo serve test test-fast soak lint audit bench bench-train clean
 
-# A process a core, which takes tests from another when it has none left; what is expensive is prepared once for all.
+# One test process per core, at most four. Idle processes take tests from busy ones, and expensive fixtures are built once
+# for all of them.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 KUAIRAND ?= ../shared/data/kuairand-pure
@@ -14,7 +15,7 @@ demo: .venv/train
 	$(BIN)/ranker demo --dir demo
 
 serve: .venv/train
-	@test -d demo/repository || { echo "nothing is published yet: run 'make demo' first"; exit 1; }
+	@test -d demo/repository || { echo "no model has been published yet: run 'make demo' first"; exit 1; }
 	$(BIN)/ranker serve demo/repository
 
 test: .venv/dev
@@ -23,7 +24,7 @@ test: .venv/dev
 test-fast: .venv/dev
 	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
-# Ten minutes of mixed traffic, after which memory and open files are what they were.
+# Sends ten minutes of mixed traffic and then checks that memory and open files have not grown.
 soak: .venv/dev
 	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s tests/service/test_soak.py
 
@@ -33,25 +34,27 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Known vulnerabilities of what is locked. AUDIT=--if-possible: no failure where advisories cannot be reached.
+# Checks the locked packages for known vulnerabilities.
+# AUDIT=--if-possible: do not fail if the advisories cannot be reached.
 audit: .venv/audit
 	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
 	  --requirement requirements/dev.lock --requirement requirements/cuda-train.lock | $(BIN)/python .ci/audit.py $(AUDIT)
 
-# BENCH="--only rival", "--quick" …
+# Options go into BENCH, such as BENCH="--only rival" or BENCH=--quick.
 bench: .venv/bench
 	$(BIN)/ranker bench --docs docs $(BENCH)
 
-# KUAIRAND=folder of the original files; BENCH="--ten-million", "--only score", "--threads 1" …
+# KUAIRAND is the folder of the original KuaiRand files. Options go into BENCH, such as BENCH=--ten-million,
+# BENCH="--only score" or BENCH="--threads 1".
 bench-train: .venv/bench
 	$(BIN)/python -m benchmarks.training --kuairand $(KUAIRAND) --work bench $(BENCH)
 
 clean:
 	rm -rf .venv demo bench
 
-# Locked environments: exact pins, installed without resolving.
+# Environments are installed from lock files: exact pins, no dependency resolution.
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; name it with make PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is required; select it with make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
 .venv/train: requirements/serve.lock requirements/train.lock pyproject.toml | .venv/bin/python
