@@ -269,7 +269,7 @@ def test_a_job_does_not_run_beside_itself_and_ends() -> None:
     [
         ({"replica": 3}, "'replica' not allowed"),
         ({"resources": {"limits": {"cpu": "500m"}}}, "/resources/limits/cpu"),
-        ({"settings": {"workers": 2}}, "settings.threads: set it"),
+        ({"settings": {"workers": 2}}, "settings.threads: required if settings.workers > 1"),
         ({"settings": {"keys": "keys.json"}}, "invalid propertyName 'keys'"),
         ({"gpu": 2}, "/gpu"),
         ({"networkPolicy": {"monitoring": []}}, "/networkPolicy/monitoring"),

@@ -18,7 +18,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.repository.claim | default (printf "%s-repository" (include "ranker.name" .)) }}
 {{- end }}
 
-{{/* Of every pod: another user than root, and no way to become it. */}}
+{{/* Pod security settings: a non-root user without service account token. */}}
 {{- define "ranker.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -44,7 +44,7 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Of every pod that trains. */}}
+{{/* Container settings of every training pod. */}}
 {{- define "ranker.training" -}}
 image: "{{ .Values.training.image.repository }}:{{ .Values.training.image.tag | default .Chart.AppVersion }}"
 imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -65,5 +65,5 @@ volumes:
   - name: repository
     persistentVolumeClaim: {claimName: {{ include "ranker.claim" . }}}
   - {name: tmp, emptyDir: {}}
-  - {name: shm, emptyDir: {medium: Memory}}  # ranks exchange tensors there
+  - {name: shm, emptyDir: {medium: Memory}}  # Ranks exchange tensors through /dev/shm.
 {{- end }}
