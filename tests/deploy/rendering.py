@@ -1,6 +1,7 @@
-"""The chart's objects, rendered by Helm itself.
+"""Renders the Helm chart with Helm's own library.
 
-As a program it calls Helm, whose library is written in Go: a process of its own keeps Go's runtime out of the tests'.
+The library is written in Go. Running this module as a script in a separate process keeps the Go runtime out of the test
+process.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ CHART = DEPLOY / "helm"
 
 
 class RenderError(Exception):
-    """Helm refused; in its own words."""
+    """Helm rejected the values or a template. The message is that of Helm."""
 
 
-def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects that ``helm template ranker`` prints with these values beside the chart's own.
+def render_chart(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the objects that ``helm template ranker`` prints, with these values merged into the defaults of the chart.
 
     Raises:
-        RenderError: the values or a template are wrong.
+        RenderError: The values or a template are invalid.
     """
     command = [sys.executable, __file__, json.dumps(values)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RenderError(done.stderr)
-    return [document for text in json.loads(done.stdout) for document in yaml.safe_load_all(text) if document]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RenderError(result.stderr)
+    return [document for text in json.loads(result.stdout) for document in yaml.safe_load_all(text) if document]
 
 
-def main(values: str) -> None:
-    """Prints the rendered files, a JSON array of texts."""
+def main(values_json: str) -> None:
+    """Print the rendered files as a JSON array of strings."""
     import helm_python
 
     with helm_python.Chart.load(CHART) as chart:
-        given = json.loads(values)
+        values = json.loads(values_json)
         try:
-            chart.validate_schema(given)
-            files = chart.render(given, name="ranker", namespace="feed")
+            chart.validate_schema(values)
+            files = chart.render(values, name="ranker", namespace="feed")
         except helm_python.HelmError as error:
             sys.exit(str(error))
     print(json.dumps([text for path, text in sorted(files.items()) if path.endswith(".yaml")]))

@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana are told, by promtool and on a service that runs."""
+"""Tests of the Prometheus rules and the Grafana dashboard, with promtool and on a running service."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import yaml
 
 from ranking.files import write_json
 from service.security.exposure import OPERATIONS_PORT
-from tests.deploy.live import Load, Prometheus, Service, status, until
+from tests.deploy.processes import LoadGenerator, Prometheus, Service, request_status, wait_until
 from tests.deploy.rendering import DEPLOY
 
-FOLDER = DEPLOY / "prometheus"
-RULES = [rule for group in yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"] for rule in group["rules"]]
-RECORDED = [rule["record"] for rule in RULES if "record" in rule]
+CONFIG_FOLDER = DEPLOY / "prometheus"
+RULE_GROUPS = yaml.safe_load((CONFIG_FOLDER / "rules.yml").read_text())["groups"]
+RULES = [rule for group in RULE_GROUPS for rule in group["rules"]]
+RECORDED_SERIES = [rule["record"] for rule in RULES if "record" in rule]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "ranker.json").read_text())
 QUERIES = [
@@ -30,140 +31,142 @@ QUERIES = [
     for panel in DASHBOARD["panels"]
     for target in panel.get("targets", [])
 ]
-TESTS = Path(__file__).parent / "rules_test.yml"
+RULE_TESTS = Path(__file__).parent / "rules_test.yml"
 
 BODY = {"user": {"id": "u3"}, "context": {"surface": "home", "hour": 9}, "items": {"id": [f"v{i}" for i in range(40)]}}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _parts() -> None:
+def _require_promtool() -> None:
     if not os.environ.get("CI") and shutil.which("promtool") is None:
-        pytest.skip("Debian's package prometheus is not installed")
+        pytest.skip("promtool is not installed (Debian package: prometheus)")
 
 
 pytestmark = pytest.mark.parts
 
 
-def promtool(*words: str) -> None:
-    done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def promtool(*arguments: str) -> None:
+    result = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_promtool_finds_no_fault() -> None:
-    promtool("check", "config", str(FOLDER / "prometheus.yml"))
-    promtool("check", "rules", str(FOLDER / "rules.yml"))
+def test_promtool_accepts_configuration_and_rules() -> None:
+    promtool("check", "config", str(CONFIG_FOLDER / "prometheus.yml"))
+    promtool("check", "rules", str(CONFIG_FOLDER / "rules.yml"))
 
 
-def test_each_alert_fires_for_its_reason_and_clears() -> None:
-    promtool("test", "rules", str(TESTS))
+def test_promtool_rule_tests_pass() -> None:
+    promtool("test", "rules", str(RULE_TESTS))
 
 
-def test_each_alert_has_a_test_of_both() -> None:
-    tests = [alert for test in yaml.safe_load(TESTS.read_text())["tests"] for alert in test.get("alert_rule_test", [])]
-    fired = {test["alertname"] for test in tests if test["exp_alerts"]}
-    quiet_after = {
+def test_every_alert_has_rule_tests_for_firing_and_clearing() -> None:
+    tests = [
+        alert for test in yaml.safe_load(RULE_TESTS.read_text())["tests"] for alert in test.get("alert_rule_test", [])
+    ]
+    firing = {test["alertname"] for test in tests if test["exp_alerts"]}
+    cleared = {
         test["alertname"]
         for test in tests
-        if not test["exp_alerts"] and test["eval_time"] in _later(tests, test["alertname"])
+        if not test["exp_alerts"] and test["eval_time"] in _times_after_firing(tests, test["alertname"])
     }
-    assert fired == quiet_after == ALERTS.keys()
+    assert firing == cleared == ALERTS.keys()
 
 
-def _later(tests: list[dict[str, Any]], alert: str) -> set[str]:
-    """Times of an alert's tests that follow one in which it fires."""
+def _times_after_firing(tests: list[dict[str, Any]], alert: str) -> set[str]:
+    """Evaluation times of an alert that follow the first one at which it fires."""
     times = [test["eval_time"] for test in tests if test["alertname"] == alert]
     first = next(test["eval_time"] for test in tests if test["alertname"] == alert and test["exp_alerts"])
     return set(times[times.index(first) + 1 :])
 
 
-def test_prometheus_scrapes_the_operations_port_as_the_job_that_the_rules_speak_of() -> None:
-    (scrape,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+def test_scrape_config_uses_operations_port_and_job_name_of_rules() -> None:
+    (scrape,) = yaml.safe_load((CONFIG_FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     assert {source["port"] for source in scrape["dns_sd_configs"]} == {OPERATIONS_PORT}
-    jobs = set(re.findall(r'job="(\w+)"', (FOLDER / "rules.yml").read_text()))
+    jobs = set(re.findall(r'job="(\w+)"', (CONFIG_FOLDER / "rules.yml").read_text()))
     assert jobs == {scrape["job_name"]}
 
 
-def test_the_dashboard_is_where_grafana_looks_for_it() -> None:
+def test_dashboard_panels_use_provisioned_datasource_and_do_not_overlap() -> None:
     (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
     assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    taken = [
+    cells = [
         (x, y)
-        for place in (panel["gridPos"] for panel in DASHBOARD["panels"])
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
+        for position in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(position["x"], position["x"] + position["w"])
+        for y in range(position["y"], position["y"] + position["h"])
     ]
-    assert len(set(taken)) == len(taken), "two panels overlap"
-    assert max(x for x, _ in taken) < 24
+    assert len(set(cells)) == len(cells), "two panels overlap"
+    assert max(x for x, _ in cells) < 24
 
 
-def test_the_handbook_says_what_to_do_about_each_alert() -> None:
-    handbook = (DEPLOY.parent / "docs" / "operations.md").read_text()
-    assert [alert for alert in ALERTS if f"`{alert}`" not in handbook] == []
+def test_operations_guide_documents_every_alert() -> None:
+    guide = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    assert [alert for alert in ALERTS if f"`{alert}`" not in guide] == []
 
 
 @pytest.fixture(scope="class")
-def watched(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Prometheus]]:
-    """A service under load, scraped."""
-    folder = tmp_path_factory.mktemp("watched")
+def monitored(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Prometheus]]:
+    """A service under load and the Prometheus server that scrapes it."""
+    folder = tmp_path_factory.mktemp("monitored")
     with ExitStack() as stack:
         service = Service(shutil.copytree(repository, folder / "repository"), folder)
         stack.callback(service.stop)
         service.start()
-        prometheus = Prometheus(FOLDER, service.operations, folder)
+        prometheus = Prometheus(CONFIG_FOLDER, service.operations_port, folder)
         stack.callback(prometheus.stop)
-        stack.callback(Load(service.url("/v1/rank"), BODY).stop)
+        stack.callback(LoadGenerator(service.url("/v1/rank"), BODY).stop)
         yield service, prometheus
 
 
 @pytest.mark.slow
-class TestOnAServiceThatRuns:
-    def test_every_rule_alert_and_panel_has_data(self, watched: tuple[Service, Prometheus]) -> None:
-        _, prometheus = watched
-        until(lambda: prometheus.ask('rate(ranker_requests_total{status="200"}[1m]) > 0'), "answers are seen")
-        # with "bool" a comparison that does not hold is 0 instead of nothing
-        compared = [re.sub(r"(==|>)", r"\1 bool", alert["expr"]) for alert in ALERTS.values()]
-        lacking = {*RECORDED, *compared, *QUERIES}
+class TestMonitoredService:
+    def test_every_rule_alert_and_panel_returns_data(self, monitored: tuple[Service, Prometheus]) -> None:
+        _, prometheus = monitored
+        requests_counted = 'rate(ranker_requests_total{status="200"}[1m]) > 0'
+        wait_until(lambda: prometheus.query(requests_counted), "Prometheus counts successful requests")
+        # With "bool", a comparison that does not hold returns 0 instead of no series.
+        comparisons = [re.sub(r"(==|>)", r"\1 bool", alert["expr"]) for alert in ALERTS.values()]
+        without_data = {*RECORDED_SERIES, *comparisons, *QUERIES}
 
-        def asked() -> bool:
-            lacking.difference_update([wanted for wanted in lacking if prometheus.ask(wanted)])
-            return not lacking
+        def all_have_data() -> bool:
+            without_data.difference_update([expression for expression in without_data if prometheus.query(expression)])
+            return not without_data
 
         try:
-            until(asked, "everything has data")
+            wait_until(all_have_data, "every expression has data")
         finally:
-            assert not lacking
-        assert prometheus.ask('ranker:errors:ratio_rate5m{job="ranker"}')[0]["value"][1] == "0"
-        assert float(prometheus.ask("ranker:request_seconds:p99_5m")[0]["value"][1]) > 0
-        assert prometheus.ask('ALERTS{alertstate="firing",severity="critical"}') == []
+            assert not without_data
+        assert prometheus.query('ranker:errors:ratio_rate5m{job="ranker"}')[0]["value"][1] == "0"
+        assert float(prometheus.query("ranker:request_seconds:p99_5m")[0]["value"][1]) > 0
+        assert prometheus.query('ALERTS{alertstate="firing",severity="critical"}') == []
 
-    def test_the_probes_and_the_metric_to_scale_by_are_there(self, watched: tuple[Service, Prometheus]) -> None:
-        service, prometheus = watched
-        assert status(service.url("/v2/health/live")) == status(service.url("/v2/health/ready")) == 200
-        (queue,) = yaml.safe_load((FOLDER / "adapter.yml").read_text())["rules"]["custom"]
+    def test_probes_succeed_and_autoscaling_metric_exists(self, monitored: tuple[Service, Prometheus]) -> None:
+        service, prometheus = monitored
+        assert request_status(service.url("/v2/health/live")) == 200
+        assert request_status(service.url("/v2/health/ready")) == 200
+        (queue,) = yaml.safe_load((CONFIG_FOLDER / "adapter.yml").read_text())["rules"]["custom"]
         query = queue["metricsQuery"].replace("<<.Series>>", "ranker_queue_rows")
         query = query.replace("<<.LabelMatchers>>", 'job="ranker"').replace("<<.GroupBy>>", "instance")
-        assert len(prometheus.ask(query)) == 1
+        assert len(prometheus.query(query)) == 1
 
-    def test_an_alert_fires_when_a_bundle_is_refused_and_the_version_before_goes_on(
-        self, watched: tuple[Service, Prometheus]
+    def test_rejected_bundle_fires_alert_and_previous_version_keeps_serving(
+        self, monitored: tuple[Service, Prometheus]
     ) -> None:
-        service, prometheus = watched
+        service, prometheus = monitored
         model = service.repository / "feed"
-        broken = shutil.copytree(model / "1", model / "2") / "weights.safetensors"
-        broken.write_bytes(broken.read_bytes()[:-1] + b"?")
+        weights = shutil.copytree(model / "1", model / "2") / "weights.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"?")
         write_json({"version": 2}, model / "current.json")
-        until(lambda: prometheus.firing("RankerModelRefused"), "the alert fires")
-        assert status(service.url("/v1/rank"), json.dumps(BODY).encode()) == 200
+        wait_until(lambda: prometheus.firing("RankerModelRefused"), "RankerModelRefused fires")
+        assert request_status(service.url("/v1/rank"), json.dumps(BODY).encode()) == 200
         write_json({"version": 1}, model / "current.json")
 
-    def test_an_alert_fires_when_the_service_stops_and_clears_when_it_is_back(
-        self, watched: tuple[Service, Prometheus]
-    ) -> None:
-        service, prometheus = watched
-        until(lambda: not prometheus.firing("RankerGone"), "no alert before")
+    def test_stopped_service_fires_alert_that_clears_after_restart(self, monitored: tuple[Service, Prometheus]) -> None:
+        service, prometheus = monitored
+        wait_until(lambda: not prometheus.firing("RankerGone"), "RankerGone does not fire at first")
         service.stop()
-        until(lambda: prometheus.firing("RankerGone"), "the alert fires")
+        wait_until(lambda: prometheus.firing("RankerGone"), "RankerGone fires")
         service.start()
-        until(lambda: not prometheus.firing("RankerGone"), "the alert clears")
+        wait_until(lambda: not prometheus.firing("RankerGone"), "RankerGone clears")
