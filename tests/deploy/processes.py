@@ -83,7 +83,7 @@ class Service:
     def __init__(self, repository: Path, folder: Path) -> None:
         self.repository = repository
         self.port, self.operations_port = free_port(), free_port()
-        self._command = [sys.executable, "-m", "pipelines.cli.main", "serve", str(repository)]
+        self._command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository)]
         self._command += ["--port", str(self.port), "--operations-port", str(self.operations_port)]
         self._log = folder / "service.log"
         self._process: Process | None = None
