@@ -24,14 +24,14 @@ RUN cd /opt/ranker/lib/python3.11/site-packages \
     && if [ -d torch ]; then \
          find torch/bin -type f ! -name torch_shm_manager -delete \
          && rm -r torch/share \
-         && /opt/ranker/bin/python -c "import service.engine.runtimes.reference, ranking.graph"; \
+         && /opt/ranker/bin/python -c "import service.backends.torch, ranking.frozen.graph"; \
        fi \
-    && /opt/ranker/bin/python -c "import service.server.processes, pipelines.cli"
+    && /opt/ranker/bin/python -c "import service.main, pipelines.cli.main"
 
 FROM packages AS train-packages
 ARG TRAIN=train
 RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps -r /src/requirements/${TRAIN}.lock \
-    && /opt/ranker/bin/python -c "import pipelines.train"
+    && /opt/ranker/bin/python -c "import pipelines.jobs.train"
 
 FROM ${BASE_IMAGE} AS ranker
 ARG REVISION

@@ -21,22 +21,22 @@ from pathlib import Path
 
 import torch
 
-from pipelines.config import Config, load
-from pipelines.logs.reader import LogReader, load_tables
-from pipelines.logs.survey import survey
-from pipelines.training.batch import Batch
-from pipelines.training.building import build_model
-from pipelines.training.examples import Examples, encode
-from pipelines.training.feed import Feed
-from pipelines.training.narrowing import keep_experts
-from pipelines.training.optimiser import make_optimiser
-from pipelines.training.tables import Tables
-from pipelines.training.world import World
-from ranking.encoding import Encoder
-from ranking.fitting import EncoderFitter
+from pipelines.config.config import Config, load
+from pipelines.data.profile import profile_log
+from pipelines.data.reader import LogReader, load_tables
+from pipelines.training.dataloader import BatchLoader
+from pipelines.training.distributed import DistContext
+from pipelines.training.embedding_tables import EmbeddingTables
+from pipelines.training.expert_pruning import keep_experts
+from pipelines.training.labeled_batch import LabeledBatch, encode
+from pipelines.training.model_factory import build_model
+from pipelines.training.optimizer import make_optimizer
+from pipelines.training.torch_batch import DeviceBatch
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.gates import DSelectK
-from ranking.losses import task_losses
-from ranking.model import Mixture
+from ranking.model.losses import task_losses
+from ranking.model.mmoe import MMoE
 
 SHAPES = (([128], 8, 2), ([128], 8, 4), ([256, 256], 8, 2), ([256, 256], 8, 4), ([256, 256], 16, 4))
 """Widths of an expert's layers, n, and |union|."""
@@ -46,13 +46,13 @@ SHAPES = (([128], 8, 2), ([128], 8, 4), ([256, 256], 8, 2), ([256, 256], 8, 4), 
 class Training:
     """A model with its optimiser."""
 
-    model: Mixture
+    model: MMoE
     optimiser: torch.optim.Optimizer
 
-    def step(self, config: Config, examples: Examples) -> float:
+    def step(self, config: Config, examples: LabeledBatch) -> float:
         """Seconds of one step."""
         start = time.perf_counter()
-        batch = Batch.of(examples)
+        batch = DeviceBatch.from_labeled(examples)
         losses = task_losses(self.model(batch.inputs), batch.labels, config.tasks)
         self.optimiser.zero_grad(set_to_none=True)
         losses.sum().backward()
@@ -60,7 +60,7 @@ class Training:
         return time.perf_counter() - start
 
 
-def converged(config: Config, encoder: Encoder, union: int) -> Mixture:
+def converged(config: Config, encoder: Encoder, union: int) -> MMoE:
     """A model whose tasks have chosen so many experts between them."""
     model = build_model(config, encoder)
     gate = model.gate
@@ -71,18 +71,18 @@ def converged(config: Config, encoder: Encoder, union: int) -> Mixture:
             code = (t + i) % union
             for j in range((union - 1).bit_length()):
                 gate.z[t, i, j] = 1.0 if code >> j & 1 else -1.0
-    gate.conclude()
+    gate.finalize()
     assert len(gate.selection().experts_used) == union
     return model.train()
 
 
-def measure(config: Config, encoder: Encoder, union: int, rows: list[Examples], steps: int) -> tuple[float, float]:
+def measure(config: Config, encoder: Encoder, union: int, rows: list[LabeledBatch], steps: int) -> tuple[float, float]:
     """Median seconds of a step with all experts, and with the chosen ones."""
     everyone = converged(config, encoder, union)
     chosen = copy.deepcopy(everyone)
     for model in (everyone, chosen):
-        Tables(model.embeddings, config.training.learning_rate.embeddings, len(rows[0]), World())
-    both = [Training(model, make_optimiser(model, config.training)) for model in (everyone, chosen)]
+        EmbeddingTables(model.embeddings, config.training.learning_rate.embeddings, len(rows[0]), DistContext())
+    both = [Training(model, make_optimizer(model, config.training)) for model in (everyone, chosen)]
     keep_experts(chosen, both[1].optimiser, chosen.gate.selection().experts_used)
     times: tuple[list[float], list[float]] = ([], [])
     for i, examples in enumerate(itertools.islice(itertools.cycle(rows), steps)):
@@ -104,10 +104,10 @@ def main() -> None:
     schema = config.schema_only
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     fitter = EncoderFitter(schema)
-    found = survey(reader, config.logs, schema, on_train=fitter.add)
+    found = profile_log(reader, config.logs, schema, on_train=fitter.add)
     encoder = fitter.encoder()
     settings = config.training.model_copy(update={"batch_size": arguments.batch})
-    feed = Feed(reader, found.index, partial(encode, encoder=encoder), config.logs, settings)
+    feed = BatchLoader(reader, found.index, partial(encode, encoder=encoder), config.logs, settings)
     rows = list(itertools.islice(feed.epoch(0), 20))
     print(f"batches of {arguments.batch}, {torch.get_num_threads()} threads\n")
     print("| experts | n | union | all experts, ms | chosen only, ms | speed-up | n / union |\n" + 7 * "|---" + "|")

@@ -164,7 +164,7 @@ def studies(kuairand: Path | None) -> list[Study]:
 
 def write_log(study: Study, work: Path) -> Path:
     """The study's log; written once."""
-    from pipelines.cli import main
+    from pipelines.cli.main import main
 
     folder = work / "logs" / "-".join(part for part in study.log if "/" not in part).replace("--", "")
     if not folder.exists():
@@ -182,8 +182,8 @@ def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[st
         return done
     import torch
 
-    from pipelines.config import load
-    from pipelines.train import train
+    from pipelines.config.config import load
+    from pipelines.jobs.train import train
 
     torch.set_num_threads(1)
     folder = file.with_suffix(".run")

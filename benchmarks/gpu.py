@@ -27,9 +27,9 @@ from torch import Tensor
 
 from pipelines.bench.tables import section, spread
 from pipelines.bench.turns import in_turns, ratios
-from service.engine.forward.embedding import Embedding
-from service.engine.forward.recorded import Recorded, bucket
-from service.engine.forward.stacked import Layer, Stacked
+from service.backends.forward.cuda_graph import CudaGraphRunner, bucket
+from service.backends.forward.embedding import Embedding
+from service.backends.forward.fused_moe import FusedMoE, Layer
 
 CATEGORIES, NUMBERS, VALUES, DIM = 15, 10, 100_000, 16
 """Of each half: categorical and dense features; ids of each feature, and the width of their embeddings."""
@@ -46,7 +46,7 @@ SECONDS = 0.05
 
 
 class Half(NamedTuple):
-    """What ``Embedding`` reads of a ``ranking.halves.Side``."""
+    """What ``Embedding`` reads of a ``ranking.encoding.request_batch.Side``."""
 
     singles: list[Feature]
     bags: list[Any]
@@ -61,7 +61,7 @@ class Feature(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What it reads of ``ranking.tensors.InputTensors``."""
+    """What it reads of ``ranking.encoding.torch_batch.InputTensors``."""
 
     ids: Tensor
     bags: tuple[()]
@@ -149,13 +149,13 @@ class Bucket:
         ]
         shared, items = (Embedding(half, tables).to(device) for half, tables in zip(halves, named, strict=True))
         equal = [dict.fromkeys(chosen, 1 / len(chosen)) for chosen in CHOICES]
-        body = Stacked(weights.experts, weights.towers, equal, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
+        body = FusedMoE(weights.experts, weights.towers, equal, range(WIDTH), range(WIDTH, 2 * WIDTH)).to(device)
         empty = draw_request(bucket(candidates))
         self._here = empty.map(Tensor.pin_memory) if device.type == "cuda" else empty
         there = empty.map(lambda tensor: tensor.to(device, copy=True))
         self._buffers = list(zip(self._here.tensors(), there.tensors(), strict=True))
         self.compute = lambda: body(shared(there.shared), items(there.items), there.request)
-        self._recorded = Recorded(self.compute, self._buffers, device)
+        self._recorded = CudaGraphRunner(self.compute, self._buffers, device)
 
     def replay(self, request: Request) -> Tensor:
         """Outputs [candidates, tasks] on the CPU, as the service computes them."""

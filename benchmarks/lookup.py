@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ranking.encoded_table import EncodedTable, build
-from ranking.encoding import Encoder, Scale
-from ranking.features import FeatureTable
-from ranking.id_spaces import HashBuckets, Vocabulary
+from ranking.encoding.columns import FeatureTable
+from ranking.encoding.encoder import Encoder, Scale
+from ranking.encoding.vocabulary import HashBuckets, Vocabulary
+from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.schema import Schema
 
 CANDIDATES, TURNS = 500, 500
@@ -51,7 +51,7 @@ def encoder_of(schema: Schema) -> Encoder:
     """An encoder that knows all categories."""
     known = Vocabulary(pa.array(range(CATEGORIES)))
     spaces = {name: HashBuckets(1000) if name == "c0_tab" else known for name in schema.tables}
-    return Encoder(schema, spaces, {n.name: Scale(0.0, 1.0, 0.0, flagged=False) for n in schema.numerics})
+    return Encoder(schema, spaces, {n.name: Scale(0.0, 1.0, 0.0, has_missing_indicator=False) for n in schema.numerics})
 
 
 def table_of(schema: Schema, kind: str, rows: int) -> FeatureTable:
@@ -59,7 +59,7 @@ def table_of(schema: Schema, kind: str, rows: int) -> FeatureTable:
     random = np.random.default_rng(0)
     numbers = pa.array(np.arange(rows))
     columns: dict[str, pa.Array] = {"item_id": numbers if kind == KINDS[0] else item_names(numbers)}
-    for feature in schema.given:
+    for feature in schema.inputs:
         if feature.kind == "categorical" and feature.owner == "item":
             columns[feature.name] = pa.array(random.integers(CATEGORIES, size=rows, dtype=np.int16))
         elif feature.kind == "numeric":
@@ -80,7 +80,7 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def look_up(table: EncodedTable, kind: str) -> tuple[list[float], list[float]]:
+def look_up(table: FeatureIndex, kind: str) -> tuple[list[float], list[float]]:
     """Microseconds of ``rows`` and of ``take`` for each turn's ids, a Python list as a request has them."""
     random = np.random.default_rng(1)
     finding, taking = [], []
@@ -104,7 +104,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.lookup import KINDS, encoder_of, schema_of
-from ranking.encoded_table import EncodedTable
+from ranking.lookup.feature_index import EncodedTable
 
 
 def memory():
@@ -142,10 +142,10 @@ def measured(folder: Path, kind: str, count: int) -> str:
         table = table_of(schema, kind, count)
         folder.parent.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        build(table, encoder, "item", folder)
+        write_feature_index(table, encoder, "item", folder)
         built = f"{time.perf_counter() - start:.1f}"
     start = time.perf_counter()
-    encoded = EncodedTable.open(folder, encoder, "item")
+    encoded = FeatureIndex.open(folder, encoder, "item")
     opened = time.perf_counter() - start
     finding, taking = look_up(encoded, kind)
     p50, p99 = np.quantile(np.add(finding, taking), [0.5, 0.99])

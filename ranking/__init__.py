@@ -1,6 +1,6 @@
 """What a ranker is: schema → encoding → embeddings → gates → experts → model → selection → frozen → bundle."""
 
-from ranking.bundle import load
+from ranking.artifacts.bundle import load
 from ranking.errors import (
     BundleError,
     ConfigError,
@@ -10,7 +10,7 @@ from ranking.errors import (
     OutputError,
     RankerError,
 )
-from ranking.frozen import FrozenRanker
+from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Schema
 from ranking.selection import Selection
 

@@ -86,7 +86,7 @@ def _dense_flops(widths: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Load:
+class RoutingCost:
     """What a row costs under a per-example gate, on average over the rows that were looked at.
 
     Attributes:
@@ -100,7 +100,7 @@ class Load:
     experts_by_task: Mapping[str, float]
 
 
-def flops(selection: Selection, shape: Shape, load: Load | None = None) -> dict[str, Any]:
+def flops(selection: Selection, shape: Shape, load: RoutingCost | None = None) -> dict[str, Any]:
     """FLOPs a row of gate, experts, mixing and towers: ``dense`` (all), ``frozen`` (chosen), ``per_task`` (each alone).
 
     Args:
@@ -109,7 +109,9 @@ def flops(selection: Selection, shape: Shape, load: Load | None = None) -> dict[
         load: what the rows of a per-example gate need; a static gate costs nothing and runs what it chose.
     """
     tasks = len(selection.tasks)
-    load = load or Load(0, len(selection.experts_used), {task: len(chosen) for task, chosen in selection.tasks.items()})
+    load = load or RoutingCost(
+        0, len(selection.experts_used), {task: len(chosen) for task, chosen in selection.tasks.items()}
+    )
     everything = selection.num_experts * shape.expert + tasks * (shape.mixing(selection.num_experts) + shape.tower)
     mixed = sum(shape.mixing(1) * count for count in load.experts_by_task.values())
     return {

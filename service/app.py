@@ -10,31 +10,31 @@ from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp
 
-from service import problems
-from service.api.administration import repository_routes
-from service.api.document import describe
-from service.api.feedback import feedback_routes
-from service.api.routes import health_routes, metrics_routes, model_routes, ranking_routes
 from service.engine.admission import Admission
 from service.engine.engine import Engine
+from service.feature_store.open import open_lookup
 from service.feedback.writer import FeedbackWriter
-from service.middleware import Envelope
-from service.security.guard import Guard
-from service.security.keyring import Keyring
-from service.server.admitting import Admitting
-from service.server.entrance import Entrance
-from service.server.lifecycle import Lifecycle
-from service.server.ports import Ports
+from service.http.admin import repository_routes
+from service.http.admission_middleware import AdmissionMiddleware
+from service.http.auth.guard import ApiKeyMiddleware
+from service.http.auth.keyring import Keyring
+from service.http.feedback import feedback_routes
+from service.http.middleware import RequestContextMiddleware
+from service.http.openapi import describe
+from service.http.port_router import PortRouter
+from service.http.routes import health_routes, metrics_routes, model_routes, ranking_routes
+from service.models.reconciler import Reconciler
+from service.models.registry import ModelRegistry
+from service.models.shadow import ShadowScorer
+from service.models.startup_barrier import StartupBarrier
+from service.models.watcher import Watcher
+from service.protocol import problems
+from service.protocol.lifecycle import Lifecycle
+from service.server.context import ServerContext
 from service.settings import Settings
-from service.store.opening import open_lookup
 from service.telemetry import tracing
 from service.telemetry.metrics import Metrics
-from service.telemetry.observer import Observer
-from service.versions.models import Models
-from service.versions.reconciling import Reconciler
-from service.versions.shadowing import Shadows
-from service.versions.start import Start
-from service.versions.watching import Watcher
+from service.telemetry.request_telemetry import RequestTelemetry
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own would tell all of it a second time, and what is in wrong requests."""
@@ -46,7 +46,7 @@ def create_app(
     settings: Settings,
     operations_port: int | None = None,
     give_up: Callable[[Exception], None] | None = None,
-    start: Start | None = None,
+    start: StartupBarrier | None = None,
 ) -> ASGIApp:
     """The service as an ASGI application.
 
@@ -63,8 +63,8 @@ def create_app(
         OutputError: the folder of feedback cannot be written.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
-    feedback = FeedbackWriter.of(settings)
-    models, metrics, traces = Models(settings.default_model, start), Metrics(), tracing.from_environment()
+    feedback = FeedbackWriter.from_settings(settings)
+    models, metrics, traces = ModelRegistry(settings.default_model, start), Metrics(), tracing.from_environment()
     reconciler = Reconciler(settings, models, metrics)
     if give_up is None:
         reconciler.first()
@@ -72,8 +72,8 @@ def create_app(
     deadlines = settings.default_deadline_ms, settings.max_deadline_ms
     engine = Engine(settings.max_batch_rows, metrics, lookup, *deadlines)
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
-    entrance = Entrance(settings, admission, lifecycle, metrics)
-    shadows = Shadows(engine, metrics)
+    entrance = ServerContext(settings, admission, lifecycle, metrics)
+    shadows = ShadowScorer(engine, metrics)
     watcher = Watcher(reconciler, settings.poll_seconds, give_up)
 
     @asynccontextmanager
@@ -92,11 +92,11 @@ def create_app(
 
     def app(*routers: APIRouter) -> FastAPI:
         made = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **UNUSED)
-        made.add_middleware(Admitting, admission=admission)
+        made.add_middleware(AdmissionMiddleware, admission=admission)
         if keyring is not None:
-            made.add_middleware(Guard, keyring=keyring)
+            made.add_middleware(ApiKeyMiddleware, keyring=keyring)
         made.add_middleware(
-            Envelope,
+            RequestContextMiddleware,
             observer=observer,
             max_body_bytes=settings.max_body_bytes,
             read_seconds=settings.read_seconds,
@@ -108,7 +108,7 @@ def create_app(
         describe(made, guarded=keyring is not None)
         return made
 
-    observer = Observer(metrics, settings.slow_ms, traces)
+    observer = RequestTelemetry(metrics, settings.slow_ms, traces)
     main = [
         ranking_routes(settings, models, engine, shadows),
         model_routes(models),
@@ -117,4 +117,4 @@ def create_app(
     operations = [metrics_routes(metrics), repository_routes(settings, models, reconciler)]
     if operations_port is None:
         return app(*main, *operations)
-    return Ports(app(*main), app(*operations), operations_port)
+    return PortRouter(app(*main), app(*operations), operations_port)

@@ -21,12 +21,13 @@ from pydantic import (
     model_validator,
 )
 
+from ranking.artifacts.atomic_files import os_error_text
+from ranking.artifacts.feature_store_keys import PREFIX as STORE_PREFIX
+from ranking.artifacts.feature_store_keys import require_address
 from ranking.errors import ConfigError
-from ranking.explaining import explain
-from ranking.files import reason
-from ranking.shared_store import PREFIX as STORE_PREFIX
-from ranking.shared_store import require_address
-from service.engine.runtimes import Backend, Precision
+from ranking.schema.validation_errors import format_validation_error
+from service.backends.base import Precision
+from service.backends.select import BackendName
 from service.telemetry.logs import LogFormat
 
 PREFIX = "RANKER_"
@@ -100,7 +101,7 @@ class Settings(BaseModel):
     keep_alive_seconds: PositiveFloat = 75.0
     drain_seconds: NonNegativeFloat = 0.0
     grace_seconds: PositiveFloat = 25.0
-    backend: Backend = "auto"
+    backend: BackendName = "auto"
     precision: Precision = "float32"
     workers: PositiveInt = 1
     threads: PositiveInt = 1
@@ -163,13 +164,13 @@ def read(given: Mapping[str, Any], file: Path | None = None, environ: Mapping[st
     except ValidationError as error:
         wrong = {str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}
         where = [place for place, settings in places.items() if wrong & settings.keys()] or ["settings"]
-        raise ConfigError(f"{' and '.join(where)}: {explain(error, merged)}") from None
+        raise ConfigError(f"{' and '.join(where)}: {format_validation_error(error, merged)}") from None
 
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({reason(error)})") from None
+        raise ConfigError(f"{file}: cannot be read ({os_error_text(error)})") from None
     except ValueError as error:  # no UTF-8, no TOML
         raise ConfigError(f"{file} is no TOML: {error}") from None

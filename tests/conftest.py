@@ -13,13 +13,13 @@ import pytest
 import torch
 from filelock import FileLock
 
-from pipelines import config as configs
-from pipelines.config import Config
-from pipelines.freezing import freeze_run
-from pipelines.logs.synthetic import generate
-from pipelines.publishing import publish
-from pipelines.run_folder import RunFolder
-from pipelines.train import train
+from pipelines.config import config as configs
+from pipelines.config.config import Config
+from pipelines.datasets.synthetic import generate
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.publish import publish
+from pipelines.jobs.train import train
+from pipelines.runs.run import RunFolder
 from ranking.schema import Schema
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

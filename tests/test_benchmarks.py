@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import config as configs
+from pipelines.config import config as configs
 
 ROOT = Path(__file__).parent.parent
 

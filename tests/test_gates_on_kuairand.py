@@ -14,14 +14,14 @@ import torch
 from fastapi.testclient import TestClient
 
 import ranking
-from pipelines.cli import main
-from pipelines.logs.kuairand import convert
-from pipelines.logs.reader import LogReader, load_tables
-from pipelines.logs.splits import split_bounds
-from pipelines.run_folder import RunFolder
-from pipelines.training.building import load_model
-from ranking.scores import scores
-from ranking.tensors import InputTensors
+from pipelines.cli.main import main
+from pipelines.data.reader import LogReader, load_tables
+from pipelines.data.splits import split_bounds
+from pipelines.datasets.kuairand import convert
+from pipelines.runs.run import RunFolder
+from pipelines.training.model_factory import load_model
+from ranking.encoding.torch_batch import TorchBatch
+from ranking.frozen.calibration import to_probabilities
 from service.app import create_app
 from service.settings import Settings
 from tests.conftest import Once
@@ -83,11 +83,11 @@ def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
     folder = RunFolder.open(run)
     config = folder.load_config()
     reader = LogReader(config.logs.path, config.schema_only, load_tables(config.logs, config.schema_only))
-    rows = next(part.rows for part in reader.clean(*split_bounds(config.logs, "test")) if part.rows.num_rows > 50)
+    rows = next(part.rows for part in reader.scan(*split_bounds(config.logs, "test")) if part.rows.num_rows > 50)
     rows = rows.slice(0, 50)
     model, encoder = load_model(folder, config)
     with torch.inference_mode():
-        dense = scores(model(InputTensors.of(encoder.encode(rows))).numpy(), config.tasks)
+        dense = to_probabilities(model(TorchBatch.from_numpy(encoder.encode(rows))).numpy(), config.tasks)
     columns = list(dict.fromkeys(feature.column for feature in ranker.schema.features))
     frozen = ranker.score(rows.select(columns))
     np.testing.assert_allclose(np.stack(frozen.columns, 1), dense, rtol=0.0, atol=1e-5)

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from pipelines import config as configs
-from pipelines.freezing import freeze_run
-from pipelines.logs.writing import feature, task, write_logs
-from pipelines.train import train
+from pipelines.config import config as configs
+from pipelines.datasets.write import feature, task, write_logs
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.train import train
 
 ITEMS, SLATE, ROWS, SEEDS = 60, 10, 12_000, 4
 EFFECT = 0.35

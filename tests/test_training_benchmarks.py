@@ -16,9 +16,9 @@ import pytest
 from benchmarks.training import report, shape
 from benchmarks.training.__main__ import CHOSEN, FULL, OURS, PARTS, RIVALS
 from benchmarks.training.prepared import restore, write
-from pipelines import config as configs
-from pipelines.training.examples import Examples, read
-from ranking.fitting import EncoderFitter
+from pipelines.config import config as configs
+from pipelines.training.labeled_batch import LabeledBatch, read
+from ranking.encoding.encoder_fitter import EncoderFitter
 from tests.pipelines.conftest import Shop
 
 ROOT = Path(__file__).parent.parent
@@ -80,10 +80,10 @@ def test_rivals_get_the_rows_that_ranker_trains_on(tmp_path: Path) -> None:
     table = shop.table(40)
     shop.write(table.set_column(table.column_names.index("seconds"), "seconds", table["seconds"].fill_null(1.0)))
     config, fitter = shop.config(), EncoderFitter(shop.schema)
-    for cleaned in shop.reader().clean():
+    for cleaned in shop.reader().scan():
         fitter.add(cleaned.rows)
     encoder = fitter.encoder()
-    examples = Examples.concat(list(read(shop.reader(), config.logs, encoder, "train")))
+    examples = LabeledBatch.concat(list(read(shop.reader(), config.logs, encoder, "train")))
     write(tmp_path / "rows", config, examples, {name: space.size for name, space in encoder.id_spaces.items()})
     rows = restore(tmp_path / "rows")
     assert np.array_equal(rows.y, examples.labels)

@@ -23,9 +23,9 @@ from typing import Any
 from benchmarks.training import report, shape
 from benchmarks.training.prepared import prepare
 from pipelines.bench.tables import replace_part
-from pipelines.config import Config, ServingConfig, load
-from pipelines.logs import kuairand
-from pipelines.logs.synthetic import generate
+from pipelines.config.config import Config, ServingConfig, load
+from pipelines.datasets import kuairand
+from pipelines.datasets.synthetic import generate
 
 ROOT = Path(__file__).parents[2]
 

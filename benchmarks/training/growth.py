@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training import ours, shape
-from pipelines.config import load
-from pipelines.logs.synthetic import generate
+from pipelines.config.config import load
+from pipelines.datasets.synthetic import generate
 
 USERS, ITEMS = 50_000, 10_000
 BATCH = f"training.batch_size={shape.BATCH}"

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import load
-from pipelines.train import train
+from pipelines.config.config import load
+from pipelines.jobs.train import train
 
 KIB = 1024
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.config import Config, load
-from pipelines.logs.reader import LogReader, load_tables
-from pipelines.training.examples import Examples, read
-from ranking.fitting import EncoderFitter
+from pipelines.config.config import Config, load
+from pipelines.data.reader import LogReader, load_tables
+from pipelines.training.labeled_batch import LabeledBatch, read
+from ranking.encoding.encoder_fitter import EncoderFitter
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ def prepare(config: Path, folder: Path) -> None:
     schema = loaded.schema_only
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     fitter = EncoderFitter(schema)
-    for cleaned in reader.clean(until=loaded.logs.validation_from):
+    for cleaned in reader.scan(until=loaded.logs.validation_from):
         fitter.add(cleaned.rows)
     encoder = fitter.encoder()
-    whole = Examples.concat(list(read(reader, loaded.logs, encoder, "train")))
+    whole = LabeledBatch.concat(list(read(reader, loaded.logs, encoder, "train")))
     sizes = {name: space.size for name, space in encoder.id_spaces.items()}
     write(folder, loaded, whole, sizes)
 
 
-def write(folder: Path, config: Config, rows: Examples, sizes: dict[str, int]) -> None:
+def write(folder: Path, config: Config, rows: LabeledBatch, sizes: dict[str, int]) -> None:
     """Writes examples as arrays."""
     schema, arrays = config.schema_only, {}
     sparse, inputs = [], rows.inputs

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from benchmarks.training import shape
-from pipelines.config import load
-from pipelines.freezing import freeze_run
-from pipelines.logs.reader import LogReader
-from pipelines.logs.synthetic import generate
-from pipelines.scoring import score_log
-from pipelines.train import train
-from ranking.frozen import SCORE_ROWS, FrozenRanker
-from ranking.tensors import InputTensors
+from pipelines.config.config import load
+from pipelines.data.reader import LogReader
+from pipelines.datasets.synthetic import generate
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.score import score_log
+from pipelines.jobs.train import train
+from ranking.encoding.torch_batch import TorchBatch
+from ranking.frozen.ranker import SCORE_ROWS, FrozenRanker
 
 
 def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
     return {"rows": count, "score": whole[1:], "graph": bare[1:]}
 
 
-def inputs(ranker: FrozenRanker, log: Path) -> list[InputTensors]:
+def inputs(ranker: FrozenRanker, log: Path) -> list[TorchBatch]:
     """What the graph gets, in the batches that scoring cuts."""
     reader = LogReader(log, ranker.schema, dict(ranker.tables), labels=False)
     return [
-        InputTensors.of(ranker.encoder.encode(cleaned.rows.slice(start, SCORE_ROWS)))
-        for cleaned in reader.clean(drop_duplicates=False)
+        TorchBatch.from_numpy(ranker.encoder.encode(cleaned.rows.slice(start, SCORE_ROWS)))
+        for cleaned in reader.scan(drop_duplicates=False)
         for start in range(0, cleaned.rows.num_rows, SCORE_ROWS)
     ]
 
 
 @torch.inference_mode()
-def graph_alone(ranker: FrozenRanker, ready: list[InputTensors]) -> None:
+def graph_alone(ranker: FrozenRanker, ready: list[TorchBatch]) -> None:
     """Outputs of all tasks."""
     for part in ready:
         ranker.graph(part, list(ranker.schema.task_names))

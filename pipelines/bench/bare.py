@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from pipelines.bench.requests import DIFFERENT, Requests
-from ranking import bundle
-from service.engine.runtimes import choose
+from ranking.artifacts import bundle
+from service.backends.select import select_backend
 
 WARM = 0.2
 """Of the seconds, that come before."""
@@ -32,7 +32,7 @@ def measure(folder: Path, candidates: int, seconds: float, threads: int) -> floa
         threads: of the engine.
     """
     ranker = bundle.read(folder)
-    runtime, tasks = choose(ranker, "auto", threads), ranker.schema.task_names
+    runtime, tasks = select_backend(ranker, "auto", threads), ranker.schema.task_names
     requests = Requests(ranker, folder)
     following = itertools.cycle([requests.halves(candidates) for _ in range(DIFFERENT)])
     begin = time.perf_counter() + WARM * seconds

@@ -21,9 +21,9 @@ from pipelines.bench.requests import FORMS, Requests
 from pipelines.bench.rivalry import Rivalry
 from pipelines.bench.serving import Server, ours
 from pipelines.bench.sizes import Sizes
-from pipelines.progress import say
-from pipelines.publishing import publish
-from ranking import bundle
+from pipelines.console import log
+from pipelines.jobs.publish import publish
+from ranking.artifacts import bundle
 from ranking.errors import RankerError
 from service.settings import Settings
 
@@ -130,7 +130,7 @@ class Bench:
     def rival(self) -> dict[str, Any] | None:
         """The service beside LitServe on the same cores; None where that is not installed."""
         if importlib.util.find_spec("litserve") is None:
-            say("litserve is not installed (requirements/bench.lock): left out")
+            log("litserve is not installed (requirements/bench.lock): left out")
             return None
         rivalry = Rivalry(self._folder, self._sizes.tuning, self._sizes.turns, self._ours, self._closed)
         cases = [(candidates, cores) for cores in (1, 2) for candidates in (10, 100)]
@@ -175,9 +175,9 @@ class Bench:
         found["cpu"] = (server.cpu_seconds() - before) * 1000 / found["sent"]
         how = f"{clients} clients" if clients else f"{rate:.0f}/s"
         times = f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms"
-        say(f"{form} {candidates} {how}: {found['per_second']:.1f}/s, {times}")
+        log(f"{form} {candidates} {how}: {found['per_second']:.1f}/s, {times}")
         if found["client_cpu"] > BUSY:
-            say(f"times include the load generator's own: it was busy for {found['client_cpu']:.0%} of this")
+            log(f"times include the load generator's own: it was busy for {found['client_cpu']:.0%} of this")
         return found
 
     def _closed(self, server: Server, form: str, candidates: int, clients: int) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def bench(folder: Path | None, sizes: Sizes, threads: int, only: Sequence[str]) 
         runs = Bench(measured, Path(work) / "repository", sizes, threads)
         about = {"threads": threads, "model": "reference" if folder is None else folder.name, "machine": machine()}
         for part in only:
-            say(f"measuring: {part}")
+            log(f"measuring: {part}")
             found = getattr(runs, part)()
             if found is not None:
                 yield {part: {**about, "measured": found}}

@@ -13,8 +13,8 @@ from pipelines.bench import capacity, plots, report
 from pipelines.bench.bench import bench
 from pipelines.bench.sizes import FULL, QUICK
 from pipelines.bench.tables import replace_part
+from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import OutputError, UsageError
-from ranking.files import reason
 
 PART = "serving"
 """Of docs/benchmarks.md, and the name of its files."""
@@ -49,7 +49,7 @@ def _keep(results: dict[str, Any], files: Sequence[Path], docs: Path | None) -> 
         if docs is not None:
             _document(docs, results, report.text(results))
     except OSError as error:
-        raise OutputError(f"{error.filename}: cannot be written ({reason(error)})") from None
+        raise OutputError(f"{error.filename}: cannot be written ({os_error_text(error)})") from None
 
 
 def _document(docs: Path, results: dict[str, Any], tables: str) -> None:

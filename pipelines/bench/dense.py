@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from ranking.embeddings import Embeddings
-from ranking.frozen import FrozenRanker
+from ranking.frozen.onnx_export import onnx_body
+from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK, Gate
 from ranking.gates.config import DSelectKConfig
-from ranking.model import Mixture, ModelConfig
-from ranking.onnx_body import onnx_body
+from ranking.model.embeddings import Embeddings
+from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Schema
 from ranking.selection import Selection
 
 
 @torch.no_grad()
-def dense_model(ranker: FrozenRanker) -> Mixture:
+def dense_model(ranker: FrozenRanker) -> MMoE:
     """The model that the bundle could have been frozen from, in eval mode.
 
     Raises:
@@ -39,7 +39,7 @@ def dense_model(ranker: FrozenRanker) -> Mixture:
         experts=selection.num_experts, expert_layers=tuple(widths), tower_layers=tuple(towers), gate=gate
     )
     embeddings = Embeddings(schema, {name: space.size for name, space in ranker.encoder.id_spaces.items()})
-    model = Mixture(config, len(schema.tasks), embeddings, ranker.encoder.dense_size)
+    model = MMoE(config, len(schema.tasks), embeddings, ranker.encoder.dense_size)
     for table in schema.tables:
         embeddings.weight(table).copy_(graph.weights[f"embedding.{table}"])
     nn.init.constant_(model.norm.running_var, 1.0 - model.norm.eps)  # folded into the experts already

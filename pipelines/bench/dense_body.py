@@ -14,12 +14,12 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from ranking.encoding import Encoder
-from ranking.frozen import FrozenRanker
-from ranking.graph import FrozenGraph
-from ranking.halves import Halves, Sides
-from ranking.onnx_body import onnx_body
-from service.engine.runtimes.embedding import Embedding
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
+from ranking.frozen.graph import FrozenGraph
+from ranking.frozen.onnx_export import onnx_body
+from ranking.frozen.ranker import FrozenRanker
+from service.backends.embedding import Embedding
 
 
 class DenseRuntime:
@@ -31,7 +31,7 @@ class DenseRuntime:
     """
 
     def __init__(self, ranker: FrozenRanker, threads: int) -> None:
-        self._ranker, sides = ranker, Sides(ranker.encoder)
+        self._ranker, sides = ranker, SharedItemSplitter(ranker.encoder)
         self._shared = Embedding(sides.shared, ranker.weights)
         self._items = Embedding(sides.items, ranker.weights)
         options = onnxruntime.SessionOptions()
@@ -40,7 +40,7 @@ class DenseRuntime:
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(body, options, ["CPUExecutionProvider"])
 
-    def scores(self, halves: Halves, _: Sequence[str]) -> object:
+    def scores(self, halves: RequestBatch, _: Sequence[str]) -> object:
         """Scores [candidates, tasks] float32 of all tasks."""
         feeds = {"shared": self._shared(halves.shared), "items": self._items(halves.items)}
         request = halves.request[: 1 if len(halves.shared) == 1 else None]

@@ -20,14 +20,14 @@ import torch
 from pipelines.bench import roofline
 from pipelines.bench.requests import DIFFERENT, Requests
 from pipelines.bench.turns import in_turns
-from ranking import bundle
-from ranking.encoded_table import EncodedTable
+from ranking.artifacts import bundle
+from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
+from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import RankerError
-from ranking.frozen import FrozenRanker
-from ranking.halves import Halves, Sides
-from ranking.scores import scores
-from ranking.tensors import InputTensors
-from service.engine.runtimes import BACKENDS, choose
+from ranking.frozen.calibration import to_probabilities
+from ranking.frozen.ranker import FrozenRanker
+from ranking.lookup.feature_index import FeatureIndex
+from service.backends.select import BACKENDS, select_backend
 
 LOOK_UP = "look-up of ids"
 LISTS = 200
@@ -47,10 +47,10 @@ class Contender:
 
     name: str
     score: Callable[[Any, Sequence[str]], object]
-    prepare: Callable[[Halves], Any] = lambda halves: halves
+    prepare: Callable[[RequestBatch], Any] = lambda halves: halves
     tasks: int | None = None
 
-    def call(self, requests: Sequence[Halves], tasks: Sequence[str]) -> Callable[[], object]:
+    def call(self, requests: Sequence[RequestBatch], tasks: Sequence[str]) -> Callable[[], object]:
         """Scores the next of the requests."""
         prepared, asked = itertools.cycle([self.prepare(halves) for halves in requests]), tasks[: self.tasks]
         return lambda: self.score(next(prepared), asked)
@@ -87,29 +87,29 @@ def _contenders(ranker: FrozenRanker, threads: int) -> Iterator[Contender]:
     from pipelines.bench.dense import dense_ranker, unsplit  # needs what trains
     from pipelines.bench.dense_body import DenseRuntime
 
-    sides = Sides(ranker.encoder)
+    sides = SharedItemSplitter(ranker.encoder)
     if ranker.gate is None:
-        yield Contender("dense, eager", _eager(ranker), lambda halves: InputTensors.of(sides.join(halves)))
+        yield Contender("dense, eager", _eager(ranker), lambda halves: TorchBatch.from_numpy(sides.merge(halves)))
     for backend in BACKENDS:
         try:
             if backend != "auto":
-                yield Contender(f"frozen, {backend}", choose(ranker, backend, threads).scores)
+                yield Contender(f"frozen, {backend}", select_backend(ranker, backend, threads).scores)
         except RankerError:  # this machine or this bundle lacks what the backend needs
             continue
     if ranker.body is None:
         return
     yield Contender("dense, onnxruntime", DenseRuntime(dense_ranker(ranker), threads).scores)
-    yield Contender("one task, onnxruntime", choose(ranker, "onnxruntime", threads).scores, tasks=1)
+    yield Contender("one task, onnxruntime", select_backend(ranker, "onnxruntime", threads).scores, tasks=1)
     whole = unsplit(ranker)
-    of_items = Sides(whole.encoder)
+    of_items = SharedItemSplitter(whole.encoder)
     yield Contender(
         "no split, onnxruntime",
-        choose(whole, "onnxruntime", threads).scores,
-        lambda halves: of_items.split(sides.join(halves), halves.request),
+        select_backend(whole, "onnxruntime", threads).scores,
+        lambda halves: of_items.split(sides.merge(halves), halves.request),
     )
 
 
-def _look_up(table: EncodedTable, lists: Sequence[list[Any]]) -> Callable[[], object]:
+def _look_up(table: FeatureIndex, lists: Sequence[list[Any]]) -> Callable[[], object]:
     following = itertools.cycle(lists)
     return lambda: table.take(table.rows(next(following)))
 
@@ -122,7 +122,7 @@ def _eager(ranker: FrozenRanker) -> Callable[[Any, Sequence[str]], object]:
 
     @torch.inference_mode()
     def score(inputs: Any, _: Sequence[str]) -> object:
-        return scores(ranker.calibration(model(inputs).numpy(), names), tasks)
+        return to_probabilities(ranker.calibration(model(inputs).numpy(), names), tasks)
 
     return score
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.bench.attacks import ATTACKS
 from pipelines.bench.serving import Server
-from pipelines.progress import say
+from pipelines.console import log
 from ranking.errors import RankerError
 
 FORM, CLIENTS = "ids", 32
@@ -80,7 +80,7 @@ class Overload:
 
 @contextmanager
 def _attacking(name: str, server: Server) -> Iterator[None]:
-    say(name)
+    log(name)
     command = [sys.executable, "-m", "pipelines.bench.attacks", name, str(server.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as attack:
         try:

@@ -15,16 +15,16 @@ import pyarrow as pa
 import torch
 
 from pipelines.bench.dense import choose
-from ranking import bundle
-from ranking.embeddings import Embeddings
-from ranking.encoding import Encoder, Scale
-from ranking.features import FeatureTable
-from ranking.freezing import freeze
-from ranking.frozen import FrozenRanker
+from ranking.artifacts import bundle
+from ranking.encoding.columns import FeatureTable
+from ranking.encoding.encoder import Encoder, Scale
+from ranking.encoding.vocabulary import Vocabulary
+from ranking.frozen.freeze import freeze
+from ranking.frozen.onnx_export import onnx_body
+from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import DSelectKConfig
-from ranking.id_spaces import Vocabulary
-from ranking.model import Mixture, ModelConfig
-from ranking.onnx_body import onnx_body
+from ranking.model.embeddings import Embeddings
+from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
 from ranking.selection import Selection, flops
 
@@ -81,17 +81,17 @@ def reference_encoder(schema: Schema, sizes: dict[Owner, int]) -> Encoder:
     """Vocabularies of integers from 0."""
     known = {f"{owner}_id": min(size, KNOWN) for owner, size in sizes.items()}
     spaces = {name: Vocabulary(pa.array(range(known.get(name, VALUES)), pa.int64())) for name in schema.tables}
-    return Encoder(schema, spaces, {f.name: Scale(0.0, 1.0, 0.0, flagged=False) for f in schema.numerics})
+    return Encoder(schema, spaces, {f.name: Scale(0.0, 1.0, 0.0, has_missing_indicator=False) for f in schema.numerics})
 
 
 @torch.no_grad()
-def reference_model(encoder: Encoder) -> Mixture:
+def reference_model(encoder: Encoder) -> MMoE:
     """Random weights and a gate whose choice is final."""
     schema = encoder.schema
     embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
     for table in embeddings.parameters():
         table.normal_()
-    model = Mixture(MODEL, len(schema.tasks), embeddings, encoder.dense_size)
+    model = MMoE(MODEL, len(schema.tasks), embeddings, encoder.dense_size)
     assert model.norm.running_mean is not None
     assert model.norm.running_var is not None
     model.norm.running_mean.normal_(std=0.1)
@@ -108,7 +108,7 @@ def reference_model(encoder: Encoder) -> Mixture:
 def _columns(schema: Schema, owner: Owner, rows: int, random: np.random.Generator) -> dict[str, Any]:
     """Values for an owner's features; the id numbers the rows."""
     columns: dict[str, Any] = {}
-    for feature in schema.given:
+    for feature in schema.inputs:
         if feature.owner == owner:
             numbers = feature.kind == "numeric"
             columns[feature.column] = random.normal(size=rows) if numbers else random.integers(VALUES, size=rows)

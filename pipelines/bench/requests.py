@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.bench.connection import Body
-from ranking.frozen import FrozenRanker
-from ranking.halves import Halves, Sides
+from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
+from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner, Schema
-from service.api.formats import ARROW
+from service.http.media_types import ARROW
 
 DIFFERENT = 8
 """Requests that are sent by turns, so that not the same rows are looked up each time."""
@@ -57,18 +57,18 @@ class Requests:
         one = self._golden.take(np.full(count, self._random.integers(len(self._golden))))
         columns = {name: one[name] for name in one.column_names}
         draws = self._golden.take(self._random.integers(len(self._golden), size=count))
-        columns |= {name: draws[name] for name in schema.owned_columns("item")}
+        columns |= {name: draws[name] for name in schema.columns_of("item")}
         columns[schema.columns.user] = self._ids("user", 1).take(np.zeros(count, np.int64))
         columns[schema.columns.item] = self._ids("item", count)
         for owner in self._ranker.tables:
-            columns = {name: value for name, value in columns.items() if name not in schema.owned_columns(owner)}
+            columns = {name: value for name, value in columns.items() if name not in schema.columns_of(owner)}
         return self._ranker.complete(pa.table(columns))
 
-    def halves(self, count: int) -> Halves:
+    def halves(self, count: int) -> RequestBatch:
         """One request, encoded."""
         encoder = self._ranker.encoder
         inputs = encoder.encode(self.candidates(count))
-        return Sides(encoder).split(inputs, np.zeros(count, np.int64))
+        return SharedItemSplitter(encoder).split(inputs, np.zeros(count, np.int64))
 
     def item_ids(self, count: int) -> list[Any]:
         """Ids of one request's candidates."""
@@ -87,7 +87,7 @@ class Requests:
 
     def features(self, table: pa.Table, owner: Owner) -> dict[str, list[Any]]:
         """Values of an owner's features."""
-        columns = self._ranker.schema.owned_columns(owner)
+        columns = self._ranker.schema.columns_of(owner)
         return {column: table[column].to_pylist() for column in columns}
 
     def shared(self, table: pa.Table, *, by_id: bool) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _rows(requests: Requests, table: pa.Table) -> Body:
 def _arrow(requests: Requests, table: pa.Table) -> Body:
     rest = {"request": json.dumps(requests.shared(table, by_id=False))}
     schema = requests.schema
-    items = table.select([schema.columns.item, *schema.owned_columns("item")]).replace_schema_metadata(rest)
+    items = table.select([schema.columns.item, *schema.columns_of("item")]).replace_schema_metadata(rest)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, items.schema) as writer:
         writer.write_table(items)

@@ -21,12 +21,12 @@ from fastapi import Request
 
 from pipelines.bench.load import PATH
 from pipelines.bench.serving import Server
-from ranking import bundle
-from ranking.halves import Halves
+from ranking.artifacts import bundle
+from ranking.encoding.request_batch import RequestBatch
 from ranking.schema import Owner
+from service.backends.select import select_backend
 from service.engine import request as of
-from service.engine.encoding import RequestEncoder
-from service.engine.runtimes import choose
+from service.engine.request_encoder import RequestEncoder
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,26 @@ class Ranker(litserve.LitAPI):
         torch.set_num_threads(self._rival.threads)
         ranker = bundle.load(Path(self._rival.bundle))
         self._encoder = RequestEncoder(ranker)
-        self._runtime = choose(ranker, "auto", self._rival.threads)
+        self._runtime = select_backend(ranker, "auto", self._rival.threads)
         self._tasks = ranker.schema.task_names
 
-    def decode_request(self, request: Request) -> tuple[list[Any], Halves]:
+    def decode_request(self, request: Request) -> tuple[list[Any], RequestBatch]:
         """Ids of the candidates, and their features; the annotation stands for the parsed body."""
         body: Any = request
         ids = body["items"]["id"]
         context = {name: [value] for name, value in body["context"].items()}
-        given: dict[Owner, of.Given] = {
-            "user": of.Given([body["user"]["id"]], {}),
-            "context": of.Given(None, context),
-            "item": of.Given(ids, {}),
+        given: dict[Owner, of.RawFeatures] = {
+            "user": of.RawFeatures([body["user"]["id"]], {}),
+            "context": of.RawFeatures(None, context),
+            "item": of.RawFeatures(ids, {}),
         }
-        return ids, self._encoder(of.Request(given, [len(ids)]))
+        return ids, self._encoder(of.FeatureRequest(given, [len(ids)]))
 
-    def batch(self, inputs: list[tuple[list[Any], Halves]]) -> tuple[list[list[Any]], Halves]:
+    def batch(self, inputs: list[tuple[list[Any], RequestBatch]]) -> tuple[list[list[Any]], RequestBatch]:
         """The candidates of all requests."""
-        return [ids for ids, _ in inputs], Halves.concat([halves for _, halves in inputs])
+        return [ids for ids, _ in inputs], RequestBatch.concat([halves for _, halves in inputs])
 
-    def predict(self, x: tuple[list[list[Any]], Halves]) -> list[tuple[list[Any], Any]]:
+    def predict(self, x: tuple[list[list[Any]], RequestBatch]) -> list[tuple[list[Any], Any]]:
         """Ids and scores of each request."""
         ids, halves = x
         scores = self._runtime.scores(halves, self._tasks)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.bench.serving import Server
-from pipelines.progress import say
+from pipelines.console import log
 
 FORM, CLIENTS = "ids", 32
 
@@ -50,7 +50,7 @@ class Rivalry:
             rival = replace(first, max_batch_size=size, batch_timeout=timeout, fast_queue=fast)
             rate = self._measured(rival.server(cores), candidates)["per_second"]
             tried.append((rate, rival))
-            say(f"litserve, batches of {size}, {timeout * 1000:g} ms, fast_queue={fast}: {rate:.1f}/s")
+            log(f"litserve, batches of {size}, {timeout * 1000:g} ms, fast_queue={fast}: {rate:.1f}/s")
         best = max(tried, key=lambda one: one[0])[1]
         turns = []
         for _ in range(self._turns):

@@ -16,8 +16,8 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from ranking.frozen import FrozenRanker
-from ranking.halves import Sides
+from ranking.encoding.request_batch import SharedItemSplitter
+from ranking.frozen.ranker import FrozenRanker
 
 Product = tuple[int, int, int]
 """[rows, inner] · [inner, columns]."""
@@ -35,7 +35,7 @@ def products(ranker: FrozenRanker, rows: int, *, split: bool = True) -> dict[Pro
         rows: candidates.
         split: whether what candidates share is computed once.
     """
-    sides, found = Sides(ranker.encoder), Counter[Product]()
+    sides, found = SharedItemSplitter(ranker.encoder), Counter[Product]()
     shared, items = len(sides.shared.joined), len(sides.items.joined)
     for layers in ranker.graph.experts.values():
         widths = [len(bias) for _, bias in layers]

@@ -22,7 +22,7 @@ from typing import Self
 
 from pipelines.bench.load import HOST
 from ranking.errors import RankerError
-from service.server.processes import serve
+from service.main import serve
 from service.settings import Settings
 
 START_SECONDS, STOP_SECONDS = 120.0, 15.0

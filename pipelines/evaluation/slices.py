@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding import Encoder
-from ranking.id_spaces import MISSING, UNSEEN, IdArray
-from ranking.inputs import Inputs
+from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.vocabulary import MISSING, OOV, IdArray
 from ranking.schema import NumberFeature
 
 SHOWN = 20
@@ -30,7 +30,7 @@ class Slice(Protocol):
 
     name: str
 
-    def add(self, table: pa.Table, inputs: Inputs) -> None:
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:
         """Takes in a completed table and its encoding."""
 
     def groups(self) -> dict[str, IdArray]:
@@ -57,7 +57,7 @@ class _ByValue:
         self._codes: dict[Any, int] = {}
         self._parts: list[npt.NDArray[np.int32]] = []
 
-    def add(self, table: pa.Table, inputs: Inputs) -> None:  # noqa: ARG002 — one interface
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002 — one interface
         column = table[self._column].combine_chunks()
         if pa.types.is_null(column.type):
             self._parts.append(np.full(len(column), -1, np.int32))
@@ -85,7 +85,7 @@ class _ByNumber:
         self._column = feature.column
         self._parts: list[npt.NDArray[np.float32]] = []
 
-    def add(self, table: pa.Table, inputs: Inputs) -> None:  # noqa: ARG002 — one interface
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002 — one interface
         column = table[self._column].combine_chunks().cast(pa.float64())
         self._parts.append(column.to_numpy(zero_copy_only=False).astype(np.float32))
 
@@ -116,12 +116,12 @@ class _ByNovelty:
         self._feature = feature
         self._parts: list[npt.NDArray[np.int32]] = []
 
-    def add(self, table: pa.Table, inputs: Inputs) -> None:  # noqa: ARG002 — one interface
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002 — one interface
         self._parts.append(inputs.ids[:, self._feature].astype(np.int32))
 
     def groups(self) -> dict[str, IdArray]:
         rows = np.concatenate(self._parts)
-        known = {"old": np.flatnonzero(rows > UNSEEN), "new": np.flatnonzero(rows == UNSEEN)}
+        known = {"old": np.flatnonzero(rows > OOV), "new": np.flatnonzero(rows == OOV)}
         return _with_rest(known, np.zeros(0, np.int64), np.flatnonzero(rows == MISSING))
 
 

@@ -9,30 +9,30 @@ from typing import Any
 
 from torch import Tensor
 
-from pipelines.config import EvaluationConfig, LogsConfig
-from pipelines.logs.places import Place
-from pipelines.logs.splits import split_bounds
-from ranking.calibration import Calibration
-from ranking.encoding import Encoder
+from pipelines.config.config import EvaluationConfig, LogsConfig
+from pipelines.config.uri import Uri
+from pipelines.data.splits import split_bounds
+from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.columns import FeatureTable
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import LogError
-from ranking.features import FeatureTable
-from ranking.frozen import FrozenRanker
-from ranking.inputs import Inputs
+from ranking.frozen.calibration import Calibration
+from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner, Schema
-from ranking.tensors import InputTensors
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeRange:
     """The rows of a log with since ≤ time < until; None is no bound."""
 
-    path: Place
+    path: Uri
     since: datetime | None = None
     until: datetime | None = None
 
 
 @dataclass(frozen=True)
-class Source:
+class Scorer:
     """Something that scores rows, and what is known of it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Source:
     name: str
     encoder: Encoder
     tables: Mapping[Owner, FeatureTable]
-    outputs: Callable[[Inputs], tuple[Tensor, Tensor]]
+    outputs: Callable[[EncodedBatch], tuple[Tensor, Tensor]]
     calibration: Calibration
     num_experts: int
     trained: Mapping[str, Any] | None
@@ -64,28 +64,28 @@ class Source:
         """Features and tasks."""
         return self.encoder.schema
 
-    def span(self, logs: Place | None) -> Span:
+    def span(self, logs: Uri | None) -> TimeRange:
         """The whole of a log, or the test split of its own one.
 
         Raises:
             LogError: a bundle is to be measured on none.
         """
         if logs is not None:
-            return Span(logs)
+            return TimeRange(logs)
         if self.logs is None:
             raise LogError(f"{self.name} is a bundle, which carries no log: name one with --logs")
-        return Span(self.logs.path, *split_bounds(self.logs, "test"))
+        return TimeRange(self.logs.path, *split_bounds(self.logs, "test"))
 
 
-def bundle_source(ranker: FrozenRanker, name: str) -> Source:
+def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
     """A loaded bundle as something to measure; one frozen before bundles said how is measured by the defaults."""
     schema, until = ranker.schema, ranker.details.get("trained_until")
 
-    def outputs(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        tensors = InputTensors.of(inputs)
+    def outputs(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
+        tensors = TorchBatch.from_numpy(inputs)
         return ranker.graph(tensors, schema.task_names), ranker.graph.routing(tensors)
 
-    return Source(
+    return Scorer(
         name,
         ranker.encoder,
         ranker.tables,

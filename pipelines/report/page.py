@@ -6,24 +6,31 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pipelines.report import choice, data, learning, numbers, origin, quality
-from pipelines.report.facts import Facts, read_facts
+from pipelines.report import (
+    data_section,
+    experts_section,
+    formatting,
+    quality_section,
+    reproduce_section,
+    training_section,
+)
+from pipelines.report.run_data import RunData, read_run_data
 from pipelines.report.summary import summary
-from pipelines.run_folder import RunFolder
+from pipelines.runs.run import RunFolder
+from ranking.artifacts.atomic_files import os_error_text, require_writable
 from ranking.errors import OutputError
-from ranking.files import reason, require_writable
 
 SECTIONS = (
-    data.data,
-    learning.curves,
-    learning.trajectories,
-    choice.selection,
-    choice.cost,
-    quality.metrics,
-    quality.calibrations,
-    quality.slices,
-    choice.measures,
-    origin.origin,
+    data_section.data,
+    training_section.curves,
+    training_section.trajectories,
+    experts_section.selection,
+    experts_section.cost,
+    quality_section.metrics,
+    quality_section.calibrations,
+    quality_section.slices,
+    experts_section.measures,
+    reproduce_section.origin,
 )
 """In the order of the page."""
 
@@ -43,7 +50,7 @@ def write_report(path: Path, out: Path | None = None) -> Path:
         OutputError: the file cannot be written.
     """
     file = out or RunFolder(path).report
-    facts = read_facts(path)
+    facts = read_run_data(path)
     require_writable(file)
     page = render(facts)
     draft = file.with_name(f".{file.name}.draft")
@@ -52,11 +59,11 @@ def write_report(path: Path, out: Path | None = None) -> Path:
         draft.replace(file)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise OutputError(f"{file}: cannot be written ({reason(error)})") from None
+        raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
     return file
 
 
-def render(facts: Facts) -> str:
+def render(facts: RunData) -> str:
     """The page."""
     return (
         environment()
@@ -74,6 +81,6 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for form in (numbers.number, numbers.count, numbers.percent, numbers.short, numbers.rate):
+    for form in (formatting.number, formatting.count, formatting.percent, formatting.short, formatting.rate):
         made.filters[form.__name__] = form
     return made

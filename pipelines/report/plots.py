@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.report.numbers import axis_number
+from pipelines.report.formatting import axis_number
 
 Point = tuple[float, float]
 
@@ -60,7 +60,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Marker:
     """A step at which something happened: a vertical line in every plot over steps."""
 
     name: str
@@ -136,7 +136,7 @@ def over_steps(
     *,
     steps: float,
     label: str,
-    moments: Sequence[Moment] = (),
+    moments: Sequence[Marker] = (),
     y_range: tuple[float, float] | None = None,
     size: Size | None = None,
 ) -> Plot:

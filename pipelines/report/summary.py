@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.report import numbers
-from pipelines.report.facts import Facts
+from pipelines.report import formatting
+from pipelines.report.run_data import RunData
 
 FEW_POSITIVES = 60
 """Below so many a task's measures decide little, see docs/results.md."""
@@ -13,12 +13,12 @@ FEW_POSITIVES = 60
 BAD_SHARE = 0.01
 
 
-def summary(facts: Facts) -> dict[str, Any]:
+def summary(facts: RunData) -> dict[str, Any]:
     """The sentence under the title, the tiles, and what is worth a look."""
     return {"sentence": _sentence(facts), "tiles": _tiles(facts), "notes": _notes(facts)}
 
 
-def _sentence(facts: Facts) -> str:
+def _sentence(facts: RunData) -> str:
     config = facts.config
     model, gate = config.model, config.model.gate
     tasks = f"{len(config.tasks)} task{'s' if len(config.tasks) > 1 else ''}"
@@ -34,24 +34,24 @@ def _sentence(facts: Facts) -> str:
     return text + "."
 
 
-def _tiles(facts: Facts) -> list[tuple[str, str, str]]:
+def _tiles(facts: RunData) -> list[tuple[str, str, str]]:
     """(what, value, remark)."""
     tiles = []
     if facts.survey is not None:
         rows = facts.survey["rows"]
-        remark = f"{numbers.count(rows['validation'])} validate, {numbers.count(rows['test'])} test"
-        tiles.append(("training rows", numbers.count(rows["train"]), remark))
+        remark = f"{formatting.count(rows['validation'])} validate, {formatting.count(rows['test'])} test"
+        tiles.append(("training rows", formatting.count(rows["train"]), remark))
     chosen = facts.selection
     if chosen is not None and not facts.single_task:
         used, final = chosen["experts_used"], chosen["binary_at_step"]
         remark = "the gate has no final choice"
         if final is not None:
-            remark = f"choice exact after {numbers.percent(final / max(chosen['steps'], 1))} of the steps"
+            remark = f"choice exact after {formatting.percent(final / max(chosen['steps'], 1))} of the steps"
         tiles.append(("experts used", f"{len(used)} of {chosen['num_experts']}", remark))
     if chosen is not None:
         costs = chosen["flops"]
-        share = numbers.percent(costs["frozen"] / (costs["dense"] or 1))
-        remark = f"{numbers.short(costs['frozen'])} of {numbers.short(costs['dense'])} FLOPs a row"
+        share = formatting.percent(costs["frozen"] / (costs["dense"] or 1))
+        remark = f"{formatting.short(costs['frozen'])} of {formatting.short(costs['dense'])} FLOPs a row"
         tiles.append(("frozen of dense cost", share, remark))
     if facts.evaluation is not None:
         tiles += _quality_tiles(facts.evaluation["tasks"])
@@ -67,11 +67,11 @@ def _quality_tiles(tasks: dict[str, Any]) -> list[tuple[str, str, str]]:
         low, high = min(found, key=lambda task: found[task]), max(found, key=lambda task: found[task])
         remark = f"{low} {found[low]:.3f} to {high} {found[high]:.3f}" if len(found) > 1 else low
         mean = "mean " if len(found) > 1 else ""
-        tiles.append((f"{mean}{name} on test rows", numbers.number(sum(found.values()) / len(found), 3), remark))
+        tiles.append((f"{mean}{name} on test rows", formatting.number(sum(found.values()) / len(found), 3), remark))
     return tiles
 
 
-def _notes(facts: Facts) -> list[str]:
+def _notes(facts: RunData) -> list[str]:
     """What a reader should know before trusting the numbers below."""
     notes = []
     chosen, survey = facts.selection, facts.survey
@@ -85,7 +85,7 @@ def _notes(facts: Facts) -> list[str]:
             "more steps or a longer ramp lets them choose."
         )
     if survey is not None and (bad := sum(survey["bad"].values())) > BAD_SHARE * sum(survey["rows"].values()):
-        share = numbers.percent(bad / (bad + sum(survey["rows"].values())))
+        share = formatting.percent(bad / (bad + sum(survey["rows"].values())))
         notes.append(f"{share} of the rows are bad and were left out; quarantine.jsonl in the run folder names each.")
     if facts.evaluation is not None:
         positives = {task: measured.get("positives") for task, measured in facts.evaluation["tasks"].items()}

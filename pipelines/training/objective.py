@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipelines.config import Precision
-from pipelines.training.batch import Batch
-from pipelines.training.regularisation import Regularisation
-from pipelines.training.world import World
-from ranking.losses import FixedWeighting, task_losses
-from ranking.model import Mixture
+from pipelines.config.config import Precision
+from pipelines.training.distributed import DistContext
+from pipelines.training.regularization import Regularization
+from pipelines.training.torch_batch import DeviceBatch
+from ranking.model.losses import FixedWeighting, task_losses
+from ranking.model.mmoe import MMoE
 from ranking.schema import Task
 
 
@@ -47,10 +47,10 @@ class Objective(nn.Module):
 
     def __init__(
         self,
-        model: Mixture,
+        model: MMoE,
         tasks: Sequence[Task],
         weighting: FixedWeighting,
-        penalty: Regularisation,
+        penalty: Regularization,
         precision: Precision,
     ) -> None:
         super().__init__()
@@ -60,17 +60,17 @@ class Objective(nn.Module):
         self._penalty = penalty
         self._half = precision == "bfloat16"
 
-    def forward(self, step: int, batch: Batch) -> Terms:
+    def forward(self, step: int, batch: DeviceBatch) -> Terms:
         """The terms of this step, on this rank's part of the batch."""
         with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self._half):
-            done = self.model.trace(batch.inputs, batch.side)
+            done = self.model.forward_with_routing(batch.inputs, batch.side)
         outputs = done.outputs.float()
         losses = task_losses(outputs, batch.labels, self._tasks, batch.weights)
         total = self.weighting(losses) + self._penalty(step, self.model.gate, done)
         return Terms(total, losses.detach(), outputs.detach(), done.routing.weights.detach())
 
 
-def data_parallel(objective: Objective, world: World) -> nn.Module:
+def data_parallel(objective: Objective, world: DistContext) -> nn.Module:
     """The objective whose gradients are averaged over the ranks; the tables, which are sharded, are left out.
 
     To be made anew whenever parameters are replaced or begin to learn.

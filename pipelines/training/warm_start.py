@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipelines.config import Config
-from pipelines.run_folder import RunFolder
-from ranking.encoding import Encoder
+from pipelines.config.config import Config
+from pipelines.runs.run import RunFolder
+from ranking.encoding.columns import as_type
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.vocabulary import OOV, Vocabulary
 from ranking.errors import ConfigError, InvalidInputError, LogError
-from ranking.features import as_type
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
-from ranking.id_spaces import UNSEEN, Vocabulary
-from ranking.model import Mixture
+from ranking.model.mmoe import MMoE
 
 TABLES = "embedding_bags."
 """In the names of all embedding tables, those of a side tower too."""
@@ -56,7 +56,7 @@ class WarmStart:
         if self.reopened and isinstance(config.model.gate, AttentiveConfig):
             raise ConfigError("an attentive gate was distilled, which nothing undoes: go on without --reopen")
 
-    def fill(self, model: Mixture) -> None:
+    def fill(self, model: MMoE) -> None:
         """Gives an untrained model the earlier run's weights; rows of new ids start as copies of the unseen one.
 
         A choice that is kept leaves only the chosen experts. Every score stays what the earlier run would give.
@@ -65,12 +65,12 @@ class WarmStart:
         experts: list[int] = weights["active"].tolist()
         for name, table in model.state_dict().items():
             if TABLES in name and len(table) > len(weights[name]):
-                new = weights[name][UNSEEN].expand(len(table) - len(weights[name]), -1)
+                new = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
                 weights[name] = torch.cat([weights[name], new])
         if self.reopened:
             weights = _among_all(weights, model, experts)
         else:
-            model.gate = model.gate.ordinary()
+            model.gate = model.gate.serving_gate()
             model.keep_experts(experts)
         try:
             model.load_state_dict(weights)
@@ -106,7 +106,7 @@ def _union(known: pa.Array, found: pa.Array, table: str) -> pa.Array:
     return pa.concat_arrays([known, new])
 
 
-def _among_all(weights: dict[str, Any], model: Mixture, experts: list[int]) -> dict[str, Tensor]:
+def _among_all(weights: dict[str, Any], model: MMoE, experts: list[int]) -> dict[str, Tensor]:
     """The weights with the kept experts in their places among all; the others as ``model`` has them."""
     filled = model.state_dict()
     for name, value in weights.items():

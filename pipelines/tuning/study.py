@@ -28,13 +28,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
-from pipelines import config as configs
-from pipelines.config import Config
-from pipelines.differing import differences
-from pipelines.run_folder import RunFolder
-from pipelines.tuning.ranges import Range, space, with_settings
+from pipelines.config import config as configs
+from pipelines.config.config import Config
+from pipelines.config.diff import differences
+from pipelines.runs.run import RunFolder
+from pipelines.tuning.search_space import Range, override, search_space
+from ranking.artifacts.atomic_files import os_error_text, require_folder
 from ranking.errors import ConfigError, OutputError
-from ranking.files import reason, require_folder
 
 OUTCOME, REASON, TAKES_UP = "outcome", "reason", "takes_up"
 """What a trial's journal says of its end, and which lost trial it takes up."""
@@ -56,7 +56,7 @@ SEEN_BEFORE_PRUNING = 5
 
 
 @dataclass(frozen=True)
-class Claim:
+class TrialLease:
     """A trial that this process runs.
 
     Attributes:
@@ -82,7 +82,7 @@ class StudyFolder:
         self.config_file = path / "config.toml"
         self.best_file = path / "best.toml"
         self.config = configs.load(self.config_file)
-        self.space: dict[str, Range] = space(self.config)
+        self.space: dict[str, Range] = search_space(self.config)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path / "journal"))),
@@ -102,7 +102,7 @@ class StudyFolder:
         """
         if config.model.gate.kind == "single_task":
             raise ConfigError("single_task trains a model for each task: tune a configuration of one task instead")
-        space(config)
+        search_space(config)
         require_folder(path)
         file = path / "config.toml"
         try:
@@ -113,7 +113,7 @@ class StudyFolder:
                         raise OutputError(f"{path} holds trials but no config.toml: name another folder")
                     config.write(file)
         except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
+            raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
         for setting, before, now in differences(configs.load(file), config):
             raise ConfigError(
                 f"{path} is a study of another configuration: {setting} was {before!r}, now it is {now!r}; "
@@ -138,10 +138,10 @@ class StudyFolder:
         """Run folder of a trial."""
         return self.path / "trials" / str(number)
 
-    def claim(self, total: int, worker: int) -> Claim | None:
+    def claim(self, total: int, worker: int) -> TrialLease | None:
         """The next trial for this process; None once ``total`` trials have ended or run."""
         with _locked(self.path / "lock"):
-            self._take_up()
+            self._recover()
             running = [t for t in self.trials() if t.state == TrialState.RUNNING]
             if len(self.counted()) + len(running) >= total:
                 return None
@@ -154,9 +154,9 @@ class StudyFolder:
             trial = self._optuna.ask()
             lock = self._lock_of(trial.number).open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return Claim(trial, {path: values.draw(trial, path) for path, values in self.space.items()}, lock)
+            return TrialLease(trial, {path: values.draw(trial, path) for path, values in self.space.items()}, lock)
 
-    def finish(self, claim: Claim, how: str, value: float | None = None, why: str = "") -> None:
+    def finish(self, claim: TrialLease, how: str, value: float | None = None, why: str = "") -> None:
         """Records how a trial ended, and keeps the weights of the best one only."""
         trial = claim.trial
         with _locked(self.path / "lock"):
@@ -178,7 +178,7 @@ class StudyFolder:
     def settings(self, trial: FrozenTrial) -> Config:
         """The configuration that a trial was trained with."""
         fixed = FixedTrial(trial.params)
-        return with_settings(self.config, {path: values.draw(fixed, path) for path, values in self.space.items()})
+        return override(self.config, {path: values.draw(fixed, path) for path, values in self.space.items()})
 
     def importances(self) -> dict[str, float]:
         """Setting → its share of what settings explain of the loss; empty if trials are too few to tell."""
@@ -189,7 +189,7 @@ class StudyFolder:
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             return optuna.importance.get_param_importances(self._optuna, evaluator=evaluator)
 
-    def _take_up(self) -> None:
+    def _recover(self) -> None:
         """Gives the settings of trials whose process died to new trials, once: what kills twice is let go."""
         for lost in self.trials():
             if lost.state != TrialState.RUNNING or _held(self._lock_of(lost.number)):

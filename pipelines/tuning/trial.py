@@ -7,10 +7,10 @@ import math
 import traceback
 from typing import Any
 
-from pipelines.progress import say
-from pipelines.train import train
-from pipelines.tuning.ranges import with_settings
-from pipelines.tuning.study import CONVERGED, FAILED, PRUNED, UNCONVERGED, Claim, StudyFolder
+from pipelines.console import log
+from pipelines.jobs.train import train
+from pipelines.tuning.search_space import override
+from pipelines.tuning.study import CONVERGED, FAILED, PRUNED, UNCONVERGED, StudyFolder, TrialLease
 from ranking.errors import LogError, RankerError
 
 
@@ -25,7 +25,7 @@ class _Watch:
     wider fractional region alone makes a loss lower or higher.
     """
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: TrialLease) -> None:
         self._trial = claim.trial
         self.best = math.inf
         self.begun = False
@@ -40,7 +40,7 @@ class _Watch:
                 raise PrunedError
 
 
-def run(study: StudyFolder, claim: Claim) -> str:
+def run(study: StudyFolder, claim: TrialLease) -> str:
     """Trains and records how it ended; the line that says so.
 
     A trial has not converged, and is disregarded as in section 3.2 of the DSelect-k paper, if the gates ended without
@@ -51,19 +51,19 @@ def run(study: StudyFolder, claim: Claim) -> str:
     """
     folder = study.run_of(claim.trial.number)
     watch = _Watch(claim)
-    with folder.with_suffix(".log").open("w") as log, contextlib.redirect_stderr(log):
+    with folder.with_suffix(".log").open("w") as log_file, contextlib.redirect_stderr(log_file):
         how, why = _train(study, claim, watch)
         if why:
-            say(why)
+            log(why)
     study.finish(claim, how, watch.best if how == CONVERGED else None, why)
     loss = f"validation loss {watch.best:.5f}" if math.isfinite(watch.best) else "no validation loss"
     return f"trial {claim.trial.number}: {how}, {loss}" + (f" ({why})" if why else "")
 
 
-def _train(study: StudyFolder, claim: Claim, watch: _Watch) -> tuple[str, str]:
+def _train(study: StudyFolder, claim: TrialLease, watch: _Watch) -> tuple[str, str]:
     """How the training ended, and why if it did not converge."""
     try:
-        done = train(with_settings(study.config, claim.values), study.run_of(claim.trial.number), on_check=watch)
+        done = train(override(study.config, claim.values), study.run_of(claim.trial.number), on_check=watch)
         selection = done.load_selection()
     except PrunedError:
         return PRUNED, ""

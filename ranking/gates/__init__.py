@@ -1,6 +1,6 @@
 """Gates as plain torch modules, usable outside this project: one file a gate.
 
-A training loop anneals a gate and ends with ``conclude``; ``pipelines.training.convergence`` is ours.
+A training loop anneals a gate and ends with ``conclude``; ``pipelines.training.gate_schedule`` is ours.
 """
 
 from ranking.gates.attentive import AttentiveGate

@@ -91,7 +91,7 @@ class AttentiveGate(Gate):
         )
 
     @torch.no_grad()
-    def ordinary(self) -> Softmax:
+    def serving_gate(self) -> Softmax:
         """A new per-example softmax gate with this gate's hidden layer, to be trained on with the experts fixed.
 
         Its last layer starts where it agrees with the attention paid to experts that give their mean output.

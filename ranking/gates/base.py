@@ -85,10 +85,10 @@ class Gate(nn.Module, ABC):
             ValueError: γ is not above 0; ``conclude`` is what makes a choice exact.
         """
 
-    def hold(self, held: bool) -> None:
+    def freeze_alpha(self, held: bool) -> None:
         """Keeps the weights of a task's chosen experts as they are (equal, at the start), or lets them learn."""
 
-    def conclude(self) -> int:
+    def finalize(self) -> int:
         """Makes the choice final and exact.
 
         Returns:
@@ -111,7 +111,7 @@ class Gate(nn.Module, ABC):
         """
         raise ValueError(f"{type(self).__name__} cannot be restricted to some experts")
 
-    def ordinary(self) -> Gate:
+    def serving_gate(self) -> Gate:
         """The gate that serves: this one, unless it needs all experts' outputs to choose and is distilled."""
         return self
 

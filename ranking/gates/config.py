@@ -14,10 +14,10 @@ from ranking.gates.shared_bottom import SharedBottom
 from ranking.gates.softmax import Softmax
 from ranking.gates.softmax_selectors import SoftmaxSelectors
 from ranking.gates.top_k import TopK
-from ranking.schema import Record
+from ranking.schema import StrictModel
 
 
-class _Kind(Record):
+class _Kind(StrictModel):
     """What every kind of gate can be asked.
 
     Attributes:
@@ -123,13 +123,13 @@ class AttentiveConfig(_Kind):
     similarity_different: NonNegativeFloat = 0.0
 
 
-class SharedBottomConfig(Record):
+class SharedBottomConfig(StrictModel):
     """One network for all tasks; ``model.experts`` is left aside."""
 
     kind: Literal["shared_bottom"]
 
 
-class SingleTaskConfig(Record):
+class SingleTaskConfig(StrictModel):
     """The single-task baseline: for each task a model of its own that shares nothing."""
 
     kind: Literal["single_task"]

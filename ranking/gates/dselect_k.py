@@ -149,7 +149,7 @@ class DSelectK(SelectorGate):
         return (self.distance() == 0).all(1)
 
     @torch.no_grad()
-    def conclude(self) -> int:
+    def finalize(self) -> int:
         """Makes the choice exact and final; on a converged static gate this changes nothing but stops Z's learning.
 
         Static: code variables inside the fractional region move to its nearer edge, which keeps α and all that is

@@ -56,7 +56,7 @@ class GumbelSoftmax(Gate):
         """Sets the temperature τ; below ``LEAST_TEMPERATURE`` it has no further effect."""
         self.gamma.fill_(above_zero(gamma))
 
-    def hold(self, held: bool) -> None:
+    def freeze_alpha(self, held: bool) -> None:
         """Keeps α as it is, or lets it learn."""
         self.alpha.requires_grad_(not held)
 
@@ -65,7 +65,7 @@ class GumbelSoftmax(Gate):
         return (self.gamma == 0).expand(self.num_tasks)
 
     @torch.no_grad()
-    def conclude(self) -> int:
+    def finalize(self) -> int:
         """Fixes the experts with ψ ≥ ½; a task that has none keeps its likeliest one."""
         without = (self.theta < 0).all(1)
         likeliest = F.one_hot(self.theta.argmax(1), self.num_experts).bool()

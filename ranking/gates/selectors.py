@@ -66,7 +66,7 @@ class SelectorGate(Gate):
             raise ValueError(f"experts = {list(experts)}: give distinct ones from 0 to {self.num_experts - 1}")
         return kept
 
-    def hold(self, held: bool) -> None:
+    def freeze_alpha(self, held: bool) -> None:
         """Keeps the selectors' shares α as they are, or lets them learn."""
         (self.g if self.per_example else self.alpha).requires_grad_(not held)
 

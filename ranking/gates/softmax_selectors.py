@@ -67,7 +67,7 @@ class SoftmaxSelectors(SelectorGate):
         return (self.gamma == 0).expand(self.num_tasks)
 
     @torch.no_grad()
-    def conclude(self) -> int:
+    def finalize(self) -> int:
         """Turns every selector into its most likely expert."""
         forced = int((self.distance() > 1 - EXACT).sum())
         self.gamma.zero_()

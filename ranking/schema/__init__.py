@@ -3,14 +3,15 @@
 One pydantic model, written by the user in ``ranker.toml``. Logs, model, bundle and HTTP requests all obey it.
 """
 
+from ranking.schema.base import MODEL_NAME, ColumnName, ListOf, Name, Owner, StrictModel, Widths
 from ranking.schema.features import (
     BagFeature,
     BucketsFeature,
     CategoricalFeature,
     CrossFeature,
     Feature,
-    GivenFeature,
     IdFeature,
+    InputFeature,
     NumberFeature,
     NumericFeature,
     PooledFeature,
@@ -18,7 +19,6 @@ from ranking.schema.features import (
     SingleFeature,
     SparseFeature,
 )
-from ranking.schema.record import MODEL_NAME, ColumnName, ListOf, Name, Owner, Record, Widths
 from ranking.schema.schema import Columns, Schema
 from ranking.schema.tasks import Task
 
@@ -31,19 +31,19 @@ __all__ = [
     "Columns",
     "CrossFeature",
     "Feature",
-    "GivenFeature",
     "IdFeature",
+    "InputFeature",
     "ListOf",
     "Name",
     "NumberFeature",
     "NumericFeature",
     "Owner",
     "PooledFeature",
-    "Record",
     "Schema",
     "SequenceFeature",
     "SingleFeature",
     "SparseFeature",
+    "StrictModel",
     "Task",
     "Widths",
 ]

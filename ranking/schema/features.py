@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from ranking.schema.record import ColumnName, ListOf, Name, Owner, Record, with_name
+from ranking.schema.base import ColumnName, ListOf, Name, Owner, StrictModel, with_name
 
 
 def _id(value: Any) -> Any:
@@ -20,7 +20,7 @@ def _id(value: Any) -> Any:
 Id = Annotated[int | str | bool, BeforeValidator(_id)]
 
 
-class _Given(Record):
+class _Input(StrictModel):
     """Something known before the impression, read from one column; default column: the feature's name.
 
     Attributes:
@@ -38,7 +38,7 @@ class _Given(Record):
         return with_name(data, "column")
 
 
-class _Ids(_Given):
+class _Ids(_Input):
     """A feature whose values are ids, looked up in an embedding table.
 
     Attributes:
@@ -111,7 +111,7 @@ class SequenceFeature(_Pooled):
     max_length: PositiveInt = 50
 
 
-class NumericFeature(_Given):
+class NumericFeature(_Input):
     """One number per row.
 
     ``standardise`` scales to mean 0 and variance 1 over the training split, ``log1p`` takes log(1 + x) first, and
@@ -132,7 +132,7 @@ class NumericFeature(_Given):
         return self
 
 
-class BucketsFeature(_Given):
+class BucketsFeature(_Input):
     """One number per row, cut into buckets, each with an embedding in a table of the feature's own.
 
     Attributes:
@@ -162,7 +162,7 @@ class BucketsFeature(_Given):
         return self.name
 
 
-class CrossFeature(Record):
+class CrossFeature(StrictModel):
     """The ids of several categorical features taken as one id, hashed into a table of the feature's own.
 
     It has no column: it is made from its parts, and is missing where one of them is. It belongs to the owner of its
@@ -202,7 +202,7 @@ SparseFeature = SingleFeature | PooledFeature
 """Looked up in an embedding table."""
 NumberFeature = NumericFeature | BucketsFeature
 """A number in a column."""
-GivenFeature = IdFeature | NumberFeature
+InputFeature = IdFeature | NumberFeature
 """Read from a column of its own."""
 Feature = Annotated[
     CategoricalFeature | BagFeature | SequenceFeature | NumericFeature | BucketsFeature | CrossFeature,

@@ -8,23 +8,23 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ranking.schema.base import ColumnName, ListOf, ModelName, Owner, StrictModel
 from ranking.schema.features import (
     CategoricalFeature,
     CrossFeature,
     Feature,
-    GivenFeature,
     IdFeature,
+    InputFeature,
     NumberFeature,
     NumericFeature,
     PooledFeature,
     SingleFeature,
     SparseFeature,
 )
-from ranking.schema.record import ColumnName, ListOf, ModelName, Owner, Record
 from ranking.schema.tasks import Task
 
 
-class Columns(Record):
+class Columns(StrictModel):
     """The columns that say when an impression was, who saw it, and what was shown.
 
     Attributes:
@@ -39,7 +39,7 @@ class Columns(Record):
     weight: ColumnName | None = None
 
 
-class Schema(Record):
+class Schema(StrictModel):
     """Features and tasks of one ranker; see the package's docstring."""
 
     name: ModelName
@@ -57,7 +57,7 @@ class Schema(Record):
     @model_validator(mode="after")
     def _labels_are_no_features(self) -> Self:
         labels = {task.label: task.name for task in self.tasks}
-        for feature in self.given:
+        for feature in self.inputs:
             if feature.column in labels:
                 raise ValueError(
                     f"feature '{feature.name}' reads column '{feature.column}', the label of task "
@@ -72,7 +72,7 @@ class Schema(Record):
 
     @model_validator(mode="after")
     def _id_features_belong_to_their_owner(self) -> Self:
-        for feature in self.given:
+        for feature in self.inputs:
             for owner, column in (("user", self.columns.user), ("item", self.columns.item)):
                 if feature.column == column and feature.owner != owner:
                     raise ValueError(
@@ -83,7 +83,7 @@ class Schema(Record):
     @model_validator(mode="after")
     def _one_owner_a_column(self) -> Self:
         owners: dict[str, str] = {}
-        for feature in self.given:
+        for feature in self.inputs:
             if owners.setdefault(feature.column, feature.owner) != feature.owner:
                 raise ValueError(
                     f"column '{feature.column}' has two owners: features that share a column share its owner"
@@ -92,8 +92,8 @@ class Schema(Record):
 
     @model_validator(mode="after")
     def _training_only_columns_stay_so(self) -> Self:
-        of_column: dict[str, GivenFeature] = {}
-        for feature in self.given:
+        of_column: dict[str, InputFeature] = {}
+        for feature in self.inputs:
             other = of_column.setdefault(feature.column, feature)
             if other.training_only != feature.training_only:
                 raise ValueError(
@@ -152,7 +152,7 @@ class Schema(Record):
         return self.model_copy(update={"features": tuple(f for f in self.features if f.name in names)})
 
     @property
-    def given(self) -> list[GivenFeature]:
+    def inputs(self) -> list[InputFeature]:
         """Features that a log or a request gives, each in its column: all but crosses, in order of declaration."""
         return [f for f in self.features if not isinstance(f, CrossFeature)]
 
@@ -197,7 +197,7 @@ class Schema(Record):
     @property
     def owners(self) -> set[Owner]:
         """Whose features there are."""
-        return {feature.owner for feature in self.given}
+        return {feature.owner for feature in self.inputs}
 
     @property
     def task_names(self) -> list[str]:
@@ -208,7 +208,7 @@ class Schema(Record):
     def sliceable(self) -> list[str]:
         """By what rows can be measured apart: features of one id or number a row, and whether user or item is new."""
         new = [f"new_{owner}" for owner in ("user", "item") if self.id_feature(owner) is not None]
-        single = (f for f in self.given if not isinstance(f, PooledFeature) and not f.training_only)
+        single = (f for f in self.inputs if not isinstance(f, PooledFeature) and not f.training_only)
         return [*(f.name for f in single), *new]
 
     def id_feature(self, owner: Owner) -> CategoricalFeature | None:
@@ -220,9 +220,9 @@ class Schema(Record):
         """Column that holds the owner's id; None for the context, which has no id."""
         return {"user": self.columns.user, "item": self.columns.item}.get(owner)
 
-    def owned_columns(self, owner: Owner) -> list[str]:
+    def columns_of(self, owner: Owner) -> list[str]:
         """Feature columns of one owner, its id column left out, without repeats."""
-        columns = (f.column for f in self.given if f.owner == owner)
+        columns = (f.column for f in self.inputs if f.owner == owner)
         return [c for c in dict.fromkeys(columns) if c != self.id_column(owner)]
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from ranking.schema.record import ColumnName, Name, Record, with_name
+from ranking.schema.base import ColumnName, Name, StrictModel, with_name
 
 
-class Task(Record):
+class Task(StrictModel):
     """What is predicted: a probability (``binary``) or a number (``regression``).
 
     A null label is masked: the row neither trains nor evaluates this task. A regression with ``transform = "log1p"``

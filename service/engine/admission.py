@@ -41,14 +41,14 @@ class Admission:
             return False
         return self.requests >= self._max_requests or self.rows + self._usual > self._max_rows
 
-    def enter(self) -> Ticket | None:
+    def try_acquire(self) -> Permit | None:
         """Admits a request that is not read yet; None if the service is full."""
         if self.full:
             return None
         usual = int(self._usual)
         self.rows += usual
         self.requests += 1
-        return Ticket(self, usual)
+        return Permit(self, usual)
 
     def _recount(self, before: int, rows: int) -> None:
         """A request that counted for ``before`` has ``rows``."""
@@ -62,7 +62,7 @@ class Admission:
         self.rows += rows
 
 
-class Ticket:
+class Permit:
     """Of a request that was admitted; whoever took it hands it back when the request is answered or given up.
 
     Args:
@@ -75,12 +75,12 @@ class Ticket:
         abandoned: whether the client is gone.
     """
 
-    __slots__ = ("_admission", "_counts", "_left", "abandoned", "rows", "task")
+    __slots__ = ("_admission", "_counts", "_left", "cancelled", "rows", "task")
 
     def __init__(self, admission: Admission, rows: int) -> None:
         self._admission, self.rows = admission, rows
         self.task: asyncio.Task[object] | None = None
-        self.abandoned = False
+        self.cancelled = False
         self._counts, self._left = True, False
 
     def count(self, rows: int) -> None:
@@ -92,25 +92,25 @@ class Ticket:
         self._admission._recount(self.rows, rows)
         self.rows = rows
 
-    def pause(self) -> None:
+    def suspend(self) -> None:
         """The rest of the request is still to come: it counts for nothing, or slow clients would keep others out."""
         if self._counts:
             self._counts = False
             self._admission._add(-1, -self.rows)
 
-    def resume(self) -> None:
+    def restore(self) -> None:
         """The rest has come."""
         if not (self._counts or self._left):
             self._counts = True
             self._admission._add(1, self.rows)
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """The client is gone: work on the request ends."""
-        self.abandoned = True
+        self.cancelled = True
         if self.task is not None:
             self.task.cancel()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """The request is answered or given up."""
-        self.pause()
+        self.suspend()
         self._left = True

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from ranking.errors import InvalidInputError
-from service.engine.batching import Batcher, DeadlinePassedError
-from service.engine.candidates import Asked, explained
-from service.engine.ranking import Prepared, Ranked, order, prepare
-from service.engine.scoring import Key, Scored, Work, score
-from service.problems import Problem
-from service.store.base import NOTHING
-from service.store.lookup import Lookup
+from service.engine.batcher import Batcher, DeadlinePassedError
+from service.engine.feature_store import EMPTY
+from service.engine.model import LoadedModel
+from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
+from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score
+from service.engine.validation import ParsedRequest, to_problem
+from service.feature_store.lookup import StoreLookup
+from service.protocol.problems import Problem
 from service.telemetry.metrics import Metrics
-from service.telemetry.stages import Stages
-from service.versions.served import Served
+from service.telemetry.stage_timer import StageTimer
 
 
 class Engine:
@@ -36,12 +36,12 @@ class Engine:
         self,
         max_batch_rows: int,
         metrics: Metrics,
-        lookup: Lookup | None = None,
+        lookup: StoreLookup | None = None,
         default_deadline_ms: float | None = None,
         max_deadline_ms: float | None = None,
     ) -> None:
         self._metrics, self._lookup = metrics, lookup
-        self._batcher: Batcher[Key, Work, Scored] = Batcher(self._score, max_batch_rows)
+        self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(self._score, max_batch_rows)
         self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
         self._ranking = 0
@@ -51,7 +51,9 @@ class Engine:
         """Whether a request is being ranked."""
         return self._ranking > 0
 
-    async def rank(self, served: Served, asked: Asked, stages: Stages, *, counted: bool = True) -> Ranked:
+    async def rank(
+        self, served: LoadedModel, asked: ParsedRequest, stages: StageTimer, *, counted: bool = True
+    ) -> RankResult:
         """Ranks a request; if it is cancelled before its turn, it is not scored.
 
         Args:
@@ -70,10 +72,10 @@ class Engine:
         finally:
             self._ranking -= 1
 
-    async def _rank(self, served: Served, asked: Asked, stages: Stages, counted: bool) -> Ranked:
+    async def _rank(self, served: LoadedModel, asked: ParsedRequest, stages: StageTimer, counted: bool) -> RankResult:
         deadline_ms = min(asked.options.deadline_ms or self._default_ms, self._most_ms)
         _require_time(deadline_ms, stages)
-        stored = NOTHING
+        stored = EMPTY
         if self._lookup is not None:
             stages.end("parse")
             stored = await self._lookup(served, asked)
@@ -84,45 +86,49 @@ class Engine:
         try:
             return await self._ranked(served, prepared, deadline_ms, stages, counted)
         except InvalidInputError as error:
-            raise explained(error, served.ranker.schema) from None
+            raise to_problem(error, served.ranker.schema) from None
 
     async def _ranked(
-        self, served: Served, prepared: Prepared, deadline_ms: float, stages: Stages, counted: bool
-    ) -> Ranked:
+        self, served: LoadedModel, prepared: PreparedRequest, deadline_ms: float, stages: StageTimer, counted: bool
+    ) -> RankResult:
         request, asked_for = prepared.request, [task.name for task in prepared.tasks]
         if not len(request):
             (missing,) = served.encoder.missing(served.encoder(request), request.counts)
-            return order(prepared, np.empty((0, len(asked_for)), np.float32), missing)
+            return sort_candidates(prepared, np.empty((0, len(asked_for)), np.float32), missing)
         tasks = tuple(sorted(asked_for))
         deadline = stages.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(request))
         try:
-            parts = await self._batcher.submit((served, tasks), Work(request, stages, counted), len(request), deadline)
+            parts = await self._batcher.submit(
+                (served, tasks), QueuedRequest(request, stages, counted), len(request), deadline
+            )
         except DeadlinePassedError:
             raise _late(deadline_ms, stages) from None
         finally:
             self._metrics.queue_rows.dec(len(request))
-        scored = Scored.concat(parts)
-        return order(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
+        scored = RequestScores.concat(parts)
+        return sort_candidates(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
 
     def close(self) -> None:
         """Finishes what is queued."""
         self._batcher.close()
 
-    def _score(self, key: Key, batch: Sequence[Work]) -> list[Scored | Exception]:
+    def _score(self, key: BatchKey, batch: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
         found = score(key, batch)
-        right = [each for each, work in zip(found, batch, strict=True) if isinstance(each, Scored) and work.counted]
+        right = [
+            each for each, work in zip(found, batch, strict=True) if isinstance(each, RequestScores) and work.counted
+        ]
         if right:
             scores = np.concatenate([each.scores for each in right])
             self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
         return found
 
 
-def _require_time(deadline_ms: float, stages: Stages) -> None:
+def _require_time(deadline_ms: float, stages: StageTimer) -> None:
     if stages.arrived + deadline_ms / 1000 < time.monotonic():
         raise _late(deadline_ms, stages)
 
 
-def _late(deadline_ms: float, stages: Stages) -> Problem:
+def _late(deadline_ms: float, stages: StageTimer) -> Problem:
     waited = (time.monotonic() - stages.arrived) * 1000
     return Problem(504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)")

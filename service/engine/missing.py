@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ranking.inputs import Mask
+from ranking.encoding.batch import Mask
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ranking.schema import Owner
-from service.engine.values import Values, joined
+from service.engine.values import Values, concat
 
 
 @dataclass(frozen=True)
-class Given:
+class RawFeatures:
     """What is said of one owner's rows.
 
     Attributes:
@@ -26,17 +26,17 @@ class Given:
     columns: Mapping[str, Values]
     stored: Mapping[str, Values] = field(default_factory=dict)
 
-    def slice(self, start: int, stop: int) -> Given:
+    def slice(self, start: int, stop: int) -> RawFeatures:
         """The rows from ``start`` to ``stop``."""
         ids = None if self.ids is None else self.ids[start:stop]
         columns, stored = (
             {name: values[start:stop] for name, values in some.items()} for some in (self.columns, self.stored)
         )
-        return Given(ids, columns, stored)
+        return RawFeatures(ids, columns, stored)
 
 
 @dataclass(frozen=True)
-class Request:
+class FeatureRequest:
     """What one request says, or several of the same form.
 
     Attributes:
@@ -45,9 +45,9 @@ class Request:
         form: which columns are given or stored and of which types; requests of one form can be joined, None with none.
     """
 
-    owners: Mapping[Owner, Given]
+    owners: Mapping[Owner, RawFeatures]
     counts: Sequence[int]
-    form: Hashable = None
+    signature: Hashable = None
 
     def __len__(self) -> int:
         """Candidates of all requests."""
@@ -58,20 +58,24 @@ class Request:
         """The request that each candidate belongs to [candidates]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
-    def slice(self, start: int, stop: int) -> Request:
+    def slice(self, start: int, stop: int) -> FeatureRequest:
         """The candidates from ``start`` to ``stop`` of what is one request."""
-        return Request({**self.owners, "item": self.owners["item"].slice(start, stop)}, [stop - start], self.form)
+        return FeatureRequest(
+            {**self.owners, "item": self.owners["item"].slice(start, stop)}, [stop - start], self.signature
+        )
 
     @staticmethod
-    def joined(requests: Sequence[Request]) -> Request:
+    def concat(requests: Sequence[FeatureRequest]) -> FeatureRequest:
         """Requests of one form as one, so that they are encoded as soon as one of them alone."""
         if len(requests) == 1:
             return requests[0]
-        owners: dict[Owner, Given] = {}
+        owners: dict[Owner, RawFeatures] = {}
         for owner, first in requests[0].owners.items():
             each = [request.owners[owner] for request in requests]
-            columns = {name: joined([given.columns[name] for given in each]) for name in first.columns}
-            stored = {name: joined([given.stored[name] for given in each]) for name in first.stored}
-            ids = None if first.ids is None else joined([given.ids for given in each])
-            owners[owner] = Given(ids, columns, stored)
-        return Request(owners, [count for request in requests for count in request.counts], requests[0].form)
+            columns = {name: concat([given.columns[name] for given in each]) for name in first.columns}
+            stored = {name: concat([given.stored[name] for given in each]) for name in first.stored}
+            ids = None if first.ids is None else concat([given.ids for given in each])
+            owners[owner] = RawFeatures(ids, columns, stored)
+        return FeatureRequest(
+            owners, [count for request in requests for count in request.counts], requests[0].signature
+        )

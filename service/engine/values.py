@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding import Encoder
+from ranking.encoding.batch import Mask, RaggedIds
+from ranking.encoding.columns import tail
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.vocabulary import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hashes_of
 from ranking.errors import InvalidInputError
-from ranking.features import newest
-from ranking.id_spaces import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hashes_of
-from ranking.inputs import Bag, Mask
 from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
 
 Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
@@ -23,7 +23,7 @@ Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
 None where the request gives none; or Arrow's, canonical."""
 
 
-def by_name(objects: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
+def to_columns(objects: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
     """The objects' values by name, None where an object has none or is None itself."""
     known = [each for each in objects if each is not None]
     if not known:
@@ -40,13 +40,13 @@ def by_name(objects: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]
     return {name: [None if each is None else each.get(name) for each in objects] for name in every}
 
 
-def as_array(values: pa.Array) -> Values:
+def to_numpy(values: pa.Array) -> Values:
     """Arrow's values as an array, if they can be."""
     plain = (pa.types.is_int64(values.type) or pa.types.is_float64(values.type)) and not values.null_count
     return values.to_numpy() if plain else values
 
 
-def as_list(values: Values) -> list[Any]:
+def to_list(values: Values) -> list[Any]:
     """Values as Python has them."""
     if isinstance(values, pa.Array):
         listed: list[Any] = values.to_pylist()
@@ -54,21 +54,21 @@ def as_list(values: Values) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
-def joined(parts: Sequence[Values]) -> Values:
+def concat(parts: Sequence[Values]) -> Values:
     """The values of all parts, which are of one kind and not Arrow's."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     return list(chain.from_iterable(parts))
 
 
-def taken(values: Values, rows: IdArray) -> Values:
+def take(values: Values, rows: IdArray) -> Values:
     """The values at these positions [rows], in their order."""
     if isinstance(values, pa.Array):
         return values.take(pa.array(rows))
     return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
 
 
-def known(values: Values) -> Mask:
+def is_set(values: Values) -> Mask:
     """Where a value is given [rows]."""
     if isinstance(values, np.ndarray):
         return np.ones(len(values), np.bool_)
@@ -97,7 +97,7 @@ def numbers(columns: Sequence[Values], features: Sequence[NumberFeature]) -> Flo
     except (OverflowError, ValueError):
         found = np.stack([_read(values, feature) for values, feature in zip(columns, features, strict=True)], 1)
     bad = ~np.isfinite(found)
-    if bad.any() and (bad := bad & np.stack([known(values) for values in columns], 1)).any():
+    if bad.any() and (bad := bad & np.stack([is_set(values) for values in columns], 1)).any():
         raise _invalid(bad, features, "is NaN or infinite: write null for unknown")
     logs = [isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features]
     if any(logs) and (low := (found <= -1.0) & logs).any():
@@ -148,11 +148,11 @@ def hashes(values: Values) -> IdArray:
     return hash_column(values) if isinstance(values, pa.Array) else hashes_of(values)
 
 
-def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> Bag:
+def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
     """Lists of ids as embedding rows; what is no list is one missing id, None inside a list is left out."""
     if isinstance(values, pa.Array):
         if isinstance(feature, SequenceFeature) and not pa.types.is_null(values.type):
-            values = newest(values, feature.max_length)
+            values = tail(values, feature.max_length)
         return encoder.bag(values, feature)
     if isinstance(feature, SequenceFeature):
         values = [ids and ids[-feature.max_length :] for ids in values]
@@ -160,4 +160,4 @@ def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> Bag:
     space = encoder.id_spaces[feature.table]
     assert isinstance(space, Vocabulary | HashBuckets)
     rows_of_lists = space.rows_of(list(chain.from_iterable(lists)), feature.column)
-    return Bag(rows_of_lists, np.array([len(ids) for ids in lists], np.int64))
+    return RaggedIds(rows_of_lists, np.array([len(ids) for ids in lists], np.int64))

@@ -11,15 +11,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ranking.artifacts.atomic_files import fsync, os_error_text
 from ranking.errors import OutputError
-from ranking.files import flush, reason
 
 log = logging.getLogger("ranker.service")
 
 PART, DONE = ".jsonl.part", ".jsonl"
 
 
-class LineFiles:
+class RotatingJsonlFile:
     """Appends to a file of its own, and finishes it when it is large or old: flushed to disk, then renamed.
 
     Files that a killed process left are finished when the next one starts: whoever writes to a file locks it.
@@ -43,7 +43,7 @@ class LineFiles:
             folder.mkdir(parents=True, exist_ok=True)
             self._finish_orphans()
         except OSError as error:
-            raise OutputError(f"{folder}: feedback cannot be written ({reason(error)})") from None
+            raise OutputError(f"{folder}: feedback cannot be written ({os_error_text(error)})") from None
 
     def append(self, lines: bytes) -> None:
         """Whole lines, by one write: all of them are there, or none.
@@ -74,7 +74,7 @@ class LineFiles:
         try:
             os.fsync(file)
             self._part.rename(_done(self._part))
-            flush(self._folder)
+            fsync(self._folder)
         finally:
             os.close(file)  # and unlocked
 

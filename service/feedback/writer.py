@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from service.feedback.files import LineFiles
+from service.feedback.files import RotatingJsonlFile
 from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
@@ -38,13 +38,13 @@ class FeedbackWriter:
     """
 
     def __init__(self, folder: Path, max_bytes: int, max_seconds: float) -> None:
-        self._files = LineFiles(folder, max_bytes, max_seconds)
+        self._files = RotatingJsonlFile(folder, max_bytes, max_seconds)
         self._queue: queue.Queue[tuple[bytes, Reply] | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._run, name="feedback", daemon=True)
         self._thread.start()
 
     @classmethod
-    def of(cls, settings: Settings) -> Self | None:
+    def from_settings(cls, settings: Settings) -> Self | None:
         """The writer that the settings ask for, if they do.
 
         Raises:

@@ -16,7 +16,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from service.server.uvicorn_server import KILLED, Server
-from service.telemetry.shared_metrics import forget_dead
+from service.telemetry.multiprocess import prune_dead_workers
 
 LATE_SECONDS = 5.0
 """Beyond the time that it has for stopping; then a process is taken for stuck."""
@@ -77,7 +77,7 @@ class Supervisor(Multiprocess):
                 return
             log.warning("process %s died (exit code %s) and is replaced", worker.pid, worker.exitcode)
             self.processes[place] = self._started()
-        forget_dead(self._metrics, {worker.pid for worker in self.processes})
+        prune_dead_workers(self._metrics, {worker.pid for worker in self.processes})
 
     def join_all(self) -> None:
         """As uvicorn calls it, when all have been told to stop."""

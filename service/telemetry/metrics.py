@@ -19,10 +19,10 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from service.engine.model import LoadedModel
 from service.telemetry.bulk_histogram import BulkHistogram
-from service.telemetry.shared_metrics import Processes, shared_folder
-from service.telemetry.stages import STAGES, Stage
-from service.versions.served import Served
+from service.telemetry.multiprocess import Processes, shared_folder
+from service.telemetry.stage_timer import STAGES, Stage
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS)
@@ -127,7 +127,7 @@ class Metrics:
         self._stage = {stage: self._stages.labels(stage) for stage in STAGES}
         self._rejection = {status: self.rejections.labels(reason) for status, reason in REJECTIONS.items()}
 
-    def loaded(self, served: Served, role: str = "current") -> None:
+    def loaded(self, served: LoadedModel, role: str = "current") -> None:
         """Notes a version that is now served in this role: current, canary or shadow."""
         self._models.labels(served.name, served.version, role).set(1)
         self._load_seconds.labels(served.name).set(served.load_seconds)
@@ -154,7 +154,7 @@ class Metrics:
         if status in self._rejection:
             self._rejection[status].inc()
 
-    def scored(self, served: Served, tasks: Sequence[str], scores: npt.NDArray[np.float32], missing: int) -> None:
+    def scored(self, served: LoadedModel, tasks: Sequence[str], scores: npt.NDArray[np.float32], missing: int) -> None:
         """Counts a batch.
 
         Args:

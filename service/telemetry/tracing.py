@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ranking.errors import ConfigError
-from service.telemetry.stages import Stages
-from service.telemetry.subject import facts
+from service.telemetry.request_info import request_fields
+from service.telemetry.stage_timer import StageTimer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -42,7 +42,7 @@ class Traces:
         self._tracer = provider.get_tracer(SERVICE)
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, scope: Scope, status: int, stages: Stages, ended: float) -> None:
+    def record(self, scope: Scope, status: int, stages: StageTimer, ended: float) -> None:
         """Spans of a request that has been answered, below the one that its ``traceparent`` names.
 
         Args:
@@ -67,7 +67,7 @@ class Traces:
             span.set_attribute("ranker.request_id", scope["state"]["request_id"])
             if route is not None:
                 span.set_attribute("http.route", route)
-            for name, value in facts(scope, status).items():
+            for name, value in request_fields(scope, status).items():
                 if name != "status":
                     span.set_attribute(f"ranker.{name}", value)
             if status >= 500:

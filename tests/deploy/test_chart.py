@@ -13,9 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipelines.arguments import parser
 from pipelines.bench.capacity import CORES, QUEUE_ROWS
-from service.security.exposure import OPERATIONS_PORT
+from pipelines.cli.arguments import parser
+from service.http.auth.exposure import OPERATIONS_PORT
 from service.settings import Settings, read
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, render_chart
 
@@ -196,8 +196,8 @@ def test_container_commands_parse_as_ranker_commands(variant: str) -> None:
         container = container_of(variant, role)
         words = container["command"] + container.get("args", [])
         if words[0] == "torchrun":
-            assert words[:4] == ["torchrun", "-m", "--", "pipelines.train"]
-            words = ["ranker", "train", *words[4:]]
+            assert words[:5] == ["torchrun", "-m", "--", "pipelines.cli", "train"]
+            words = ["ranker", *words[4:]]
         parser().parse_args(words[1:])  # Exits with a usage error if the command is invalid.
 
 

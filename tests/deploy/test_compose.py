@@ -108,7 +108,7 @@ def test_service_is_read_only_and_unprivileged(services: dict[str, Any], name: s
 
 
 def test_ranker_commands_parse(services: dict[str, Any]) -> None:
-    from pipelines.arguments import parser
+    from pipelines.cli.arguments import parser
 
     lines = [line for name in ("trainer", "loader") for line in services[name]["command"][0].splitlines()]
     commands = [line.split("ranker ", 1)[1].split() for line in lines if "ranker " in line]

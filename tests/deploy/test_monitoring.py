@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ranking.files import write_json
-from service.security.exposure import OPERATIONS_PORT
+from ranking.artifacts.atomic_files import write_json
+from service.http.auth.exposure import OPERATIONS_PORT
 from tests.deploy.processes import LoadGenerator, Prometheus, Service, request_status, wait_until
 from tests.deploy.rendering import DEPLOY
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import Config, LogsConfig
-from pipelines.logs.reader import LogReader
-from ranking.features import FeatureTable
+from pipelines.config.config import Config, LogsConfig
+from pipelines.data.reader import LogReader
+from ranking.encoding.columns import FeatureTable
 from ranking.schema import Owner, Schema
 from tests.conftest import RAW_SCHEMA
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ranking.embeddings import Embeddings
-from ranking.encoding import Encoder
-from ranking.features import FeatureTable, complete
-from ranking.fitting import EncoderFitter
-from ranking.freezing import freeze
-from ranking.frozen import FrozenRanker
+from ranking.encoding.columns import FeatureTable, fill_features
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.frozen.freeze import freeze
+from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK
 from ranking.gates.config import DSelectKConfig, GateConfig
-from ranking.model import Mixture, ModelConfig
+from ranking.model.embeddings import Embeddings
+from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
 
 USERS, ITEMS = 20, 30
@@ -153,7 +153,7 @@ def hand_encoder(
     hand_schema: Schema, hand_tables: dict[Owner, FeatureTable], draw_rows: Callable[[int, int], pa.Table]
 ) -> Encoder:
     fitter = EncoderFitter(hand_schema)
-    fitter.add(complete(draw_rows(300, 0), hand_schema, hand_tables))
+    fitter.add(fill_features(draw_rows(300, 0), hand_schema, hand_tables))
     return fitter.encoder()
 
 
@@ -171,15 +171,15 @@ def set_codes() -> Callable[[DSelectK, list[list[int]]], None]:
 
 
 @pytest.fixture(scope="session")
-def make_mixture(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfig], Mixture]:
+def make_mixture(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfig], MMoE]:
     """(gate) → a new dense model, the same each time: in eval mode, with a batch norm that does something."""
 
-    def make(gate: GateConfig) -> Mixture:
+    def make(gate: GateConfig) -> MMoE:
         with torch.random.fork_rng():
             torch.manual_seed(7)
             embeddings = Embeddings(hand_schema, {name: space.size for name, space in hand_encoder.id_spaces.items()})
             config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=gate)
-            model = Mixture(config, len(hand_schema.tasks), embeddings, hand_encoder.dense_size)
+            model = MMoE(config, len(hand_schema.tasks), embeddings, hand_encoder.dense_size)
             with torch.no_grad():
                 for table in hand_schema.tables:
                     embeddings.weight(table).normal_()
@@ -196,11 +196,11 @@ def make_mixture(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateCo
 
 @pytest.fixture(scope="session")
 def make_model(
-    make_mixture: Callable[[GateConfig], Mixture], set_codes: Callable[[DSelectK, list[list[int]]], None]
-) -> Callable[[], Mixture]:
+    make_mixture: Callable[[GateConfig], MMoE], set_codes: Callable[[DSelectK, list[list[int]]], None]
+) -> Callable[[], MMoE]:
     """A new dense model, the same each time, whose static gate has converged to ``HAND_CODES``."""
 
-    def make() -> Mixture:
+    def make() -> MMoE:
         model = make_mixture(DSelectKConfig(k=2))
         set_codes(model.gate, HAND_CODES)
         return model
@@ -210,7 +210,7 @@ def make_model(
 
 @pytest.fixture(scope="session")
 def hand_ranker(
-    make_model: Callable[[], Mixture], hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable]
+    make_model: Callable[[], MMoE], hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable]
 ) -> FrozenRanker:
     """The frozen model; read only."""
     return freeze(make_model(), hand_encoder, hand_tables, {"click": 1.0, "like": 2.0}, {"made_by": "hand"})

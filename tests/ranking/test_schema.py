@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 from pydantic import ValidationError
 
-from ranking.explaining import explain
 from ranking.schema import BagFeature, CategoricalFeature, NumericFeature, Schema
+from ranking.schema.validation_errors import format_validation_error
 
 AGE = {"name": "age", "kind": "numeric", "owner": "user"}
 CLICK = {"name": "click", "kind": "binary"}
@@ -28,7 +28,7 @@ def refusal(data: dict[str, Any]) -> str:
     """What a user reads when this document is refused."""
     with pytest.raises(ValidationError) as caught:
         Schema.model_validate(data)
-    return explain(caught.value, data)
+    return format_validation_error(caught.value, data)
 
 
 def bag(name: str, **keys: Any) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def test_owned_columns_leave_out_the_id_column_and_repeats() -> None:
         categorical("brand"),
     ]
     schema = Schema.model_validate(document(features))
-    assert schema.owned_columns("user") == ["age"]
-    assert schema.owned_columns("item") == ["brand"]
-    assert schema.owned_columns("context") == []
+    assert schema.columns_of("user") == ["age"]
+    assert schema.columns_of("item") == ["brand"]
+    assert schema.columns_of("context") == []
 
 
 def test_users_and_items_have_an_id_column_and_the_context_has_none() -> None:
@@ -332,4 +332,4 @@ def test_a_restricted_schema_keeps_the_named_features_in_their_order() -> None:
     assert [feature.name for feature in restricted.features] == ["tag", "brand"]
     assert list(restricted.tables) == ["tag", "brand"]
     assert restricted.tasks == schema.tasks
-    assert schema.restricted([]).given == []
+    assert schema.restricted([]).inputs == []

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ranking.selection import Load, Selection, Shape, flops
+from ranking.selection import RoutingCost, Selection, Shape, flops
 
 SELECTION = Selection(5, 2, {"click": {0: 0.25, 3: 0.75}, "like": {3: 1.0}, "watch": {1: 0.5, 0: 0.5}})
 SHAPE = Shape(inputs=10, expert_layers=(4, 3), tower_layers=(2,))
@@ -63,7 +63,7 @@ def test_flops_by_hand() -> None:
 
 def test_flops_of_a_per_example_gate_are_those_of_the_gate_and_of_what_rows_need_on_average() -> None:
     selection = Selection(5, 2, {"click": dict.fromkeys(range(5), 0.2), "like": dict.fromkeys(range(5), 0.2)}, True)
-    load = Load(gate_flops=50, experts=2.75, experts_by_task={"click": 1.5, "like": 2.0})
+    load = RoutingCost(gate_flops=50, experts=2.75, experts_by_task={"click": 1.5, "like": 2.0})
     assert flops(selection, SHAPE, load) == {
         "dense": 5 * 104 + 2 * (2 * 5 * 3 + 16) + 50,
         "frozen": 286 + (9 + 12) + 2 * 16 + 50,  # 2.75 · 104, 1.5 · 6 and 2 · 6

@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 import ranking
-from pipelines import config as configs
-from pipelines.freezing import freeze_run
-from pipelines.publishing import publish
-from pipelines.releasing import change
-from pipelines.train import train
+from pipelines.config import config as configs
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.publish import publish
+from pipelines.jobs.release import change_release
+from pipelines.jobs.train import train
 from ranking import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
@@ -60,7 +60,7 @@ def both(bundle: Path, candidate: Path, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("both")
     publish(bundle, folder)
     publish(candidate, folder)
-    change(folder, "feed", {"version": 1})
+    change_release(folder, "feed", {"version": 1})
     return folder
 
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from pipelines.publishing import publish
-from ranking import FrozenRanker, bundle
-from ranking.embeddings import Embeddings
-from ranking.features import FeatureTable, complete
-from ranking.fitting import EncoderFitter
-from ranking.freezing import freeze
+from pipelines.jobs.publish import publish
+from ranking import FrozenRanker
+from ranking.artifacts import bundle
+from ranking.encoding.columns import FeatureTable, fill_features
+from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.frozen.freeze import freeze
 from ranking.gates.config import SharedBottomConfig
-from ranking.model import Mixture, ModelConfig
+from ranking.model.embeddings import Embeddings
+from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
 from service.app import create_app
 from service.settings import Settings
@@ -50,14 +51,14 @@ def ranker() -> FrozenRanker:
         }
     )
     fitter = EncoderFitter(SCHEMA)
-    fitter.add(complete(rows, SCHEMA, TABLES))
+    fitter.add(fill_features(rows, SCHEMA, TABLES))
     encoder = fitter.encoder()
     torch.manual_seed(0)
     embeddings = Embeddings(SCHEMA, {name: space.size for name, space in encoder.id_spaces.items()})
     for table in SCHEMA.tables:
         torch.nn.init.normal_(embeddings.weight(table))
     config = ModelConfig(expert_layers=(8,), tower_layers=(4,), gate=SharedBottomConfig(kind="shared_bottom"))
-    return freeze(Mixture(config, 1, embeddings, encoder.dense_size).eval(), encoder, TABLES, {"click": 1.0})
+    return freeze(MMoE(config, 1, embeddings, encoder.dense_size).eval(), encoder, TABLES, {"click": 1.0})
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.api.reading import LARGE
+from service.http.decode import LARGE
 
 ONE = [{"id": "v1"}]
 

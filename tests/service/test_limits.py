@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.formats import ARROW
 from service.app import create_app
+from service.http.media_types import ARROW
 from service.settings import Settings
-from tests.service.api.streams import stream
+from tests.support.arrow_streams import stream
 
 LONG = "x" * 1_025
 SOON = 5.0

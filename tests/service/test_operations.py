@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from pipelines.demo import post, service
-from pipelines.publishing import publish
+from pipelines.jobs.demo import post, service
+from pipelines.jobs.publish import publish
 from ranking import BundleError, FrozenRanker
 from service.app import create_app
 from service.settings import Settings

@@ -12,10 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import ranking
-from pipelines.publishing import publish
-from pipelines.scoring import score_log
+from pipelines.jobs.publish import publish
+from pipelines.jobs.score import score_log
 from ranking import FrozenRanker
-from ranking.tensors import InputTensors
+from ranking.encoding.torch_batch import TorchBatch
 from service.app import create_app
 from service.settings import Settings
 
@@ -124,7 +124,7 @@ def test_explain_names_the_experts_that_some_candidate_chose(
     explained = rank(client, asked)["explain"]
     inputs = ranker.encoder.encode(ranker.complete(candidates(asked)))
     positions = [ranker.schema.task_names.index(task) for task in tasks]
-    chosen = (ranker.graph.routing(InputTensors.of(inputs))[:, positions] > 0).flatten(0, 1).any(0)
+    chosen = (ranker.graph.routing(TorchBatch.from_numpy(inputs))[:, positions] > 0).flatten(0, 1).any(0)
     assert explained["experts_run"] == chosen.nonzero().flatten().tolist()
     assert explained["experts_total"] == ranker.selection.num_experts
     assert list(explained["tasks"]) == tasks

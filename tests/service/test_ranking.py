@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from pipelines.logs.reader import LogReader
-from pipelines.scoring import score_log
+from pipelines.data.reader import LogReader
+from pipelines.jobs.score import score_log
 from ranking import FrozenRanker
-from service.api.messages import RankRequest
-from service.engine.candidates import Asked
-from service.engine.encoding import RequestEncoder
-from service.engine.ranking import Ranked, order, prepare
-from service.engine.runtimes import choose
+from service.backends.select import select_backend
+from service.engine.request_encoder import RequestEncoder
+from service.engine.response import RankResult, prepare, sort_candidates
+from service.engine.validation import ParsedRequest
+from service.protocol.messages import RankRequest
 
 TOLERANCE = 1e-5
 
@@ -163,13 +163,15 @@ def test_explain_names_the_experts_that_ran(
     assert explained["tasks"] == {"like": {str(expert): weight for expert, weight in chosen.items()}}
 
 
-def ranked(ranker: FrozenRanker, asked: Asked) -> Ranked:
+def ranked(ranker: FrozenRanker, asked: ParsedRequest) -> RankResult:
     """As the service does it, but without its queue."""
     encoder = RequestEncoder(ranker)
     prepared = prepare(ranker, encoder, asked)
     halves = encoder(prepared.request)
     (missing,) = encoder.missing(halves, prepared.request.counts)
-    return order(prepared, choose(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing)
+    return sort_candidates(
+        prepared, select_backend(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing
+    )
 
 
 def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:
@@ -181,7 +183,9 @@ def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, r
         else weight
         for name, weight in ranker.weights.items()
     }
-    request = Asked.of(RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}), {})
+    request = ParsedRequest.from_message(
+        RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}), {}
+    )
     clean, dirty = ranked(ranker, request), ranked(dataclasses.replace(ranker, weights=poisoned), request)
     assert dirty.experts_run == used
     np.testing.assert_array_equal(dirty.scores, clean.scores)
@@ -207,7 +211,7 @@ def test_reading_all_validation_rows_of_the_log_in_one_request_scores_as_the_lib
     client: TestClient, ranker: FrozenRanker, logs: Path, request_body: dict[str, Any]
 ) -> None:
     reader = LogReader(logs / "log" / "date=2026-01-09", ranker.schema, dict(ranker.tables), labels=False)
-    rows = next(iter(reader.clean())).rows
+    rows = next(iter(reader.scan())).rows
     items = dict.fromkeys(rows["item_id"].to_pylist())
     body = request_body | {"items": [{"id": item} for item in items]}
     expected = ranker.score(candidates(body))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from service.api.formats import ARROW, JSON
-from tests.service.api.streams import stream
-from tests.service.serving import Service, serving
+from service.http.media_types import ARROW, JSON
+from tests.support.arrow_streams import stream
+from tests.support.serving import Service, serving
 
 SECONDS = float(os.environ.get("RANKER_SOAK_SECONDS", "20"))
 WARM = 400

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LOADS = "from service.engine.runtimes import onnx_runtime; onnx_runtime.onnxruntime.SessionOptions()"
+LOADS = "from service.backends import onnx; onnx.onnxruntime.SessionOptions()"
 
 
 def test_the_runtime_keeps_no_device_id(tmp_path: Path) -> None:

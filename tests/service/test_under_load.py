@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from pipelines.demo import service
+from pipelines.jobs.demo import service
 from ranking import FrozenRanker
 
 CLIENTS, REQUESTS = 32, 8

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.bench.reference import write_reference
-from ranking import bundle
-from ranking.frozen import FrozenRanker
+from ranking.artifacts import bundle
+from ranking.frozen.ranker import FrozenRanker
 
 ITEMS, USERS = 300, 40
 

@@ -23,7 +23,7 @@ class Clocked:
 
 def test_slow_requests_count_as_much_as_they_take(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Clocked()
-    monkeypatch.setattr(bare, "choose", lambda *_: engine)
+    monkeypatch.setattr(bare, "select_backend", lambda *_: engine)
     monkeypatch.setattr(bare.time, "perf_counter", lambda: engine.now)
     found = bare.measure(reference, 10, 14.0, 1)
     assert found == pytest.approx(1 / 0.28, rel=0.02)

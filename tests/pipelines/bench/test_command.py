@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.arguments import BENCH_PARTS
 from pipelines.bench import command, report
 from pipelines.bench.requests import FORMS
 from pipelines.bench.sizes import FULL, QUICK
-from pipelines.cli import main
+from pipelines.cli.arguments import BENCH_PARTS
+from pipelines.cli.main import main
 from ranking.errors import RankerError
 from tests.pipelines.bench.test_report import results
 

@@ -13,23 +13,23 @@ import torch
 from pipelines.bench.dense import choose, dense_model, dense_ranker, unsplit
 from pipelines.bench.dense_body import DenseRuntime, dense_body
 from pipelines.bench.requests import Requests
-from ranking.frozen import FrozenRanker
+from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
+from ranking.encoding.torch_batch import TorchBatch
+from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK, Softmax
-from ranking.halves import Halves, Sides
 from ranking.selection import Selection, Shape, flops
-from ranking.tensors import InputTensors
-from service.engine.runtimes import choose as runtime
+from service.backends.select import select_backend as runtime
 
 
 @pytest.fixture
-def halves(ranker: FrozenRanker, reference: Path) -> Halves:
+def halves(ranker: FrozenRanker, reference: Path) -> RequestBatch:
     return Requests(ranker, reference).halves(37)
 
 
 def test_shape_and_choice(ranker: FrozenRanker) -> None:
     schema = ranker.schema
     assert (len(schema.categoricals), len(schema.numerics)) == (30, 20)
-    sides = Sides(ranker.encoder)
+    sides = SharedItemSplitter(ranker.encoder)
     assert (len(sides.shared.joined), len(sides.items.joined)) == (250, 250)
     assert [tuple(weight.shape) for weight, _ in ranker.graph.experts[1]] == [(500, 256), (256, 256)]
     assert [tuple(weight.shape) for weight, _ in ranker.graph.towers["task_7"]] == [(256, 64), (64, 1)]
@@ -48,17 +48,17 @@ def test_tables_have_the_rows_asked_for(ranker: FrozenRanker) -> None:
     assert {owner: len(table) for owner, table in ranker.encoded.items()} == {"user": 40, "item": 300}
 
 
-def test_the_dense_model_scores_as_the_bundle_does(ranker: FrozenRanker, halves: Halves) -> None:
+def test_the_dense_model_scores_as_the_bundle_does(ranker: FrozenRanker, halves: RequestBatch) -> None:
     model = dense_model(ranker)
     assert len(model.active) == 8
     with torch.inference_mode():
-        dense = torch.sigmoid(model(InputTensors.of(Sides(ranker.encoder).join(halves))))
+        dense = torch.sigmoid(model(TorchBatch.from_numpy(SharedItemSplitter(ranker.encoder).merge(halves))))
     frozen = runtime(ranker, "torch").scores(halves, ranker.schema.task_names)
     assert np.abs(dense.numpy() - frozen).max() < 1e-5
     assert frozen.std(0).min() > 1e-4  # not all alike
 
 
-def test_the_dense_body_evaluates_every_expert_and_scores_the_same(ranker: FrozenRanker, halves: Halves) -> None:
+def test_the_dense_body_evaluates_every_expert_and_scores_the_same(ranker: FrozenRanker, halves: RequestBatch) -> None:
     dense = dense_ranker(ranker)
     body = onnx.load_from_string(dense_body(dense.graph, dense.encoder))
     weights = [w.dims for w in body.graph.initializer if len(w.dims) == 2 and w.dims[0] > 8]
@@ -70,18 +70,18 @@ def test_the_dense_body_evaluates_every_expert_and_scores_the_same(ranker: Froze
     assert np.abs(scores - frozen).max() < 1e-5
 
 
-def test_without_a_split_nothing_is_shared_and_scores_are_the_same(ranker: FrozenRanker, halves: Halves) -> None:
+def test_without_a_split_nothing_is_shared_and_scores_are_the_same(ranker: FrozenRanker, halves: RequestBatch) -> None:
     whole = unsplit(ranker)
-    sides = Sides(whole.encoder)
+    sides = SharedItemSplitter(whole.encoder)
     assert (len(sides.shared.joined), len(sides.items.joined)) == (0, 500)
-    again = sides.split(Sides(ranker.encoder).join(halves), halves.request)
+    again = sides.split(SharedItemSplitter(ranker.encoder).merge(halves), halves.request)
     tasks = ranker.schema.task_names
     one, other = runtime(whole, "onnxruntime").scores(again, tasks), runtime(ranker, "torch").scores(halves, tasks)
     assert np.abs(one - other).max() < 1e-5
 
 
 def test_dense_twins_of_a_trained_bundle(bundle: Path) -> None:
-    from ranking import bundle as bundles
+    from ranking.artifacts import bundle as bundles
 
     trained = bundles.load(bundle)
     halves = Requests(trained, bundle).halves(20)
@@ -89,13 +89,13 @@ def test_dense_twins_of_a_trained_bundle(bundle: Path) -> None:
     frozen = runtime(trained, "torch").scores(halves, tasks)
     assert np.abs(DenseRuntime(dense_ranker(trained), 1).scores(halves, tasks) - frozen).max() < 1e-5
     model = dense_model(trained)
-    inputs = InputTensors.of(Sides(trained.encoder).join(halves))
+    inputs = TorchBatch.from_numpy(SharedItemSplitter(trained.encoder).merge(halves))
     with torch.inference_mode():
         assert (model(inputs) - trained.graph(inputs, tasks)).abs().max() < 1e-4
 
 
 def test_a_per_example_gate_has_no_dense_twin(bundle_of: Callable[[str], Path]) -> None:
-    from ranking import bundle as bundles
+    from ranking.artifacts import bundle as bundles
 
     with pytest.raises(ValueError, match="per-example"):
         dense_model(bundles.load(bundle_of("dselect_k per example")))

@@ -9,12 +9,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipelines.bench.requests import DIFFERENT, FORMS, Requests
-from pipelines.publishing import publish
-from ranking import bundle
-from ranking.frozen import FrozenRanker
-from service.api.formats import JSON
-from service.api.messages import RankRequest
+from pipelines.jobs.publish import publish
+from ranking.artifacts import bundle
+from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
+from service.http.media_types import JSON
+from service.protocol.messages import RankRequest
 from service.settings import Settings
 
 
@@ -62,10 +62,10 @@ def test_what_has_no_table_comes_from_golden_rows(bundle_without_tables: Path) -
     ranker = bundle.load(bundle_without_tables)
     requests = Requests(ranker, bundle_without_tables)
     parsed = RankRequest.model_validate_json(requests.body("columns", 7).data)
-    assert set(parsed.user.features) == set(ranker.schema.owned_columns("user"))
-    assert set(parsed.items.features) == set(ranker.schema.owned_columns("item"))  # type: ignore[union-attr]
+    assert set(parsed.user.features) == set(ranker.schema.columns_of("user"))
+    assert set(parsed.items.features) == set(ranker.schema.columns_of("item"))  # type: ignore[union-attr]
     by_id = RankRequest.model_validate_json(requests.body("ids", 7).data)
-    assert set(by_id.user.features) == set(ranker.schema.owned_columns("user"))
+    assert set(by_id.user.features) == set(ranker.schema.columns_of("user"))
     assert len(requests.halves(7)) == 7
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines.bench import roofline
-from ranking.frozen import FrozenRanker
+from ranking.frozen.ranker import FrozenRanker
 from ranking.selection import Shape
 
 

@@ -13,9 +13,9 @@ import pytest
 from pipelines.bench.load import Load
 from pipelines.bench.requests import Requests
 from pipelines.bench.serving import Server, ours
-from pipelines.publishing import publish
+from pipelines.jobs.publish import publish
 from ranking.errors import RankerError
-from ranking.frozen import FrozenRanker
+from ranking.frozen.ranker import FrozenRanker
 from service.settings import Settings
 
 WITH_A_CHILD = """

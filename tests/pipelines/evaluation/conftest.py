@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from pipelines.evaluation.predicting import Predictions
-from ranking.calibration import Calibration
+from pipelines.evaluation.predict import Predictions
+from ranking.frozen.calibration import Calibration
 from ranking.schema import Task
 
 MakePredictions = Callable[..., Predictions]

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
-from pipelines.evaluation.measuring import evaluate, evaluate_all
-from pipelines.evaluation.runs import run_sources
+from pipelines.evaluation.evaluate import evaluate, evaluate_all
+from pipelines.evaluation.run_sources import run_scorers
 from pipelines.evaluation.slices import SHOWN, make_slice
-from pipelines.evaluation.sources import bundle_source
-from pipelines.freezing import freeze_run
-from pipelines.run_folder import RunFolder
-from pipelines.train import train
-from ranking.encoding import Encoder
-from ranking.features import complete
-from ranking.fitting import EncoderFitter
+from pipelines.evaluation.sources import bundle_scorer
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.train import train
+from pipelines.runs.run import RunFolder
+from ranking.encoding.columns import fill_features
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.schema import Schema
 from tests.conftest import RAW_SCHEMA
 from tests.pipelines.conftest import Shop
@@ -32,7 +32,7 @@ SCHEMA = Schema.model_validate(RAW_SCHEMA)
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
     fitter = EncoderFitter(SCHEMA)
-    fitter.add(complete(pa.table({"user_id": ["a", "b", "c"], "item_id": [1, 2, 3]}), SCHEMA, {}))
+    fitter.add(fill_features(pa.table({"user_id": ["a", "b", "c"], "item_id": [1, 2, 3]}), SCHEMA, {}))
     return fitter.encoder()
 
 
@@ -40,7 +40,7 @@ def sliced(encoder: Encoder, name: str, *batches: dict[str, Any]) -> dict[str, l
     """Value → positions of its rows, of batches that come one after the other."""
     found = make_slice(name, encoder)
     for batch in batches:
-        table = complete(pa.table(batch), encoder.schema, {})
+        table = fill_features(pa.table(batch), encoder.schema, {})
         found.add(table, encoder.encode(table))
     return {value: rows.tolist() for value, rows in found.groups().items()}
 
@@ -110,7 +110,7 @@ class TestKinds:
         features = [bands if feature["name"] == "age" else feature for feature in RAW_SCHEMA["features"]]
         schema = Schema.model_validate({**RAW_SCHEMA, "features": features})
         fitter = EncoderFitter(schema)
-        fitter.add(complete(pa.table({"user_id": ["a"], "item_id": [1]}), schema, {}))
+        fitter.add(fill_features(pa.table({"user_id": ["a"], "item_id": [1]}), schema, {}))
         assert sliced(fitter.encoder(), "age", {"age": [20.0, 40.0, None]}) == {"20": [0], "40": [1], "missing": [2]}
 
 
@@ -153,7 +153,7 @@ class TestEvaluations:
         shop, run = measured
         last_day = shop.table(1000).slice(900)
         pq.write_table(last_day.filter(pc.equal(last_day["tab"], 3)), tmp_path / "tab-3.parquet")
-        alone = evaluate_all(run_sources(run), tmp_path / "tab-3.parquet", [])
+        alone = evaluate_all(run_scorers(run), tmp_path / "tab-3.parquet", [])
         part = run.load_evaluation()["slices"]["tab"]["3"]
         assert part["rows"] == alone["rows"]
         for task, measures in alone["tasks"].items():
@@ -162,15 +162,15 @@ class TestEvaluations:
                     assert part["tasks"][task][name] == pytest.approx(value), (task, name)
 
     def test_take_the_slices_of_the_command_in_place_of_the_configured(self, measured: tuple[Shop, RunFolder]) -> None:
-        found = evaluate_all(run_sources(measured[1]), slices=["age", "new_item", "age"])
+        found = evaluate_all(run_scorers(measured[1]), slices=["age", "new_item", "age"])
         assert list(found["slices"]) == ["age", "new_item"]
-        assert evaluate_all(run_sources(measured[1]), slices=[])["slices"] == {}
+        assert evaluate_all(run_scorers(measured[1]), slices=[])["slices"] == {}
 
     def test_of_a_bundle_are_those_of_its_run(self, measured: tuple[Shop, RunFolder]) -> None:
         shop, run = measured
         freeze_run(run.path, shop.folder / "bundle")
-        frozen = evaluate(bundle_source(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)["slices"]
-        dense = evaluate_all(run_sources(run), shop.log)["slices"]
+        frozen = evaluate(bundle_scorer(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)["slices"]
+        dense = evaluate_all(run_scorers(run), shop.log)["slices"]
         assert frozen.keys() == dense.keys()
         for name, values in dense.items():
             for value, part in values.items():

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.config import Config
-from pipelines.run_folder import RunFolder
+from pipelines.config.config import Config
+from pipelines.runs.run import RunFolder
 
 CHECKS, STEPS = 40, 2_000
 K = 2

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.report.facts import read_facts
 from pipelines.report.page import render, write_report
-from pipelines.run_folder import RunFolder
+from pipelines.report.run_data import read_run_data
+from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, OutputError
 from tests.pipelines.report.conftest import write_run
 
@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 
 def page(run: RunFolder) -> Page:
-    return Page(render(read_facts(run.path)))
+    return Page(render(read_run_data(run.path)))
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -212,7 +212,7 @@ class TestRealRuns:
         assert found.lacking <= {"Calibration", "Slices"}
 
     def test_single_task_runs_have_no_gate(self, shop: Any, tmp_path: Path) -> None:
-        from pipelines.train import train
+        from pipelines.jobs.train import train
 
         shop.write(shop.table(400))
         found = page(train(shop.config(model={"gate": {"kind": "single_task"}}), tmp_path / "run"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.report.plots import Moment, Series, Size, calibration, over_steps, thinned, ticks
+from pipelines.report.plots import Marker, Series, Size, calibration, over_steps, thinned, ticks
 
 SIZE = Size(width=240, height=130)
 BIN = {"predicted": 0.04, "observed": 0.05, "low": 0.03, "high": 0.09, "rows": 500}
@@ -54,7 +54,7 @@ class TestOverSteps:
         assert over_steps("t", [Series("loss", "train", [(1, math.nan)])], steps=4, label="").paths == []
 
     def test_shades_the_annealing(self) -> None:
-        moments = [Moment("a", "anneal", 25), Moment("c", "choice", 75)]
+        moments = [Marker("a", "anneal", 25), Marker("c", "choice", 75)]
         plot = over_steps("t", [], steps=100, label="", moments=moments, size=SIZE)
         assert plot.band == (87.0, 94.0)
 

@@ -8,37 +8,37 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pipelines.training.batch import Batch
-from pipelines.training.building import build_model
-from pipelines.training.examples import encode
-from ranking.fitting import EncoderFitter
-from ranking.model import Mixture
+from pipelines.training.labeled_batch import encode
+from pipelines.training.model_factory import build_model
+from pipelines.training.torch_batch import DeviceBatch
+from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.model.mmoe import MMoE
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 
 @pytest.fixture
-def made(shop: Shop) -> tuple[Mixture, Batch]:
+def made(shop: Shop) -> tuple[MMoE, DeviceBatch]:
     """An untrained model of five experts of two layers, and a batch for it."""
     shop.write(shop.table(64))
-    (batch,) = shop.reader().clean()
+    (batch,) = shop.reader().scan()
     fitter = EncoderFitter(shop.schema)
     fitter.add(batch.rows)
     encoder = fitter.encoder()
     model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
-    return model, Batch.of(encode(batch.rows, encoder))
+    return model, DeviceBatch.from_labeled(encode(batch.rows, encoder))
 
 
 @pytest.fixture
-def make(made: tuple[Mixture, Batch], shop: Shop) -> Callable[[dict[str, Any]], Mixture]:
+def make(made: tuple[MMoE, DeviceBatch], shop: Shop) -> Callable[[dict[str, Any]], MMoE]:
     """(settings of the gate) → an untrained model of five experts."""
-    (batch,) = shop.reader().clean()
+    (batch,) = shop.reader().scan()
     fitter = EncoderFitter(shop.schema)
     fitter.add(batch.rows)
     encoder = fitter.encoder()
 
-    def build(gate: dict[str, Any]) -> Mixture:
+    def build(gate: dict[str, Any]) -> MMoE:
         torch.manual_seed(0)
         return build_model(shop.config(model={"experts": 5, "gate": gate}), encoder)
 

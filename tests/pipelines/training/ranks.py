@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipelines import config as configs
-from pipelines import train as training
-from pipelines.training.loop import Trainer
-from pipelines.training.snapshot import trunk
-from pipelines.training.world import joined
+from pipelines.config import config as configs
+from pipelines.jobs import train as training
+from pipelines.training.distributed import init_distributed
+from pipelines.training.model_state import trunk
+from pipelines.training.trainer import Trainer
 
 
 def main() -> None:
@@ -34,8 +34,8 @@ def main() -> None:
 
     Trainer.fit = watched  # type: ignore[method-assign]
     toml, folder, *trainings = sys.argv[1:]
-    with joined() as world:
-        training.joined = lambda: nullcontext(world)
+    with init_distributed() as world:
+        training.init_distributed = lambda: nullcontext(world)
         for number, settings in enumerate(trainings):
             training.train(configs.load(Path(toml), settings.split()), Path(folder) / str(number))
 

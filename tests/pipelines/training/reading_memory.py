@@ -7,12 +7,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from pipelines import config as configs
-from pipelines.logs.reader import LogReader
-from pipelines.logs.survey import survey
-from pipelines.training.examples import encode
-from pipelines.training.feed import Feed
-from ranking.fitting import EncoderFitter
+from pipelines.config import config as configs
+from pipelines.data.profile import profile_log
+from pipelines.data.reader import LogReader
+from pipelines.training.dataloader import BatchLoader
+from pipelines.training.labeled_batch import encode
+from ranking.encoding.encoder_fitter import EncoderFitter
 
 
 def peak() -> int:
@@ -26,9 +26,9 @@ def main(toml: Path) -> None:
     schema = config.schema_only
     before = peak()
     reader, fitter = LogReader(config.logs.path, schema, {}), EncoderFitter(schema)
-    index = survey(reader, config.logs, schema, on_train=fitter.add).index
+    index = profile_log(reader, config.logs, schema, on_train=fitter.add).index
     surveyed = peak() - before
-    feed = Feed(reader, index, partial(encode, encoder=fitter.encoder()), config.logs, config.training)
+    feed = BatchLoader(reader, index, partial(encode, encoder=fitter.encoder()), config.logs, config.training)
     rows = sum(len(batch) for batch in feed.epoch(0))
     print(json.dumps({"rows": rows, "survey": surveyed, "all": peak() - before}))
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
-from pipelines.logs.files import BUFFER_BYTES, CHUNK_ROWS
+from pipelines.data.parquet import BUFFER_BYTES, CHUNK_ROWS
 
 FIRST_DAY = datetime(2026, 1, 1)
 FEATURES = 40

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config import Config
-from pipelines.run_folder import RunFolder
-from pipelines.train import train
-from pipelines.training.building import build_model, load_model
+from pipelines.config.config import Config
+from pipelines.jobs.train import train
+from pipelines.runs.run import RunFolder
+from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.warm_start import WarmStart
-from ranking.encoding import Encoder
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import ConfigError, LogError
-from ranking.tensors import InputTensors
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -79,11 +79,11 @@ class TestWeights:
         config = shop.config(model=BUDGET)
         run = warmly(config, shop.folder / "run", earlier, reopened=reopened)
         model = filled(config, run, earlier, reopened=reopened)
-        (batch,) = shop.reader().clean()
+        (batch,) = shop.reader().scan()
         new_encoder = Encoder.read(run.encoder, shop.schema)
         with torch.no_grad():
-            expected = old(InputTensors.of(encoder.encode(batch.rows)))
-            found = model(InputTensors.of(new_encoder.encode(batch.rows)))
+            expected = old(TorchBatch.from_numpy(encoder.encode(batch.rows)))
+            found = model(TorchBatch.from_numpy(new_encoder.encode(batch.rows)))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
     def test_of_new_ids_learn(self, shop: Shop, earlier: RunFolder) -> None:

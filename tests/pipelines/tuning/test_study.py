@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipelines import config as configs
-from pipelines.config import Config
-from pipelines.run_folder import RunFolder
+from pipelines.config import config as configs
+from pipelines.config.config import Config
+from pipelines.runs.run import RunFolder
 from pipelines.tuning import trial
 from pipelines.tuning.study import StudyFolder, outcome
-from pipelines.tuning.tune import summary, table, work
+from pipelines.tuning.workers import summary, table, work
 from ranking.errors import ConfigError, LogError, OutputError, RankerError
 from tests.pipelines.conftest import Shop
 

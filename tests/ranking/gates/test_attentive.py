@@ -72,7 +72,7 @@ def test_the_experts_learn_from_the_attention_too(gate: AttentiveGate) -> None:
 
 
 def test_it_never_converges_and_says_what_to_do(gate: AttentiveGate) -> None:
-    gate.conclude()
+    gate.finalize()
     assert gate.concludes, "training brings it to an end: its distillation"
     assert not gate.converged().any()
     with pytest.raises(NotConvergedError, match=r"must see every expert's output .* distilled into an ordinary gate"):
@@ -110,7 +110,7 @@ def test_the_ordinary_gate_starts_where_experts_that_give_their_mean_output_put_
         gate.mean_outputs.normal_()
     x = torch.randn(ROWS, INPUTS)
     means = gate.mean_outputs.unsqueeze(1).expand(EXPERTS, ROWS, WIDTH)
-    torch.testing.assert_close(gate.ordinary()(x), gate.eval()(x, means))
+    torch.testing.assert_close(gate.serving_gate()(x), gate.eval()(x, means))
 
 
 def test_it_starts_near_the_attention_to_experts_near_their_mean(gate: AttentiveGate) -> None:
@@ -118,12 +118,12 @@ def test_it_starts_near_the_attention_to_experts_near_their_mean(gate: Attentive
     means = outputs.mean(1, keepdim=True)
     near = means + 0.01 * (outputs - means)
     gate.mean_outputs.copy_(means.squeeze(1))
-    torch.testing.assert_close(gate.ordinary()(x), gate.eval()(x, near), rtol=0.0, atol=0.1)
+    torch.testing.assert_close(gate.serving_gate()(x), gate.eval()(x, near), rtol=0.0, atol=0.1)
 
 
 def test_the_ordinary_gate_is_a_new_one_of_the_same_size_that_needs_no_outputs(gate: AttentiveGate) -> None:
     gate.double()
-    ordinary, x = gate.ordinary(), torch.randn(ROWS, INPUTS, dtype=torch.float64)
+    ordinary, x = gate.serving_gate(), torch.randn(ROWS, INPUTS, dtype=torch.float64)
     assert isinstance(ordinary, Softmax)
     assert (ordinary.num_tasks, ordinary.num_experts, ordinary.input_size) == (TASKS, EXPERTS, INPUTS)
     before = ordinary(x)
@@ -134,14 +134,14 @@ def test_the_ordinary_gate_is_a_new_one_of_the_same_size_that_needs_no_outputs(g
     assert torch.equal(ordinary(x), before)
     assert all(parameter.requires_grad for parameter in ordinary.parameters())
     assert ordinary.converged().all()
-    assert ordinary.ordinary() is ordinary
+    assert ordinary.serving_gate() is ordinary
 
 
 def test_the_ordinary_gate_can_be_trained_to_the_attention(gate: AttentiveGate) -> None:
     x, outputs = torch.randn(64, INPUTS), 2.0 * torch.randn(EXPERTS, 1, WIDTH) + torch.randn(EXPERTS, 64, WIDTH) / 3
     for _ in range(100):
         gate.train()(x, outputs)
-    teacher, student = gate.eval()(x, outputs).detach(), gate.ordinary()
+    teacher, student = gate.eval()(x, outputs).detach(), gate.serving_gate()
 
     def distance() -> Tensor:
         return -(teacher * student(x).clamp(min=1e-12).log()).sum(-1).mean()

@@ -241,7 +241,7 @@ def test_autocast_leaves_its_numbers_in_float32_and_unchanged(gate: Gate) -> Non
 
 
 def test_once_concluded_its_selection_is_its_weights(name: str, gate: Gate) -> None:
-    gate.conclude()
+    gate.finalize()
     x, outputs = drawn()
     assert gate.converged().tolist() == [name != "attentive"] * TASKS
     assert gate.converged().dtype == torch.bool
@@ -261,7 +261,7 @@ def test_once_concluded_its_selection_is_its_weights(name: str, gate: Gate) -> N
 
 
 def test_nothing_but_an_attentive_gate_serves_as_another(name: str, gate: Gate) -> None:
-    assert (gate.ordinary() is gate) == (name != "attentive")
+    assert (gate.serving_gate() is gate) == (name != "attentive")
 
 
 def test_a_mean_selection_names_every_expert_that_some_example_may_need() -> None:
@@ -316,7 +316,7 @@ def test_a_gate_that_resumes_from_its_state_goes_on_as_if_it_had_not_stopped(nam
 
 
 def test_a_concluded_gate_is_restored_from_its_state(name: str, gate: Gate) -> None:
-    gate.conclude()
+    gate.finalize()
     again = GATES[name]()
     again.load_state_dict(gate.state_dict())
     args = drawn()
@@ -336,7 +336,7 @@ def test_annealing_goes_to_a_number_above_0(gate: Gate, gamma: float) -> None:
 
 @pytest.mark.parametrize("name", ["top_k", "dselect_k"], indirect=True)
 def test_a_selection_names_every_task(gate: Gate) -> None:
-    gate.conclude()
+    gate.finalize()
     with pytest.raises(ValueError, match=f"1 names for {gate.num_tasks} tasks"):
         gate.selection(["click"])
 
@@ -344,7 +344,7 @@ def test_a_selection_names_every_task(gate: Gate) -> None:
 @pytest.mark.parametrize("name", ["dselect_k per example"], indirect=True)
 def test_a_restricted_gates_mean_selection_names_only_what_is_left(gate: Gate) -> None:
     gate.restrict([0, 2])
-    gate.conclude()
+    gate.finalize()
     for chosen in gate.selection(x=drawn()[0]).tasks.values():
         assert list(chosen) == [0, 2]
         assert sum(chosen.values()) == pytest.approx(1.0)

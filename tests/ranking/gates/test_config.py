@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ranking.gates import AttentiveGate, DSelectK, Gate, GumbelSoftmax, SharedBottom, Softmax, SoftmaxSelectors, TopK
 from ranking.gates.config import DSelectKConfig, GateConfig, SingleTaskConfig, build_gate
-from ranking.model import ModelConfig
+from ranking.model.mmoe import ModelConfig
 
 SETTINGS: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 

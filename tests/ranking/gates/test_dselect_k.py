@@ -125,7 +125,7 @@ def test_one_expert_is_always_chosen() -> None:
     assert torch.equal(gate(), torch.ones(2, 1))
     assert gate.converged().all()
     assert gate.selection().tasks == {"0": {0: 1.0}, "1": {0: 1.0}}
-    gate.conclude()
+    gate.finalize()
     assert gate.codes_changed() == 0
 
 
@@ -238,7 +238,7 @@ def test_concluding_makes_any_gate_choose_at_most_k_experts(n: int, seed: int) -
         gate.z.normal_(std=float(gate.gamma))
         gate.alpha.normal_()
     codes, open_ = gate.codes(), int((gate.distance() > 0).sum())
-    assert gate.conclude() == open_, "it says how many it had to force"
+    assert gate.finalize() == open_, "it says how many it had to force"
     assert gate.converged().all()
     assert torch.equal(gate.codes(), codes), "each code goes to its nearer edge"
     weights = gate()
@@ -256,20 +256,20 @@ def test_concluding_changes_nothing_on_a_converged_gate(gamma: float) -> None:
         gate.z.normal_(std=gamma)
         gate.z.copy_(torch.where(gate.z.abs() < gamma / 2, gamma, gate.z))
     z, weights = gate.z.detach().clone(), gate()
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
     assert torch.equal(gate.z, z)
     assert torch.equal(gate(), weights)
 
 
 def test_concluding_moves_only_what_is_inside_the_region() -> None:
     gate = with_z(DSelectK(num_tasks=1, num_experts=8, k=1), [[[0.1, -0.2, 3.0]]])
-    gate.conclude()
+    gate.finalize()
     assert gate.z.flatten().tolist() == [0.5, -0.5, 3.0]
 
 
 def test_after_that_only_the_selectors_weights_learn() -> None:
     gate = DSelectK(num_tasks=2, num_experts=8, k=2)
-    gate.conclude()
+    gate.finalize()
     (gate() * torch.randn(2, 8)).sum().backward()
     assert gate.z.grad is None
     assert gate.alpha.grad is not None
@@ -279,7 +279,7 @@ def test_after_that_only_the_selectors_weights_learn() -> None:
 def test_selectors_weights_that_are_held_do_not_learn_until_they_are_let_go() -> None:
     gate = DSelectK(num_tasks=2, num_experts=8, k=2)
     for held in (True, False):
-        gate.hold(held)
+        gate.freeze_alpha(held)
         (gate() * torch.randn(2, 8)).sum().backward()
         assert (gate.alpha.grad is None) == held
         assert gate.z.grad is not None
@@ -328,7 +328,7 @@ def test_a_selection_says_what_was_chosen_from(set_codes: SetCodes) -> None:
 def test_codes_changed_counts_the_selectors_that_left_their_first_choice() -> None:
     gate = DSelectK(num_tasks=4, num_experts=8, k=2)
     assert gate.codes_changed() == 0
-    gate.conclude()
+    gate.finalize()
     assert gate.codes_changed() == 0, "rounding is not learning"
     with torch.no_grad():
         gate.z[0, 0] *= -1

@@ -60,7 +60,7 @@ def test_so_does_a_selector_of_any_example(case: tuple[int, list[int]], seed: in
         weights = gate(x)
         torch.testing.assert_close(weights.sum(-1), torch.ones(len(x), 2))
         torch.testing.assert_close(weights[..., kept].sum(-1), torch.ones(len(x), 2))
-        gate.conclude()
+        gate.finalize()
     assert sorted(set(gate(x).argmax(-1).flatten().tolist())) == sorted(kept)
 
 
@@ -99,7 +99,7 @@ def test_a_selector_that_leant_to_a_kept_expert_still_does(n: int, set_codes: Se
     assert gate.codes().flatten().tolist() == kept
     for task, expert in enumerate(kept):
         assert float(gate()[task, expert].detach()) > 0.85
-    gate.conclude()
+    gate.finalize()
     assert gate().argmax(-1).tolist() == kept
 
 
@@ -133,7 +133,7 @@ def test_a_budget_can_be_tightened(second: Sequence[int]) -> None:
     gate = DSelectK(num_tasks=20, num_experts=8, k=2)
     gate.restrict([2, 4, 5, 7])
     gate.restrict(second)
-    gate.conclude()
+    gate.finalize()
     assert set(gate.selection().experts_used) <= set(second)
     torch.testing.assert_close(gate()[:, list(second)].sum(-1), torch.ones(20))
 

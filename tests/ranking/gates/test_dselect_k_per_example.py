@@ -89,7 +89,7 @@ def test_weights_are_a_distribution_before_and_after_and_then_of_at_most_k_exper
         assert weights.isfinite().all()
         assert (weights >= 0).all()
         torch.testing.assert_close(weights.sum(-1), torch.ones(len(x), 3))
-        gate.conclude()
+        gate.finalize()
     weights, selectors = gate.route(x)
     assert int((weights > 0).sum(-1).max()) <= k
     assert selectors is not None
@@ -104,7 +104,7 @@ def test_weights_are_a_distribution_before_and_after_and_then_of_at_most_k_exper
 def test_gradients_are_finite_for_every_example(concluded: bool, n: int) -> None:
     gate = spread(DSelectK(num_tasks=3, num_experts=n, k=min(2, n), input_size=4), 0.5)
     if concluded:
-        gate.conclude()
+        gate.finalize()
     x = examples(20, 4).requires_grad_()
     (gate(x) * torch.randn(n)).sum().backward()
     assert x.grad is not None
@@ -126,7 +126,7 @@ def test_every_parameter_learns_at_the_start() -> None:
 def test_selectors_weights_that_are_held_do_not_learn_until_they_are_let_go() -> None:
     gate = DSelectK(num_tasks=2, num_experts=8, k=2, input_size=4)
     for held in (True, False):
-        gate.hold(held)
+        gate.freeze_alpha(held)
         (gate(torch.randn(5, 4)) * torch.randn(8)).sum().backward()
         assert (gate.g.grad is None) == held
 
@@ -147,7 +147,7 @@ def test_concluded_the_step_is_the_unit_step_with_one_at_zero() -> None:
     gate = DSelectK(num_tasks=1, num_experts=4, k=1, input_size=2)
     with torch.no_grad():
         gate.w.copy_(torch.eye(2).view(1, 1, 2, 2))
-    gate.conclude()
+    gate.finalize()
     x = torch.tensor([[-1e-30, -5.0], [0.0, -1.0], [-1.0, 0.0], [0.0, 0.0], [1e-38, 3e38]])
     assert gate(x)[:, 0].argmax(1).tolist() == [0, 1, 2, 3, 3]
     assert torch.equal(gate(x).sum(-1), torch.ones(5, 1))
@@ -157,7 +157,7 @@ def test_concluding_rounds_every_code_to_its_nearer_side() -> None:
     gate = spread(DSelectK(num_tasks=4, num_experts=12, k=2, input_size=4), 0.4)
     x = torch.randn(200, 4)
     z = gate.variables(x).detach()
-    assert gate.conclude() == 0, "no selector is forced: each example's code is"
+    assert gate.finalize() == 0, "no selector is forced: each example's code is"
     selectors = gate.route(x).selectors
     assert selectors is not None
     code = ((z >= 0) * torch.tensor([1, 2, 4, 8])).sum(-1)
@@ -171,17 +171,17 @@ def test_concluding_changes_nothing_for_examples_whose_codes_were_binary() -> No
     binary = ((s == 0) | (s == 1)).flatten(1).all(1)
     assert 5 <= int(binary.sum()) < 400
     before = gate(x)
-    gate.conclude()
+    gate.finalize()
     after = gate(x)
     assert torch.equal(after[binary], before[binary])
     assert not torch.equal(after, before)
-    gate.conclude()
+    gate.finalize()
     assert torch.equal(gate(x), after)
 
 
 def test_after_that_the_codes_no_longer_learn_but_their_weights_do() -> None:
     gate = spread(DSelectK(num_tasks=2, num_experts=8, k=2, input_size=4), 0.5)
-    gate.conclude()
+    gate.finalize()
     (gate(torch.randn(9, 4)) * torch.randn(8)).sum().backward()
     assert gate.w.grad is None
     assert gate.g.grad is not None
@@ -192,7 +192,7 @@ def test_a_selection_is_the_mean_over_examples_and_names_every_expert() -> None:
     gate = spread(DSelectK(num_tasks=2, num_experts=5, k=1, input_size=1), 0.0)
     with torch.no_grad():
         gate.w.copy_(torch.tensor([[[[1.0], [-1.0], [-1.0]]], [[[-1.0], [-1.0], [1.0]]]]))
-    gate.conclude()
+    gate.finalize()
     x = torch.tensor([[1.0], [2.0], [-1.0], [3.0]])  # task a: codes 1 1 6 1, that is experts 1 1 1 1; b: 4 4 3 4
     selection = gate.selection(["a", "b"], x)
     assert selection.tasks == {
@@ -206,7 +206,7 @@ def test_one_expert_is_always_chosen_and_needs_no_end() -> None:
     gate = DSelectK(num_tasks=2, num_experts=1, k=1, input_size=3)
     assert gate.converged().all()
     assert torch.equal(gate(torch.randn(4, 3)), torch.ones(4, 2, 1))
-    gate.conclude()
+    gate.finalize()
     assert torch.equal(gate(torch.randn(4, 3)), torch.ones(4, 2, 1))
 
 
@@ -216,6 +216,6 @@ def test_every_expert_can_be_some_examples_choice(n: int) -> None:
     gate = DSelectK(num_tasks=1, num_experts=n, k=1, input_size=m)
     with torch.no_grad():
         gate.w.copy_(torch.eye(m).view(1, 1, m, m))
-    gate.conclude()
+    gate.finalize()
     signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=m)))
     assert sorted(gate(signs)[:, 0].argmax(1).tolist()) == list(range(n))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ranking.errors import NotConvergedError
-from ranking.gates import DSelectK, regularisers
+from ranking.gates import DSelectK, regularizers
 
 SetCodes = Callable[[DSelectK, list[list[int]]], None]
 
@@ -96,7 +96,7 @@ def test_a_surplus_code_can_stand_for_an_expert_drawn_once(n: int, set_codes: Se
     assert weights.argmax(1).tolist()[:n] == list(range(n)), "real codes are as they were"
     assert torch.equal(gate(), weights)
     assert gate.converged().all()
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
     assert torch.equal(gate(), weights)
 
 
@@ -115,14 +115,14 @@ def test_between_codes_a_surplus_codes_share_is_lost_and_costs() -> None:
     lost = 0.84375**2
     selectors = gate.selectors()
     torch.testing.assert_close(selectors.sum(-1), torch.tensor([[1 - lost]]))
-    assert float(regularisers.surplus(selectors).detach()) == pytest.approx(1 / (1 - lost))
+    assert float(regularizers.surplus(selectors).detach()) == pytest.approx(1 / (1 - lost))
 
 
 def test_the_penalty_leads_away_from_surplus_codes() -> None:
     gate = DSelectK(num_tasks=6, num_experts=5, k=2, surplus="penalty")
     before = gate.selectors().sum(-1).detach()
     for _ in range(200):
-        (gradient,) = torch.autograd.grad(regularisers.surplus(gate.selectors()), gate.z)
+        (gradient,) = torch.autograd.grad(regularizers.surplus(gate.selectors()), gate.z)
         with torch.no_grad():
             gate.z.sub_(0.05 * gradient)
     assert (gate.selectors().sum(-1) > before).all()
@@ -139,7 +139,7 @@ def test_at_a_surplus_code_the_penalty_and_its_gradient_stay_finite(n: int, dept
         gate.z.mul_(depth / 2)
     weights, selectors = gate.route()
     assert selectors is not None
-    penalty = regularisers.surplus(selectors)
+    penalty = regularizers.surplus(selectors)
     assert float(penalty.detach()) == pytest.approx(1000.0 * 2 * len(surplus)), "the clamp's value, for each selector"
     (penalty + (weights * torch.randn(n)).sum()).backward()
     for parameter in gate.parameters():
@@ -162,7 +162,7 @@ def test_concluding_leaves_no_task_without_an_expert(n: int, set_codes: SetCodes
     gate = DSelectK(num_tasks=len(surplus), num_experts=n, k=2, surplus="penalty")
     set_codes(gate, [[code, code] for code in surplus])
     assert gate().count_nonzero() == 0, "as published, these tasks have none"
-    assert gate.conclude() == 2 * len(surplus)
+    assert gate.finalize() == 2 * len(surplus)
     assert gate.converged().all()
     assert_on_simplex(gate())
     assert gate().argmax(1).tolist() == [code - n for code in surplus]
@@ -175,11 +175,11 @@ def test_concluding_folds_for_every_example_too() -> None:
         gate.w.normal_(std=9.0)
     x = torch.randn(300, 4)
     assert float(gate(x).sum(-1).detach().min()) == 0.0, "some task of some example has no expert"
-    gate.conclude()
+    gate.finalize()
     assert_on_simplex(gate(x).detach())
 
 
 def test_folding_is_not_learning() -> None:
     gate = DSelectK(num_tasks=30, num_experts=5, k=2, surplus="penalty")
-    gate.conclude()
+    gate.finalize()
     assert gate.codes_changed() == 0

@@ -94,7 +94,7 @@ def test_the_gradient_of_a_draw_is_that_of_its_values() -> None:
 def test_alpha_that_is_held_does_not_learn_until_it_is_let_go() -> None:
     gate = GumbelSoftmax(2, 3).train()
     for held in (True, False):
-        gate.hold(held)
+        gate.freeze_alpha(held)
         (gate() * torch.randn(3)).sum().backward()
         assert (gate.alpha.grad is None) == held
 
@@ -129,7 +129,7 @@ def test_until_it_is_concluded_its_choice_is_not_final() -> None:
 def test_concluding_fixes_the_experts_of_evaluation_and_stops_the_draws() -> None:
     gate = gate_with([[1.0, -1.0, 0.5], [-2.0, 3.0, -0.1]])
     expected = gate.eval()()
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
     for _ in range(3):
         assert torch.equal(gate.train()(), expected)
     assert gate.converged().all()
@@ -140,13 +140,13 @@ def test_concluding_fixes_the_experts_of_evaluation_and_stops_the_draws() -> Non
 def test_a_task_that_chose_no_expert_keeps_its_likeliest_one() -> None:
     gate = gate_with([[-3.0, -1.0, -2.0], [1.0, -1.0, -1.0], [-1.0, -2.0, -0.5]])
     assert gate.eval()().count_nonzero(1).tolist() == [0, 1, 0]
-    assert gate.conclude() == 2
+    assert gate.finalize() == 2
     assert [row.nonzero().flatten().tolist() for row in gate()] == [[1], [0], [2]]
 
 
 def test_after_that_alpha_learns_and_the_choice_does_not() -> None:
     gate = gate_with([[1.0, -1.0, 0.5]])
-    gate.conclude()
+    gate.finalize()
     (gate.train()() * torch.randn(3)).sum().backward()
     assert gate.theta.grad is None
     assert gate.alpha.grad is not None

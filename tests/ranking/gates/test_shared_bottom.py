@@ -19,7 +19,7 @@ def test_there_is_nothing_to_learn_and_nothing_to_conclude() -> None:
     assert list(gate.parameters()) == []
     assert not gate.concludes
     assert gate.converged().tolist() == [True, True]
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
     assert gate.selection(["click", "like"]).tasks == {"click": {0: 1.0}, "like": {0: 1.0}}
 
 

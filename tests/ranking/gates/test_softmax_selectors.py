@@ -58,7 +58,7 @@ def test_however_low_the_temperature_the_choice_is_final_only_once_concluded() -
 
 def test_concluding_takes_the_largest_and_counts_what_was_open() -> None:
     gate = by_hand()
-    assert gate.conclude() == 2
+    assert gate.finalize() == 2
     assert torch.equal(gate.selectors(), torch.tensor([[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]))
     assert gate.converged().all()
     assert gate.distance().tolist() == [[0.0, 0.0]]
@@ -69,16 +69,16 @@ def test_concluding_a_gate_that_is_nearly_one_hot_forces_nothing() -> None:
     gate = by_hand()
     gate.anneal(0.01)
     before = gate().detach()
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
     torch.testing.assert_close(gate().detach(), before)
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
 
 
 def test_of_two_equals_the_first_is_taken() -> None:
     gate = SoftmaxSelectors(num_tasks=1, num_experts=4, k=1)
     with torch.no_grad():
         gate.beta.copy_(torch.tensor([[[0.0, 1.0, 1.0, 0.5]]]))
-    gate.conclude()
+    gate.finalize()
     assert gate.selection().tasks == {"0": {1: 1.0}}
 
 
@@ -86,13 +86,13 @@ def test_selectors_that_chose_the_same_expert_are_summed() -> None:
     gate = SoftmaxSelectors(num_tasks=1, num_experts=3, k=3)
     with torch.no_grad():
         gate.beta.copy_(torch.tensor([[[0.0, 0.0, 9.0], [9.0, 0.0, 0.0], [0.0, 0.0, 8.0]]]))
-    gate.conclude()
+    gate.finalize()
     assert gate.selection().tasks == {"0": {0: pytest.approx(1 / 3), 2: pytest.approx(2 / 3)}}
 
 
 def test_after_that_only_the_selectors_weights_learn() -> None:
     gate = by_hand()
-    gate.conclude()
+    gate.finalize()
     (gate() * torch.randn(1, 3)).sum().backward()
     assert gate.beta.grad is None
     assert gate.alpha.grad is not None
@@ -118,7 +118,7 @@ def test_the_dropped_experts_are_never_chosen_again_and_the_others_keep_their_od
     assert gate.beta.grad.isfinite().all()
     torch.optim.Adam([gate.beta], lr=1.0).step()
     assert gate.selectors().isfinite().all()
-    gate.conclude()
+    gate.finalize()
     assert set(gate.selection().experts_used) <= set(kept)
 
 

@@ -119,6 +119,6 @@ def test_its_choice_is_always_final() -> None:
     assert gate.converged().all()
     weights = gate.eval()()[0].detach()
     gate.train().anneal(0.1)
-    assert gate.conclude() == 0
+    assert gate.finalize() == 0
     (chosen,) = gate.selection().tasks.values()
     assert chosen == {1: float(weights[1]), 2: float(weights[2])}, "without the noise"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ranking.explaining import explain
 from ranking.schema import BucketsFeature, CrossFeature, Schema, SequenceFeature
+from ranking.schema.validation_errors import format_validation_error
 
 ITEM = {"name": "item_id", "kind": "categorical", "owner": "item"}
 TAB = {"name": "tab", "kind": "categorical", "owner": "context"}
@@ -28,7 +28,7 @@ def refusal(*features: dict[str, Any]) -> str:
     data = document(*features)
     with pytest.raises(ValidationError) as caught:
         Schema.model_validate(data)
-    return explain(caught.value, data)
+    return format_validation_error(caught.value, data)
 
 
 def test_each_kind_has_its_place_in_the_models_input() -> None:
@@ -43,8 +43,8 @@ def test_each_kind_has_its_place_in_the_models_input() -> None:
 
 def test_a_cross_is_read_from_no_column() -> None:
     schema = Schema.model_validate(document(CROSS))
-    assert [f.name for f in schema.given] == ["item_id", "tab", "age"]
-    assert schema.owned_columns("context") == ["tab"]
+    assert [f.name for f in schema.inputs] == ["item_id", "tab", "age"]
+    assert schema.columns_of("context") == ["tab"]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_sequence_shares_a_table_as_a_bag_does() -> None:
     [(TAB, "home"), (TAB, 3), (TAB, True), (RECENT, []), (RECENT, ["a", "b"]), (AGE, 30.5), (BAND, 30)],
 )
 def test_a_default_is_a_value_of_its_kind(feature: dict[str, Any], default: Any) -> None:
-    read = Schema.model_validate(document({**feature, "name": "other", "default": default})).given[-1].default
+    read = Schema.model_validate(document({**feature, "name": "other", "default": default})).inputs[-1].default
     assert (list(read) if isinstance(read, tuple) else read) == default
 
 

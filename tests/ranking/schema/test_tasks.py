@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ranking.explaining import explain
 from ranking.schema import Columns, Task
+from ranking.schema.validation_errors import format_validation_error
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], reason: str) -> 
     data = {"name": "click", "kind": "binary", **wrong}
     with pytest.raises(ValidationError) as caught:
         Task.model_validate(data)
-    assert reason in explain(caught.value, data)
+    assert reason in format_validation_error(caught.value, data)
 
 
 def test_without_them_every_label_and_every_row_counts() -> None:

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranking.frozen import FrozenRanker
-from ranking.halves import Halves
-from service.api.messages import RankRequest
-from service.engine.batching import ScoringError
-from service.engine.candidates import Asked
-from service.engine.encoding import RequestEncoder
+from ranking.encoding.request_batch import RequestBatch
+from ranking.frozen.ranker import FrozenRanker
+from service.backends.base import Scores
+from service.backends.select import select_backend
+from service.engine.batcher import ScoringError
 from service.engine.engine import Engine
-from service.engine.ranking import Ranked, order, prepare
-from service.engine.runtimes import choose
-from service.engine.runtimes.base import Scores
-from service.problems import Problem
+from service.engine.model import LoadedModel
+from service.engine.request_encoder import RequestEncoder
+from service.engine.response import RankResult, prepare, sort_candidates
+from service.engine.validation import ParsedRequest
+from service.protocol.messages import RankRequest
+from service.protocol.problems import Problem
 from service.telemetry.metrics import Metrics
-from service.telemetry.stages import Stages
-from service.versions.served import Served
-from tests.service.engine.lacking import by_candidate
+from service.telemetry.stage_timer import StageTimer
+from tests.support.missing_features import by_candidate
 
 SECONDS = 30.0
 
@@ -35,11 +35,11 @@ class Held:
     backend = "torch"
 
     def __init__(self, ranker: FrozenRanker) -> None:
-        self._reference = choose(ranker, "torch")
+        self._reference = select_backend(ranker, "torch")
         self.batches: list[tuple[int, int, tuple[str, ...]]] = []
         self.began, self.go = threading.Event(), threading.Event()
 
-    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+    def scores(self, halves: RequestBatch, tasks: Sequence[str]) -> Scores:
         self.batches.append((len(halves.shared), len(halves), tuple(tasks)))
         self.began.set()
         assert self.go.wait(SECONDS)
@@ -49,12 +49,12 @@ class Held:
 class Broken:
     backend = "torch"
 
-    def scores(self, halves: Halves, tasks: Sequence[str]) -> Scores:
+    def scores(self, halves: RequestBatch, tasks: Sequence[str]) -> Scores:
         raise MemoryError("no room")
 
 
-def served(ranker: FrozenRanker, runtime: Any) -> Served:
-    return Served("hand", "1", ranker, RequestEncoder(ranker), runtime, 0.0)
+def served(ranker: FrozenRanker, runtime: Any) -> LoadedModel:
+    return LoadedModel("hand", "1", ranker, RequestEncoder(ranker), runtime, 0.0)
 
 
 @pytest.fixture
@@ -64,24 +64,26 @@ def engine() -> Iterator[Engine]:
     engine.close()
 
 
-def request(user: int, count: int, **options: Any) -> Asked:
+def request(user: int, count: int, **options: Any) -> ParsedRequest:
     items = [{"id": (7 * user + i) % 33} for i in range(min(count, 33))] + [{"id": 1000 + i} for i in range(count - 33)]
     user_and_context = {"user": {"id": f"u{user}"}, "context": {"tab": "home", "hour": user % 24}}
-    return Asked.of(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
+    return ParsedRequest.from_message(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
 
 
 FIRST = request(0, 3)
 
 
-def alone(ranker: FrozenRanker, asked: Asked) -> Ranked:
+def alone(ranker: FrozenRanker, asked: ParsedRequest) -> RankResult:
     encoder = RequestEncoder(ranker)
     prepared = prepare(ranker, encoder, asked)
     halves = encoder(prepared.request)
     (missing,) = encoder.missing(halves, prepared.request.counts)
-    return order(prepared, choose(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing)
+    return sort_candidates(
+        prepared, select_backend(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing
+    )
 
 
-def assert_as_alone(ranker: FrozenRanker, asked: Sequence[Asked], answers: Sequence[Ranked]) -> None:
+def assert_as_alone(ranker: FrozenRanker, asked: Sequence[ParsedRequest], answers: Sequence[RankResult]) -> None:
     for each, ranked in zip(asked, answers, strict=True):
         expected = alone(ranker, each)
         assert ranked.ids == expected.ids
@@ -93,15 +95,15 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, SECONDS))
 
 
-def ask(engine: Engine, model: Served, asked: Asked, waited: float = 0.0) -> asyncio.Task[Ranked]:
-    stages = Stages()
+def ask(engine: Engine, model: LoadedModel, asked: ParsedRequest, waited: float = 0.0) -> asyncio.Task[RankResult]:
+    stages = StageTimer()
     stages.arrived -= waited
     return asyncio.create_task(engine.rank(model, asked, stages))
 
 
 async def ask_while_held(
-    engine: Engine, runtime: Held, model: Served, asked: Sequence[tuple[Served, Asked, float]]
-) -> list[asyncio.Task[Ranked]]:
+    engine: Engine, runtime: Held, model: LoadedModel, asked: Sequence[tuple[LoadedModel, ParsedRequest, float]]
+) -> list[asyncio.Task[RankResult]]:
     """The first candidates are being scored, alone; all that is asked stands in the queue."""
     first = ask(engine, model, FIRST)
     await asyncio.to_thread(runtime.began.wait, SECONDS)
@@ -176,7 +178,7 @@ def test_no_candidates_do_not_queue(hand_ranker: FrozenRanker, engine: Engine) -
     runtime = Held(hand_ranker)
 
     async def test() -> None:
-        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 0), Stages())
+        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 0), StageTimer())
         assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
 
     run(test())
@@ -186,10 +188,10 @@ def test_no_candidates_do_not_queue(hand_ranker: FrozenRanker, engine: Engine) -
 def test_a_runtime_that_fails_fails_its_own_requests_only(hand_ranker: FrozenRanker, engine: Engine) -> None:
     async def test() -> None:
         with pytest.raises(ScoringError, match="no room"):
-            await engine.rank(served(hand_ranker, Broken()), request(1, 2), Stages())
+            await engine.rank(served(hand_ranker, Broken()), request(1, 2), StageTimer())
         runtime = Held(hand_ranker)
         runtime.go.set()
-        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), Stages())
+        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), StageTimer())
         assert ranked.ids == alone(hand_ranker, request(1, 2)).ids
 
     run(test())
@@ -203,7 +205,7 @@ def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRan
         request(1, 3),
         request(2, 2, items=[{"id": "1"}, {"id": "2"}]),  # text
         request(3, 4),
-        Asked.of(RankRequest.model_validate(words), {}),
+        ParsedRequest.from_message(RankRequest.model_validate(words), {}),
         request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # a mixture
         request(5, 2, context={"hour": 3}),
     ]
@@ -221,9 +223,9 @@ def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRan
     runtime = Held(hand_ranker)
     model = served(hand_ranker, runtime)
 
-    def priced(*prices: float) -> Asked:
+    def priced(*prices: float) -> ParsedRequest:
         items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
-        return Asked.of(RankRequest.model_validate({"items": items}), {})
+        return ParsedRequest.from_message(RankRequest.model_validate({"items": items}), {})
 
     async def test() -> None:
         many = [1.0] * 70
@@ -231,8 +233,8 @@ def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRan
         tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
         runtime.go.set()
         _, good, bad, other, late = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(good, Ranked)
-        assert isinstance(other, Ranked)
+        assert isinstance(good, RankResult)
+        assert isinstance(other, RankResult)
         assert isinstance(bad, Problem)
         assert isinstance(late, Problem)
         assert (bad.status, bad.errors[0].field) == (422, "items[1].features.price")

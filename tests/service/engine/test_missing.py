@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.engine.missing import Missing
-from tests.service.engine.lacking import by_candidate
+from tests.support.missing_features import by_candidate
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ranking.errors import OutputError
-from service.feedback.files import LineFiles
+from service.feedback.files import RotatingJsonlFile
 
 LARGE, LONG = 1 << 30, 3600.0
 
@@ -23,7 +23,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_file_is_made_with_the_first_line_and_named_when_it_is_finished(tmp_path: Path) -> None:
-    files = LineFiles(tmp_path / "new" / "folder", LARGE, LONG)
+    files = RotatingJsonlFile(tmp_path / "new" / "folder", LARGE, LONG)
     folder = tmp_path / "new" / "folder"
     files.finish()
     assert names(folder) == []
@@ -37,7 +37,7 @@ def test_a_file_is_made_with_the_first_line_and_named_when_it_is_finished(tmp_pa
 
 
 def test_a_large_file_is_finished_and_the_next_one_begun(tmp_path: Path) -> None:
-    files = LineFiles(tmp_path, 10, LONG)
+    files = RotatingJsonlFile(tmp_path, 10, LONG)
     for number in range(7):
         files.append(b"%04d\n" % number)
     assert names(tmp_path) == ["jsonl", "jsonl", "jsonl", "jsonl.part"]
@@ -45,7 +45,7 @@ def test_a_large_file_is_finished_and_the_next_one_begun(tmp_path: Path) -> None
 
 
 def test_an_old_file_is_due(tmp_path: Path) -> None:
-    files = LineFiles(tmp_path, LARGE, 0.05)
+    files = RotatingJsonlFile(tmp_path, LARGE, 0.05)
     files.append(b"1\n")
     assert 0 < (files.wait() or 0) <= 0.05
     time.sleep(0.06)
@@ -53,7 +53,7 @@ def test_an_old_file_is_due(tmp_path: Path) -> None:
 
 
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = LineFiles(tmp_path, LARGE, LONG)
+    files = RotatingJsonlFile(tmp_path, LARGE, LONG)
     files.append(b"whole\n")
     with monkeypatch.context() as patch:
         write = os.write
@@ -66,11 +66,11 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_killed_process_left_is_finished_by_the_next_and_a_living_ones_is_not(tmp_path: Path) -> None:
-    living = LineFiles(tmp_path, LARGE, LONG)
+    living = RotatingJsonlFile(tmp_path, LARGE, LONG)
     living.append(b"living\n")
     (tmp_path / "feedback-old.jsonl.part").write_bytes(b"left\n")
     (tmp_path / "feedback-empty.jsonl.part").touch()
-    LineFiles(tmp_path, LARGE, LONG)
+    RotatingJsonlFile(tmp_path, LARGE, LONG)
     assert (tmp_path / "feedback-old.jsonl").read_bytes() == b"left\n"
     assert names(tmp_path) == ["jsonl", "jsonl.part", "jsonl.part"]
     living.append(b"on\n")
@@ -81,12 +81,12 @@ def test_what_a_killed_process_left_is_finished_by_the_next_and_a_living_ones_is
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file: feedback cannot be written"):
-        LineFiles(tmp_path / "file", LARGE, LONG)
+        RotatingJsonlFile(tmp_path / "file", LARGE, LONG)
 
 
 def write_for_ever(folder: Path, by: int, last: Any) -> None:
     """Writes three lines at a time, and says then which were written."""
-    files = LineFiles(folder, 200_000, LONG)
+    files = RotatingJsonlFile(folder, 200_000, LONG)
     while True:
         line = {"by": by, "number": last.value + 1, "text": "x" * 300}
         files.append((json.dumps(line) + "\n").encode() * 3)
@@ -108,7 +108,7 @@ def test_killed_processes_leave_whole_lines_and_all_that_they_had_said_was_writt
         for process in processes:
             process.kill()
             process.join()
-    LineFiles(folder, LARGE, LONG)
+    RotatingJsonlFile(folder, LARGE, LONG)
     lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_bytes().splitlines()]
     assert not any(part.stat().st_size for part in folder.glob("*.part"))  # one may have been made, and no more
     for by, last in enumerate(said):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.feedback import writer as writers
-from service.feedback.files import LineFiles
+from service.feedback.files import RotatingJsonlFile
 from service.feedback.writer import FeedbackWriter, FullError
 
 
@@ -36,13 +36,13 @@ def test_an_old_file_is_finished_though_nothing_comes(tmp_path: Path) -> None:
 def test_a_full_queue_refuses_and_what_waited_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers, "WAITING", 3)
     goes_on = threading.Event()
-    append = LineFiles.append
+    append = RotatingJsonlFile.append
 
-    def slow(files: LineFiles, lines: bytes) -> None:
+    def slow(files: RotatingJsonlFile, lines: bytes) -> None:
         goes_on.wait(10)
         append(files, lines)
 
-    monkeypatch.setattr(LineFiles, "append", slow)
+    monkeypatch.setattr(RotatingJsonlFile, "append", slow)
     writer = FeedbackWriter(tmp_path, 1 << 20, 3600)
 
     async def scenario() -> list[BaseException | None]:
@@ -65,7 +65,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     writer = FeedbackWriter(tmp_path, 1 << 20, 3600)
     with monkeypatch.context() as patch:
-        patch.setattr(LineFiles, "append", broken)
+        patch.setattr(RotatingJsonlFile, "append", broken)
         with pytest.raises(OSError, match="no space"):
             asyncio.run(writer.write(b"1\n"))
     asyncio.run(writer.write(b"2\n"))

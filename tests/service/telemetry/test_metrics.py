@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
+from service.models.loader import load
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-from service.versions.loading import load
 
 FAMILIES = {
     "ranker_requests": "counter",

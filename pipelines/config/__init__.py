@@ -1,0 +1,1 @@
+"""``ranker.toml``: parsing and validation."""

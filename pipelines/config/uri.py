@@ -1,0 +1,61 @@
+"""Where a log lies: a local path, or a URI of any filesystem that pyarrow knows (s3, gs, abfs, hdfs, file)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from ranking.errors import LogError
+
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+HINT = "check the address, the network and the credentials (of S3: the AWS_* variables)"
+
+
+def parse_uri(text: str | Path) -> Path | str:
+    """A URI as it stands (a ``Path`` would fold its slashes), other text as a path.
+
+    Raises:
+        PydanticCustomError: it is no text.
+    """
+    if not isinstance(text, str | Path):
+        raise PydanticCustomError("place", "must be a path or a URI, in quotes")
+    return Path(text) if isinstance(text, Path) or not URI.match(text) else text
+
+
+Uri = Annotated[Path | str, BeforeValidator(parse_uri)]
+"""A local path, or a URI as text."""
+
+
+def display_uri(where: Uri) -> str:
+    """How messages call a place: a URI without its password and its options."""
+    if isinstance(where, Path):
+        return str(where)
+    parts = urlsplit(where)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")).rstrip("/")
+
+
+def open_uri(where: Uri) -> tuple[FileSystem, str, FileType]:
+    """The filesystem of a place, the path there, and whether a file, a folder or nothing is at it.
+
+    Raises:
+        LogError: the filesystem is unknown or cannot be reached, or refuses access.
+    """
+    try:
+        filesystem, path = FileSystem.from_uri(where) if isinstance(where, str) else (LocalFileSystem(), str(where))
+        return filesystem, path, filesystem.get_file_info(path).type
+    except (OSError, pa.ArrowException) as error:
+        reason = first_line(error).replace(str(where), display_uri(where))
+        raise LogError(f"{display_uri(where)}: cannot be reached ({reason}); {HINT}") from None
+
+
+def first_line(error: Exception) -> str:
+    """An error's text on one line."""
+    return " ".join(str(error).split())

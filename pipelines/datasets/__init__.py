@@ -1,0 +1,1 @@
+"""Adapters that write impression logs."""

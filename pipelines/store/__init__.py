@@ -1,1 +1,0 @@
-"""From side tables of users and items to a store that running services share."""

@@ -1,0 +1,1 @@
+"""Bundles, repositories and releases on disk."""

@@ -1,0 +1,117 @@
+"""Calibrate probabilities with one increasing map from logit to logit per task.
+
+Fitted by ``pipelines.training.calibration``; applied to the dense model in evaluation and in the frozen
+graph. Every map is strictly increasing, so it does not change any order: AUC, GAUC and NDCG stay the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, PositiveFloat, TypeAdapter, model_validator
+
+from ranking.schema import ListOf, StrictModel, Task
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class Platt(StrictModel):
+    """slope · logit + shift (Platt 1999, section 2.1)."""
+
+    kind: Literal["platt"] = "platt"
+    slope: PositiveFloat
+    shift: float
+
+    def __call__(self, logits: Floats) -> Floats:
+        """Calibrated logits, of the same shape."""
+        return logits * self.slope + self.shift
+
+
+class Isotonic(StrictModel):
+    """Straight lines between knots (logit, calibrated logit); beyond the first and last knot the slope is 1.
+
+    Lines instead of isotonic regression's steps, so that no two scores become equal: centred isotonic regression (Oron
+    and Flournoy 2017, section 2.2).
+    """
+
+    kind: Literal["isotonic"] = "isotonic"
+    inputs: Annotated[ListOf[float], Field(min_length=1)]
+    outputs: ListOf[float]
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if len(self.inputs) != len(self.outputs):
+            raise ValueError(f"{len(self.inputs)} inputs, but {len(self.outputs)} outputs")
+        for name, knots in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if any(left >= right for left, right in itertools.pairwise(knots)):
+                raise ValueError(f"{name} must rise from knot to knot")
+        return self
+
+    def __call__(self, logits: Floats) -> Floats:
+        """Calibrated logits, of the same shape."""
+        x, y = (np.array(knots, np.float64) for knots in (self.inputs, self.outputs))
+        # one more knot on either side gives the ends their slope of 1
+        x = np.concatenate([x[:1] - 1.0, x, x[-1:] + 1.0])
+        y = np.concatenate([y[:1] - 1.0, y, y[-1:] + 1.0])
+        left = np.clip(np.searchsorted(x, logits, side="right") - 1, 0, len(x) - 2)
+        slope = (y[left + 1] - y[left]) / (x[left + 1] - x[left])
+        calibrated: Floats = (y[left] + (logits - x[left]) * slope).astype(logits.dtype)
+        return calibrated
+
+
+TaskCalibration = Annotated[Platt | Isotonic, Field(discriminator="kind")]
+_BY_TASK: TypeAdapter[dict[str, TaskCalibration]] = TypeAdapter(dict[str, TaskCalibration])
+
+
+class Calibration:
+    """The maps of a model's tasks; tasks without one pass unchanged.
+
+    Args:
+        tasks: task → its map.
+    """
+
+    def __init__(self, tasks: Mapping[str, Platt | Isotonic] | None = None) -> None:
+        self.tasks = dict(tasks or {})
+
+    def __call__(self, outputs: Floats, tasks: Sequence[str]) -> Floats:
+        """Calibrated outputs [rows, tasks].
+
+        Args:
+            outputs: logits or numbers [rows, tasks].
+            tasks: names of the columns.
+        """
+        if not self.tasks.keys() & set(tasks):
+            return outputs
+        columns = zip(tasks, outputs.T, strict=True)
+        return np.stack([self.tasks[task](x) if task in self.tasks else x for task, x in columns], 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready form: task → its map."""
+        return {task: found.model_dump(mode="json") for task, found in self.tasks.items()}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            ValidationError: a number that is not finite, a map that does not rise, an unknown kind or key.
+        """
+        return cls(_BY_TASK.validate_python(data))
+
+
+def to_probabilities(outputs: Floats, tasks: Sequence[Task]) -> npt.NDArray[np.float64]:
+    """Probabilities of binary tasks, (transformed) numbers of regressions [batch, tasks].
+
+    Args:
+        outputs: calibrated logits and numbers [batch, tasks].
+        tasks: kinds, in the order of the columns.
+    """
+    found = outputs.astype(np.float64)
+    binary = [task.kind == "binary" for task in tasks]
+    with np.errstate(over="ignore"):  # of a probability that is 0
+        found[:, binary] = 1.0 / (1.0 + np.exp(-found[:, binary]))
+    return found

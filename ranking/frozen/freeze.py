@@ -1,0 +1,89 @@
+"""How a trained model becomes a ranker that scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ranking.encoding.columns import FeatureTable
+from ranking.encoding.encoder import Encoder
+from ranking.frozen.calibration import Calibration
+from ranking.frozen.graph import GATE
+from ranking.frozen.ranker import FrozenRanker
+from ranking.gates.config import GateConfig
+from ranking.model.mmoe import MMoE
+from ranking.schema import Owner
+from ranking.selection import Selection
+
+
+@torch.no_grad()
+def freeze(
+    model: MMoE,
+    encoder: Encoder,
+    tables: Mapping[Owner, FeatureTable],
+    objective: Mapping[str, float],
+    details: Mapping[str, Any] | None = None,
+    routed: tuple[GateConfig, Selection] | None = None,
+    calibration: Calibration | None = None,
+) -> FrozenRanker:
+    """The sparse graph of a converged model: chosen experts only, batch norm folded into their first layer.
+
+    What the model adds to its outputs in eval mode is folded into their biases; the side tower is left out.
+
+    Args:
+        model: trained, in any mode.
+        encoder: that it was trained with.
+        tables: features of users and items by id.
+        objective: task → weight in the score that sorts.
+        details: what else the bundle is to say of itself.
+        routed: settings and mean selection of a per-example gate, which becomes part of the graph.
+        calibration: of the outputs, which becomes part of the graph too.
+
+    Raises:
+        NotConvergedError: a gate whose choice is not final or that no graph can hold; says why.
+        ValueError: a per-example gate without ``routed``.
+    """
+    schema = encoder.schema
+    gate, selection = routed or (None, model.gate.selection(schema.task_names))
+    model.gate.require_converged(schema.task_names)
+    norm = model.norm
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    shift = norm.bias.double() - norm.running_mean.double() * scale
+    weights = {f"embedding.{name}": model.embeddings.weight(name) for name in schema.tables}
+    used = selection.experts_used
+    for expert, position in zip(used, model.positions(used), strict=True):
+        for depth, layer in enumerate(model.experts.stack):
+            weight, bias = layer.weight[position].double(), layer.bias[position].double()
+            if depth == 0:
+                weight, bias = scale.unsqueeze(1) * weight, bias + shift @ weight
+            weights |= _named(f"expert.{expert}.{depth}", weight, bias)
+    for t, task in enumerate(schema.task_names):
+        last = len(model.towers.stack)
+        for depth, layer in enumerate([*model.towers.stack, model.output]):
+            bias = layer.bias[t].double() + (model.offset[t].double() if depth == last else 0.0)
+            weights |= _named(f"tower.{task}.{depth}", layer.weight[t], bias)
+    weights = {name: weight.float() for name, weight in weights.items()}
+    if gate is not None:  # in full precision: a rounded choice can fall on the other side
+        weights |= {"norm.scale": scale, "norm.shift": shift}
+        weights |= {f"{GATE}{name}": value for name, value in model.gate.state_dict().items()}
+    arrays = {name: weight.detach().cpu().numpy().copy() for name, weight in weights.items()}
+    return FrozenRanker(
+        schema,
+        encoder,
+        selection,
+        arrays,
+        tables,
+        objective,
+        details or {},
+        gate,
+        calibration or Calibration(),
+    )
+
+
+def _named(prefix: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    return {f"{prefix}.weight": weight, f"{prefix}.bias": bias}

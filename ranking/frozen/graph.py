@@ -1,0 +1,144 @@
+"""The sparse inference graph: only the chosen experts exist, and only those that a request needs run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ranking.encoding.torch_batch import TorchBatch
+from ranking.gates import Gate
+from ranking.gates.config import GateConfig, build_gate
+from ranking.schema import Schema
+from ranking.selection import Selection
+
+Layer = tuple[Tensor, Tensor]
+"""Weight [inputs, outputs] and bias [outputs]."""
+
+GATE = "gate."
+"""Prefix of a per-example gate's weights."""
+
+
+class FrozenGraph:
+    """Tensors in, outputs out. The reference: in float64, so that a row's scores do not depend on the rows beside it.
+
+    A static gate's weights are constants of the selection: the experts that the asked-for tasks chose run on all rows.
+    A per-example gate runs first, and then each expert on just the rows that chose it for one of those tasks.
+
+    Weights by name: ``embedding.TABLE`` [rows, dim]; ``expert.E.L.weight`` and ``.bias`` for layer L of expert E (the
+    batch norm is folded into layer 0); ``tower.TASK.L.weight`` and ``.bias``, the last layer giving the output. With a
+    per-example gate also ``gate.NAME``, and ``norm.scale`` and ``norm.shift``: the batch norm of what the gate reads.
+
+    Args:
+        schema: features and tasks.
+        selection: what the gates chose.
+        weights: by name, as above; the graph shares their memory.
+        gate: settings of a per-example gate; None if the gate is static.
+
+    Attributes:
+        weights: the same as tensors.
+        experts: number of each chosen expert → its layers, float64.
+        towers: task → its layers, float64; the last gives the output.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        selection: Selection,
+        weights: Mapping[str, npt.NDArray[Any]],
+        gate: GateConfig | None = None,
+    ) -> None:
+        self.schema = schema
+        self.selection = selection
+        self.weights = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+        self.gate = gate
+        self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
+        self.towers = {task: _layers(self.weights, f"tower.{task}") for task in schema.task_names}
+        self._gate = None if gate is None else self._rebuilt(gate)
+
+    def __call__(self, inputs: TorchBatch, tasks: Sequence[str]) -> Tensor:
+        """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number else; uncalibrated."""
+        x = self._joined(inputs)
+        if self._gate is None:
+            experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
+            mixed = [self._mix(experts, self.selection.tasks[task].items()) for task in tasks]
+        else:
+            mixed = self._route(x, tasks)
+        return torch.cat([self._tower(task, hidden) for task, hidden in zip(tasks, mixed, strict=True)], 1)
+
+    def routing(self, inputs: TorchBatch) -> Tensor:
+        """Weights of all tasks: [tasks, experts], or [batch, tasks, experts] of a per-example gate; float64."""
+        if self._gate is not None:
+            return self._choose(self._joined(inputs))
+        weights = torch.zeros(len(self.schema.tasks), self.selection.num_experts, dtype=torch.float64)
+        for row, task in zip(weights, self.schema.task_names, strict=True):
+            for expert, weight in self.selection.tasks[task].items():
+                row[expert] = weight
+        return weights
+
+    def _joined(self, inputs: TorchBatch) -> Tensor:
+        """Embeddings and dense values side by side [batch, inputs] float64."""
+        weights = self.weights
+        columns = [
+            weights[f"embedding.{feature.table}"][inputs.ids[:, i]]
+            for i, feature in enumerate(self.schema.categoricals)
+        ]
+        for feature, bag in zip(self.schema.bags, inputs.bags, strict=True):
+            starts = torch.cumsum(bag.lengths, 0) - bag.lengths
+            table = weights[f"embedding.{feature.table}"]
+            columns.append(F.embedding_bag(bag.values, table, starts, mode=feature.pooling))
+        return torch.cat([*columns, inputs.dense], 1).double()
+
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
+        for weight, bias in self.experts[expert]:
+            x = torch.addmm(bias, x, weight).relu_()
+        return x
+
+    @staticmethod
+    def _mix(experts: Mapping[int, Tensor], chosen: Iterable[tuple[int, float]]) -> Tensor:
+        return torch.stack([experts[e] * weight for e, weight in chosen]).sum(0)
+
+    def _choose(self, x: Tensor) -> Tensor:
+        assert self._gate is not None
+        routing: Tensor = self._gate(x * self.weights["norm.scale"] + self.weights["norm.shift"])
+        return routing
+
+    def _route(self, x: Tensor, tasks: Sequence[str]) -> list[Tensor]:
+        """Each task's mixture of the experts that its rows chose, [batch, width] a task."""
+        rank = {name: t for t, name in enumerate(self.schema.task_names)}
+        weights = self._choose(x)[:, [rank[task] for task in tasks]]
+        width = next(iter(self.experts.values()))[-1][0].shape[1]
+        mixed = x.new_zeros(len(tasks), len(x), width)
+        for expert in self.experts:
+            shares = weights[:, :, expert]
+            rows = (shares > 0).any(1).nonzero().flatten()
+            if len(rows):
+                share = shares[rows].T.unsqueeze(-1)
+                # a task that did not choose this expert must not see it, not even 0 times infinity
+                mixed[:, rows] += torch.where(share > 0, share * self._expert(expert, x[rows]), 0.0)
+        return list(mixed)
+
+    def _tower(self, task: str, x: Tensor) -> Tensor:
+        *hidden, (weight, bias) = self.towers[task]
+        for hidden_weight, hidden_bias in hidden:
+            x = torch.addmm(hidden_bias, x, hidden_weight).relu_()
+        return torch.addmm(bias, x, weight)
+
+    def _rebuilt(self, config: GateConfig) -> Gate:
+        inputs, width = len(self.weights["norm.scale"]), next(iter(self.experts.values()))[-1][0].shape[1]
+        with torch.random.fork_rng(devices=[]):  # scoring, which builds the graph, is to draw nothing
+            gate = build_gate(config, len(self.schema.tasks), self.selection.num_experts, inputs, width).serving_gate()
+        gate.load_state_dict({name[len(GATE) :]: w for name, w in self.weights.items() if name.startswith(GATE)})
+        return gate.double().eval().requires_grad_(False)
+
+
+def _layers(weights: Mapping[str, Tensor], prefix: str) -> list[Layer]:
+    layers: list[Layer] = []
+    while f"{prefix}.{len(layers)}.weight" in weights:
+        name = f"{prefix}.{len(layers)}"
+        layers.append((weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double()))
+    return layers

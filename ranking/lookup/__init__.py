@@ -1,0 +1,1 @@
+"""Feature lookup by id from memory-mapped files."""

@@ -1,0 +1,1 @@
+"""The dense multi-gate mixture of experts."""

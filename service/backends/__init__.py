@@ -1,0 +1,1 @@
+"""Backends that execute the frozen graph: one interface, one file per backend."""

@@ -1,0 +1,1 @@
+"""Messages, problems and headers of the HTTP API."""

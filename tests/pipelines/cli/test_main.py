@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+from pipelines.cli.main import main
+from pipelines.runs.run import RunFolder
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
+
+
+class Outcome(NamedTuple):
+    """What a command left on the terminal."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ranker(*argv: str | Path) -> Outcome:
+    """Runs ``ranker`` with these arguments."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(argument) for argument in argv])
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+class Shown(NamedTuple):
+    """The folder in which the commands of a newcomer ran, and what each of them left on the terminal."""
+
+    folder: Path
+    commands: dict[str, Outcome]
+
+
+SMALL = ["model.experts=3", "model.expert_layers=[8]", "model.tower_layers=[4]", "training.batch_size=128"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """Synthetic logs → check → train → evaluate → freeze → publish → score."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    logs, run, bundle, scores = (folder / name for name in ("logs", "run", "bundle", "scores.parquet"))
+    sets = [part for setting in SMALL for part in ("--set", setting)]
+    day = logs / "log" / "date=2026-01-10"
+    commands = {
+        "logs": ranker("logs", "synthetic", "--out", logs, "--rows", "3000", "--seed", "1"),
+        "check": ranker("check", logs / "ranker.toml"),
+        "check --json": ranker("check", logs / "ranker.toml", "--json"),
+        "train": ranker("train", logs / "ranker.toml", "--run", run, *sets),
+        "evaluate": ranker("evaluate", run),
+        "evaluate --json": ranker("evaluate", run, "--json"),
+        "report": ranker("report", run, "--out", folder / "report.html"),
+        "freeze": ranker("freeze", run, "--out", bundle),
+        "evaluate --slice": ranker("evaluate", run, "--slice", "surface", "--slice", "new_user"),
+        "evaluate bundle": ranker("evaluate", bundle, "--logs", day, "--json"),
+        "compare": ranker("compare", run, bundle),
+        "compare --json": ranker("compare", bundle, run, "--logs", day, "--json"),
+        "publish": ranker("publish", bundle, folder / "repository"),
+        "publish --name": ranker("publish", bundle, folder / "repository", "--name", "trial"),
+        "score": ranker("score", bundle, "--logs", day, "--out", scores, "--tasks", "like", "click"),
+    }
+    return Shown(folder, commands)
+
+
+class TestTheWayOfANewcomer:
+    def test_every_command_does_what_was_asked(self, shown: Shown) -> None:
+        assert {
+            name: (outcome.code, outcome.err[-300:]) for name, outcome in shown.commands.items() if outcome.code
+        } == {}
+
+    def test_logs_prints_the_configuration_to_go_on_with(self, shown: Shown) -> None:
+        assert shown.commands["logs"].out == f"{shown.folder}/logs/ranker.toml\n"
+        assert (shown.folder / "logs" / "ranker.toml").is_file()
+
+    def test_check_prints_rows_and_label_rates_and_its_progress_goes_to_stderr(self, shown: Shown) -> None:
+        _, out, err = shown.commands["check"]
+        assert out.startswith("rows: train ")
+        assert "bad rows left out: 0" in out
+        assert "reading the log: 3,000 rows in " in err
+        assert "reading the log" not in out
+
+    def test_check_json_holds_the_same(self, shown: Shown) -> None:
+        data = json.loads(shown.commands["check --json"].out)
+        assert sum(data["rows"].values()) == 3000
+        assert data["bad"] == {}
+        assert 0.3 < data["labels"]["train"]["click"]["mean"] < 0.5
+
+    def test_train_prints_the_evaluation_and_the_run_and_its_progress_goes_to_stderr(self, shown: Shown) -> None:
+        _, out, err = shown.commands["train"]
+        lines = out.splitlines()
+        assert lines[0].endswith(" rows")
+        assert lines[-1] == f"{shown.folder}/run"
+        assert any(line.startswith("click") for line in lines)
+        assert "the gates chose" in err
+        assert "the gates chose" not in out
+        RunFolder.open(shown.folder / "run")
+
+    def test_train_takes_its_settings_from_set(self, shown: Shown) -> None:
+        config = RunFolder.open(shown.folder / "run").load_config()
+        assert config.model.experts == 3
+        assert config.training.batch_size == 128
+
+    def test_evaluate_prints_what_the_run_holds(self, shown: Shown) -> None:
+        stored = json.loads((shown.folder / "run" / "evaluation.json").read_text())
+        assert json.loads(shown.commands["evaluate --json"].out) == stored
+        assert shown.commands["evaluate"].out.splitlines()[0] == f"{stored['rows']:,} rows"
+
+    def test_evaluate_measures_a_bundle_as_its_run(self, shown: Shown) -> None:
+        dense = json.loads(shown.commands["evaluate --json"].out)
+        frozen = json.loads(shown.commands["evaluate bundle"].out)
+        assert frozen["rows"] == dense["rows"]
+        assert frozen["tasks"]["click"]["auc"] == pytest.approx(dense["tasks"]["click"]["auc"], abs=1e-4)
+
+    def test_evaluate_measures_the_slices_that_are_asked_for(self, shown: Shown) -> None:
+        out = shown.commands["evaluate --slice"].out
+        assert "by surface: auc of binary tasks" in out
+        assert "by new_user: auc of binary tasks" in out
+
+    def test_compare_prints_both_and_their_differences(self, shown: Shown) -> None:
+        lines = shown.commands["compare"].out.splitlines()
+        assert lines[:2] == [f"A  {shown.folder}/run", f"B  {shown.folder}/bundle"]
+        assert any(line.split()[:2] == ["click", "auc"] for line in lines)
+
+    def test_compare_json_holds_the_same(self, shown: Shown) -> None:
+        data = json.loads(shown.commands["compare --json"].out)
+        assert (data["a"], data["b"]) == (f"{shown.folder}/bundle", f"{shown.folder}/run")
+        auc = data["tasks"]["click"]["measures"]["auc"]
+        assert set(auc) == {"a", "b", "difference", "interval", "better"}
+        assert auc["difference"] == pytest.approx(0.0, abs=1e-4)
+
+    def test_freeze_prints_the_bundle_and_says_on_stderr_that_it_scores_as_the_dense_model(self, shown: Shown) -> None:
+        _, out, err = shown.commands["freeze"]
+        assert out == f"{shown.folder}/bundle\n"
+        assert "frozen = dense on " in err
+
+    def test_report_prints_the_page_which_names_the_command(self, shown: Shown) -> None:
+        page = shown.folder / "report.html"
+        assert shown.commands["report"].out == f"{page}\n"
+        assert f"ranker train {shown.folder / 'logs' / 'ranker.toml'}" in page.read_text()
+
+    def test_publish_prints_the_version(self, shown: Shown) -> None:
+        assert shown.commands["publish"].out == f"{shown.folder}/repository/feed/1\n"
+        assert shown.commands["publish --name"].out == f"{shown.folder}/repository/trial/1\n"
+        assert (shown.folder / "repository" / "feed" / "1" / "manifest.json").is_file()
+
+    def test_score_prints_what_it_wrote(self, shown: Shown) -> None:
+        data = json.loads(shown.commands["score"].out)
+        scored = pq.read_table(shown.folder / "scores.parquet")
+        assert data == {"out": f"{shown.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
+        assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
+
+
+class TestGates:
+    @pytest.mark.parametrize(
+        ("settings", "kind"),
+        [
+            (["model.gate.kind=top_k"], "top_k"),
+            (["model.gate.kind=softmax", "model.gate.per_example=true"], "softmax, per example"),
+            (["model.gate.kind=attentive"], "attentive, per example"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_are_changed_with_set_and_shown_by_train_and_evaluate(
+        self, shown: Shown, tmp_path: Path, settings: list[str], kind: str
+    ) -> None:
+        sets = [part for setting in [*SMALL, *settings] for part in ("--set", setting)]
+        trained = ranker("train", shown.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
+        assert trained.code == 0, trained.err
+        evaluated = ranker("evaluate", tmp_path / "run")
+        assert evaluated.code == 0
+        assert trained.out == f"{evaluated.out}{tmp_path}/run\n"
+        binary, numbers, gates = evaluated.out.split("\n\n")
+        assert gates.startswith(f"{kind}: ")
+        assert "experts used" in gates
+        assert "Jaccard index" in gates
+        names = [line.split()[0] for line in (*binary.splitlines()[2:], *numbers.splitlines()[1:])]
+        assert [line.split()[0] for line in gates.splitlines()[-len(names) :]] == names
+
+    def test_of_an_unknown_kind_are_one_line(self, shown: Shown, tmp_path: Path) -> None:
+        config = shown.folder / "logs" / "ranker.toml"
+        code, out, err = ranker("train", config, "--run", tmp_path / "run", "--set", "model.gate.kind=softmx")
+        assert (code, out) == (1, "")
+        assert err.count("\n") == 1
+        assert "model.gate: kind is 'softmx'; choose dselect_k, top_k, softmax" in err
+        assert not (tmp_path / "run").exists()
+
+    def test_of_single_tasks_are_evaluated_but_not_frozen_whole(self, open_shop: Shop, tmp_path: Path) -> None:
+        config = open_shop.config(model={"gate": {"kind": "single_task"}})
+        config.write(tmp_path / "ranker.toml")
+        trained = ranker("train", tmp_path / "ranker.toml", "--run", tmp_path / "run", "--json")
+        assert trained.code == 0, trained.err
+        assert json.loads(trained.out)["selection"]["kind"] == "single_task"
+        evaluated = ranker("evaluate", tmp_path / "run")
+        assert [line.split()[0] for line in evaluated.out.splitlines() if line] == [
+            *("20", "task", "click"),
+            *("task", "watch"),
+        ]
+        code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"ranker: {tmp_path}/run holds a model for each task")
+        assert err.count("\n") == 1
+        assert ranker("freeze", tmp_path / "run" / "tasks" / "click", "--out", tmp_path / "bundle").code == 0
+
+
+class TestJson:
+    def test_of_train_holds_run_selection_and_evaluation(self, shown: Shown, tmp_path: Path) -> None:
+        sets = [part for setting in [*SMALL, "training.seed=9"] for part in ("--set", setting)]
+        outcome = ranker("train", shown.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets, "--json")
+        assert outcome.code == 0
+        data = json.loads(outcome.out)
+        assert data["run"] == f"{tmp_path}/run"
+        assert data["selection"] == json.loads((tmp_path / "run" / "selection.json").read_text())
+        assert data["evaluation"] == json.loads((tmp_path / "run" / "evaluation.json").read_text())
+
+
+class TestFailures:
+    """Exit with 1 and one line on stderr that says what and where; nothing on stdout."""
+
+    @pytest.mark.parametrize(
+        ("command", "says"),
+        [
+            ("check {empty}/ranker.toml", "{empty}/ranker.toml: cannot be read"),
+            ("train {empty}/ranker.toml --run {empty}/run", "{empty}/ranker.toml: cannot be read"),
+            ("train {logs}/ranker.toml --run {empty}/run --set colour=1", "colour: unknown key"),
+            ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
+            ("evaluate {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
+            ("evaluate {empty}", "{empty} is no run folder"),
+            ("compare {run} {empty}", "{empty} is no run folder"),
+            ("compare {bundle} {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
+            ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
+            ("report {empty}", "{empty} is no run folder"),
+            ("report {bundle}", "{bundle} is no run folder"),
+            ("report {run} --out {empty}/none/report.html", "{empty}/none/report.html: cannot be written"),
+            ("freeze {empty} --out {empty}/bundle", "{empty} is no run folder"),
+            ("freeze {run} --out {bundle}", "{bundle} exists"),
+            ("publish {empty} {empty}/repository", "{empty} is no bundle"),
+            ("publish {bundle} {empty}/repository --name ../up", "name '../up'"),
+            ("score {bundle} --logs {empty} --out {empty}/s.parquet", "{empty}: holds no Parquet file"),
+            ("score {bundle} --logs {day} --out {empty}/s.parquet --tasks clack", "unknown task 'clack'"),
+            ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is no bundle"),
+            ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
+            ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
+            ("demo --dir {logs}", "{logs} exists"),
+            ("check {file}", "{file}: is a Parquet file, but a configuration is wanted; name the ranker.toml"),
+            ("train {file} --run {empty}/run", "{file}: is a Parquet file, but a configuration is wanted"),
+            ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another place"),
+            ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
+            ("demo --dir {file}/new", "{file} is a file, not a folder"),
+            ("check {logs}/ranker.toml --quarantine {file}/new", "{file} is a file, not a folder"),
+            ("train {logs}/ranker.toml --run {file}/new", "{file} is a file, not a folder"),
+            ("train {logs}/ranker.toml --run {file}/new --resume", "{file} is a file, not a folder"),
+            ("tune {logs}/ranker.toml --study {file}", "{file} is a file, not a folder"),
+            ("report {run} --out {file}/new.html", "{file} is a file, not a folder"),
+            ("freeze {run} --out {file}/new", "{file} is a file, not a folder"),
+            ("publish {bundle} {file}", "{file} is a file, not a folder"),
+            ("score {bundle} --logs {day} --out {file}/new", "{file} is a file, not a folder"),
+            ("score {bundle} --logs {day} --out {empty}", "{empty}: cannot be written (it is a folder)"),
+        ],
+    )
+    def test_are_one_line(self, shown: Shown, tmp_path: Path, command: str, says: str) -> None:
+        day = shown.folder / "logs" / "log" / "date=2026-01-10"
+        places = {"empty": tmp_path, "day": day, "file": day / "part-0.parquet"}
+        places |= {name: shown.folder / name for name in ("logs", "run", "bundle")}
+        code, out, err = ranker(*(word.format(**places) for word in command.split()))
+        assert code == 1
+        assert out == ""
+        assert err.startswith("ranker: ")
+        assert err.count("\n") == 1
+        assert says.format(**places) in err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_of_check_come_after_what_was_found(self, shown: Shown, tmp_path: Path) -> None:
+        """The numbers help to see what is wrong."""
+        logs = shutil.copytree(shown.folder / "logs", tmp_path / "logs")
+        shutil.rmtree(logs / "log" / "date=2026-01-09")
+        code, out, err = ranker("check", logs / "ranker.toml")
+        assert code == 1
+        assert "validation 0" in out
+        assert err.splitlines()[-1].startswith(f"ranker: {logs}/log: no row from 2026-01-09")
+
+    def test_an_unconverged_gate_is_not_frozen(self, shown: Shown, tmp_path: Path) -> None:
+        run = shutil.copytree(shown.folder / "run", tmp_path / "run")
+        weights = load_file(run / "checkpoints" / "best.safetensors")
+        weights["gate.z"].zero_()
+        save_file(weights, run / "checkpoints" / "best.safetensors")
+        code, out, err = ranker("freeze", run, "--out", tmp_path / "bundle")
+        assert (code, out) == (1, "")
+        assert err.startswith("ranker: the gate has not converged: task 'click' selector 0")
+        assert not (tmp_path / "bundle").exists()
+
+    def test_an_interruption_says_so(self, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: Any, **__: Any) -> str:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Path, "read_bytes", interrupted)
+        assert ranker("check", shown.folder / "logs" / "ranker.toml") == (1, "", "ranker: interrupted\n")
+
+
+class TestQuarantine:
+    def test_of_check_is_written_where_asked(self, shown: Shown, tmp_path: Path) -> None:
+        logs = shutil.copytree(shown.folder / "logs", tmp_path / "logs")
+        file = logs / "log" / "date=2026-01-03" / "part-0.parquet"
+        table = pq.read_table(file, partitioning=None)
+        clicks = table["click"].to_pylist()
+        clicks[5] = 3
+        index = table.column_names.index("click")
+        pq.write_table(table.set_column(index, "click", [clicks]), file)
+        outcome = ranker("check", logs / "ranker.toml", "--quarantine", tmp_path / "bad.jsonl")
+        assert outcome.code == 0
+        assert "1 × label 'click' is neither 0 nor 1" in outcome.out
+        record = json.loads((tmp_path / "bad.jsonl").read_text())
+        assert (record["file"], record["file_row"]) == (str(file), 5)
+
+
+class TestWrongUse:
+    """Exits with 2 and shows the usage."""
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "",
+            "fly",
+            "logs",
+            "logs movies --out x",
+            "logs synthetic",
+            "logs synthetic --out x --rows 0",
+            "logs synthetic --out x --rows 500",
+            "logs synthetic --out x --rows many",
+            "logs synthetic --out x --rows -5",
+            "logs synthetic --out x --seed s",
+            "logs kuairand --out x",
+            "check",
+            "check a b",
+            "train ranker.toml",
+            "train --run run",
+            "train ranker.toml --run run --set",
+            "evaluate",
+            "evaluate run --slice",
+            "compare run",
+            "report",
+            "freeze run",
+            "publish bundle",
+            "score bundle --logs log",
+            "score bundle --logs log --out x --tasks",
+            "serve",
+            "serve repository --port door",
+        ],
+    )
+    def test_is_told_from_failure(
+        self, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as caught:
+            main(command.split())
+        assert caught.value.code == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("usage: ranker")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "",
+            "demo",
+            "logs",
+            "logs synthetic",
+            "logs kuairand",
+            "check",
+            "train",
+            "evaluate",
+            "compare",
+            "report",
+            "freeze",
+            "publish",
+            "score",
+            "serve",
+        ],
+    )
+    def test_help_is_no_wrong_use(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main([*command.split(), "--help"])
+        assert caught.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: ranker {command}".rstrip())
+
+
+class TestPipes:
+    def test_a_reader_that_has_enough_gets_no_traceback(self, shown: Shown) -> None:
+        """As ``ranker evaluate RUN --json | head -1`` reads."""
+        command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(shown.folder / "run"), "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()  # before anything is written
+            err = process.stderr.read().decode()
+        assert process.returncode == 128 + signal.SIGPIPE, "as a shell tells of any tool that was writing into a pipe"
+        assert "Traceback" not in err
+        assert "BrokenPipe" not in err
+
+
+def test_an_unknown_slice_is_wrong_use(shown: Shown) -> None:
+    code, out, err = ranker("evaluate", shown.folder / "run", "--slice", "colour")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ranker: no slice 'colour' of {shown.folder}/run: choose from user_id, item_id, ")
+
+
+class TestServe:
+    @pytest.mark.parametrize("there", [True, False])
+    def test_without_a_published_bundle_says_how_to_publish_one(self, tmp_path: Path, there: bool) -> None:
+        repository = tmp_path / "repository"
+        if there:
+            repository.mkdir()
+        code, out, err = ranker("serve", repository)
+        assert (code, out) == (1, "")
+        assert err.startswith("ranker: ")
+        assert err.count("\n") == 1
+        assert str(repository) in err
+        assert "ranker publish" in err
+
+
+def test_only_training_needs_the_training_extras(shown: Shown, tmp_path: Path) -> None:
+    """Where TorchRec is missing, scoring works and training says what to install."""
+    script = """
+import sys
+sys.modules["torchrec"] = None
+from pipelines.cli.main import main
+folder, out = sys.argv[1:]
+day = f"{folder}/logs/log/date=2026-01-10"
+assert main(["score", f"{folder}/bundle", "--logs", day, "--out", f"{out}/scores.parquet"]) == 0
+assert main(["publish", f"{folder}/bundle", f"{out}/repository"]) == 0
+assert main(["evaluate", f"{folder}/bundle", "--logs", day]) == 0
+assert main(["serve", f"{out}/empty"]) == 1
+sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script, shown.folder, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ranker: this command needs torchrec")
+    assert "requirements/train.lock" in last
+    assert pq.read_table(tmp_path / "scores.parquet").num_rows > 0
+
+
+class TestServeAddresses:
+    def test_a_port_in_use_is_one_line(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert main(["serve", str(repository), "--port", str(port)]) == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ranker: ")]
+        assert f"127.0.0.1:{port} cannot be listened on" in line
+        assert "choose another --port" in line
+
+    def test_a_port_that_is_none_is_wrong_use(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main(["serve", str(repository), "--port", "99999"])
+        assert stopped.value.code == 2
+        assert "'99999' is no port" in capsys.readouterr().err
+
+
+def test_an_override_that_is_none_is_wrong_use(logs: Path, tmp_path: Path) -> None:
+    assert main(["train", str(logs / "ranker.toml"), "--run", str(tmp_path / "run"), "--set", "training.epochs"]) == 2
+
+
+def test_check_finds_ids_of_two_types(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(logs, tmp_path / "logs")
+    first_day = tmp_path / "logs" / "log" / "date=2026-01-01" / "part-0.parquet"
+    table = pq.read_table(first_day)
+    numbers = pa.array(range(table.num_rows), pa.int64())
+    pq.write_table(table.set_column(table.column_names.index("surface"), "surface", numbers), first_day)
+    assert main(["check", str(tmp_path / "logs" / "ranker.toml")]) == 1
+    assert "date=2026-01-02/part-0.parquet: column 'surface' holds string, but int64 in " in capsys.readouterr().err

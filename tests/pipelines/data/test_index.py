@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.data.index import Chunk, Entry, Index
+from pipelines.data.parquet import CHUNK_ROWS
+from pipelines.data.profile import profile_log
+from pipelines.data.splits import split_bounds
+from ranking.errors import LogError
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
+
+
+def made(shop: Shop, table: pa.Table, name: str = "part-0.parquet") -> Index:
+    """The index of a log, once this file is written to it."""
+    shop.write(table, name)
+    return profile_log(shop.reader(), shop.logs(), shop.schema).index
+
+
+class TestIndex:
+    def test_holds_every_usable_row_once_and_what_is_left_out(self, shop: Shop) -> None:
+        table = shop.replaced(shop.table(100), "item_id", 5, None)
+        shop.write(pa.concat_tables([table.slice(0, 50), table.slice(20, 3)]), "part-0.parquet", row_group_size=30)
+        shop.write(table.slice(45), "part-1.parquet")
+        found = profile_log(shop.reader(), shop.logs(), shop.schema)
+        first, second, third = found.index.entries
+        assert (first.chunk.file, first.chunk.group, first.chunk.start, first.chunk.rows) == (
+            "part-0.parquet",
+            0,
+            0,
+            30,
+        )
+        assert first.left_out.tolist() == [5]
+        assert second.left_out.tolist() == [20, 21, 22]
+        assert third.left_out.tolist() == [0, 1, 2, 3, 4]
+        assert third.usable == {"train": 30, "validation": 10, "test": 10}
+        assert {split: found.index.rows(split) for split in found.rows} == found.rows
+
+    def test_gives_the_rows_that_a_pass_over_the_log_gives(self, shop: Shop) -> None:
+        table = shop.replaced(shop.table(100), "is_click", 83, 5)
+        shop.write(pa.concat_tables([table, table.slice(70, 20)]), row_group_size=40)
+        reader = shop.reader()
+        index = profile_log(reader, shop.logs(), shop.schema).index
+        for split in ("train", "validation", "test"):
+            read = [
+                moment
+                for entries in index.units(split)
+                for part in reader.read_indexed(entries, split, shop.logs())
+                for moment in part["time"].to_pylist()
+            ]
+            bounds = split_bounds(shop.logs(), split)
+            whole = [moment for batch in reader.scan(*bounds) for moment in batch.rows["time"].to_pylist()]
+            assert read == whole
+
+    def test_starts_with_train_from(self, shop: Shop) -> None:
+        shop.write(shop.table(100), row_group_size=8)
+        logs = shop.logs().model_copy(update={"train_from": datetime(2026, 1, 6, 12)})
+        found = profile_log(shop.reader(), logs, shop.schema)
+        assert found.rows == {"train": 25, "validation": 10, "test": 10}
+        assert [entry.chunk.group for entry in found.index.units("train")[0]] == [6, 7, 8, 9]
+        assert found.index.entries[0].usable == {"train": 1, "validation": 0, "test": 0}
+
+    def test_comes_back_from_its_file(self, shop: Shop, tmp_path: Path) -> None:
+        table = shop.replaced(shop.table(100), "item_id", 5, None)
+        index = made(shop, pa.concat_tables([table, table.slice(3, 2)]))
+        index.write(tmp_path / "index.parquet")
+        (before,), (after,) = index.entries, Index.read(tmp_path / "index.parquet").entries
+        assert after.chunk == before.chunk
+        assert after.usable == before.usable
+        assert after.left_out.tolist() == before.left_out.tolist() == [5, 100, 101]
+
+    @pytest.mark.parametrize("content", [None, b"", b"no Parquet"])
+    def test_that_is_damaged_is_named(self, tmp_path: Path, content: bytes | None) -> None:
+        file = tmp_path / "index.parquet"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(LogError, match="train again") as caught:
+            Index.read(file)
+        assert str(caught.value).startswith(f"{file}: cannot be read")
+
+
+class TestUnits:
+    @staticmethod
+    def units(*chunks: tuple[str, int, int, int]) -> list[list[tuple[str, int, int]]]:
+        """File, row group and first row of the chunks (file, row group, first row, rows), as they are read at once."""
+        entries = [
+            Entry(Chunk(file, "", group, start, rows), {"train": rows}, np.empty(0, np.int32))
+            for file, group, start, rows in chunks
+        ]
+        return [[(e.chunk.file, e.chunk.group, e.chunk.start) for e in unit] for unit in Index(entries).units("train")]
+
+    def test_are_row_groups(self) -> None:
+        n = CHUNK_ROWS
+        assert self.units(("a", 0, 0, n), ("a", 0, n, n), ("a", 1, 0, n), ("b", 0, 0, 5)) == [
+            [("a", 0, 0), ("a", 0, n)],
+            [("a", 1, 0)],
+            [("b", 0, 0)],
+        ]
+
+    def test_join_small_neighbours_of_a_file(self) -> None:
+        half = CHUNK_ROWS // 2
+        assert self.units(("a", 0, 0, half), ("a", 1, 0, half), ("a", 2, 0, 1), ("b", 0, 0, 1)) == [
+            [("a", 0, 0), ("a", 1, 0)],
+            [("a", 2, 0)],
+            [("b", 0, 0)],
+        ]
+
+    def test_leave_out_what_holds_no_row_of_the_split(self) -> None:
+        entries = [Entry(Chunk("a", "", 0, 0, 9), {"train": 0}, np.empty(0, np.int32))]
+        assert Index(entries).units("train") == []

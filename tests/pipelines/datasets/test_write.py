@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import tomllib
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.config import config as configs
+from pipelines.datasets.write import feature, task, write_logs
+from ranking.errors import OutputError
+
+USERS = pa.table({"user_id": ["u0", "u1"]})
+ITEMS = pa.table({"item_id": ["v0", "v1"]})
+
+
+@pytest.fixture
+def log() -> pa.Table:
+    """Twelve rows, one every six hours from 30 December, not in order of time."""
+    times = [datetime(2025, 12, 30) + timedelta(hours=6 * (n * 5 % 12)) for n in range(12)]
+    return pa.table({"at": times, "n": range(12), "user_id": ["u0", "u1"] * 6, "item_id": ["v0"] * 12})
+
+
+@pytest.fixture
+def config() -> dict[str, Any]:
+    return {
+        "name": "shop",
+        "columns": {"time": "at"},
+        "logs": {"validation_from": "2025-12-31T00:00:00", "test_from": "2026-01-01T12:00:00"},
+        "features": [feature("user_id", "categorical", "user", dim=4), feature("item_id", "categorical", "item")],
+        "tasks": [task("n", "regression", transform="log1p")],
+    }
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+
+
+def test_writes_a_partition_a_day_two_side_tables_and_the_configuration(
+    tmp_path: Path, log: pa.Table, config: dict[str, Any]
+) -> None:
+    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    assert files(tmp_path / "out") == [
+        "items.parquet",
+        "log/date=2025-12-30/part-0.parquet",
+        "log/date=2025-12-31/part-0.parquet",
+        "log/date=2026-01-01/part-0.parquet",
+        "ranker.toml",
+        "users.parquet",
+    ]
+    assert pq.read_table(tmp_path / "out" / "users.parquet") == USERS
+    assert pq.read_table(tmp_path / "out" / "items.parquet") == ITEMS
+
+
+def test_keeps_every_row_and_column_in_the_partition_of_its_day(
+    tmp_path: Path, log: pa.Table, config: dict[str, Any]
+) -> None:
+    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    written = ds.dataset(tmp_path / "out" / "log", format="parquet", partitioning="hive").to_table()
+    assert written.select(log.column_names).sort_by("n").to_pylist() == log.to_pylist()
+    assert all(row["at"].date().isoformat() == row["date"] for row in written.to_pylist())
+
+
+def test_the_partition_takes_the_place_of_a_date_column(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+    write_logs(tmp_path / "out", config, log.append_column("date", pa.array([20251230] * 12)), USERS, ITEMS)
+    file = tmp_path / "out" / "log" / "date=2026-01-01" / "part-0.parquet"
+    assert pq.read_schema(file).names == log.column_names
+
+
+def test_the_configuration_loads_and_finds_the_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    loaded = configs.load(tmp_path / "out" / "ranker.toml")
+    assert loaded.logs.path == tmp_path / "out" / "log"
+    assert loaded.logs.users == tmp_path / "out" / "users.parquet"
+    assert loaded.logs.items == tmp_path / "out" / "items.parquet"
+    assert loaded.logs.validation_from == datetime(2025, 12, 31)
+    assert loaded.logs.test_from == datetime(2026, 1, 1, 12)
+    assert loaded.features[0].name == "user_id"
+    assert loaded.tasks[0].transform == "log1p"
+
+
+def test_the_configuration_can_move_with_its_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    written = tomllib.loads((tmp_path / "out" / "ranker.toml").read_text())
+    assert written["logs"]["path"] == "log"
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert configs.load(tmp_path / "moved" / "ranker.toml").logs.path == tmp_path / "moved" / "log"
+
+
+def test_makes_the_folders_above(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+    write_logs(tmp_path / "a" / "b" / "out", config, log, USERS, ITEMS)
+    assert (tmp_path / "a" / "b" / "out" / "ranker.toml").is_file()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_refuses_what_exists(tmp_path: Path, log: pa.Table, config: dict[str, Any], kind: str) -> None:
+    out = tmp_path / "out"
+    if kind == "file":
+        out.write_text("mine")
+    else:
+        (out / "mine").mkdir(parents=True)
+    with pytest.raises(OutputError, match="exists and is never overwritten: name another folder"):
+        write_logs(out, config, log, USERS, ITEMS)
+    assert (out.read_text() == "mine") if kind == "file" else (out / "mine").is_dir()
+
+
+def test_leaves_nothing_if_it_fails_half_way(
+    tmp_path: Path, log: pa.Table, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = pq.write_table
+
+    def disk_full(table: pa.Table, where: Path, **how: Any) -> None:
+        if where.name == "users.parquet":
+            raise OSError(28, "No space left on device")
+        write(table, where, **how)
+
+    monkeypatch.setattr(pq, "write_table", disk_full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OutputError) as caught:
+        write_logs(tmp_path / "file" / "out", config, log, USERS, ITEMS)
+    assert str(caught.value).startswith(f"{tmp_path}/file is a file, not a folder")

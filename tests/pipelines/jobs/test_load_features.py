@@ -1,0 +1,177 @@
+"""``ranker items load`` and ``ranker users load``: what reaches a real Redis, and what is said when it does not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.cli.main import main
+from tests.support.redis_server import RedisServer
+
+pytestmark = pytest.mark.parts
+
+ITEMS: dict[str, Any] = {
+    "item_id": [7, 8, 9],
+    "price": [1.5, None, 3.0],
+    "genres": [["news"], [], None],
+    "words": pa.array([["a"], None, ["b", "c"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+    "colour": ["red", None, "blue"],
+}
+
+
+@pytest.fixture
+def bundle(with_tables: Path) -> Path:
+    return with_tables / "feed" / "1"
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    return written(tmp_path / "items.parquet", ITEMS)
+
+
+def written(file: Path, columns: dict[str, Any], **how: Any) -> Path:
+    pq.write_table(pa.table(columns), file, **how)
+    return file
+
+
+def load(*argv: object) -> tuple[int, str, str]:
+    """The exit code, and what is on stdout and on stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main([str(argument) for argument in argv])
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def held(empty: RedisServer) -> dict[str, Any]:
+    """What the store holds."""
+    keys = sorted(empty.client.keys())
+    return {key.decode(): json.loads(empty.client.get(key)) for key in keys}
+
+
+def test_items_become_a_json_object_a_key(empty: RedisServer, bundle: Path, items: Path) -> None:
+    code, out, err = load("items", "load", items, "--bundle", bundle, "--to", empty.url, "--model", "feed")
+    assert code == 0
+    assert held(empty) == {
+        "ranker:feed:item:7": {"genres": ["news"], "words": ["a"], "price": 1.5},
+        "ranker:feed:item:8": {"genres": [], "words": None, "price": None},
+        "ranker:feed:item:9": {"genres": None, "words": ["b", "c"], "price": 3.0},
+    }
+    assert json.loads(out) == {
+        "to": empty.url,
+        "keys": "ranker:feed:item:*",
+        "columns": ["genres", "words", "price"],
+        "items": 3,
+    }
+    assert "left out, for the ranker does not read them: colour" in err
+    assert "loading items: 3 rows" in err
+
+
+def test_users_of_a_folder_with_a_prefix_that_go_after_a_while(
+    empty: RedisServer, bundle: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "users"
+    folder.mkdir()
+    written(folder / "a.parquet", {"user_id": ["u1"], "age": [31]})
+    written(folder / "b.parquet", {"user_id": ["ü2"], "country": ["C1"], "age": [None]})
+    code, out, err = load(
+        "users", "load", folder, "--bundle", bundle, "--to", empty.url, "--prefix", "p", "--ttl", 1000
+    )
+    assert (code, json.loads(out)["users"]) == (0, 2)
+    assert held(empty) == {"p:hand:user:u1": {"age": 31.0}, "p:hand:user:ü2": {"country": "C1", "age": None}}
+    assert 900 < empty.client.ttl("p:hand:user:u1") <= 1000
+    assert "not there, and as the bundle has them: liked, recent" in err
+
+
+def test_many_rows_in_several_row_groups(empty: RedisServer, bundle: Path, tmp_path: Path) -> None:
+    count = 2_500
+    file = written(
+        tmp_path / "items.parquet", {"item_id": list(range(count)), "price": [1.0] * count}, row_group_size=1_100
+    )
+    assert load("items", "load", file, "--bundle", bundle, "--to", empty.url)[0] == 0
+    assert empty.client.dbsize() == count
+
+
+def test_the_store_can_be_named_as_the_service_has_it(
+    empty: RedisServer, bundle: Path, items: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKER_STORE", empty.url)
+    assert load("items", "load", items, "--bundle", bundle)[0] == 0
+    assert empty.client.dbsize() == 3
+    monkeypatch.delenv("RANKER_STORE")
+    code, _, err = load("items", "load", items, "--bundle", bundle)
+    assert (code, err) == (2, "ranker: name the store: --to redis://HOST:PORT/DB, or the variable RANKER_STORE\n")
+
+
+NAN = float("nan")
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"item_id": [7, 8, 7], "price": [1.0] * 3}, "column 'item_id', row 2: its id stands in an earlier row"),
+    ({"item_id": [7, None], "price": [1.0] * 2}, "column 'item_id', row 1: the id is null"),
+    ({"item_id": [7, 8], "price": [1.0, NAN]}, "column 'price', row 1: is NaN or infinite: write null for unknown"),
+    ({"item_id": [7, 8], "price": [1.0, -1.0]}, "column 'price', row 1: is −1 or less, but its transform is log1p"),
+    ({"item_id": [7], "price": ["high"]}, "column 'price': holds string, but 'price' is numeric: write numbers"),
+    ({"item_id": [7], "genres": ["news"]}, "column 'genres': holds string, but 'genres' is a bag: write lists of ids"),
+    ({"id": [7], "price": [1.0]}, "has no column 'item_id', which holds the ids (found: id, price)"),
+    ({"item_id": [7], "colour": [1.0]}, "has no column that the ranker reads for items (genres, words, price)"),
+]
+
+
+@pytest.mark.parametrize(("columns", "said"), WRONG)
+def test_a_wrong_row_is_named_before_anything_is_written(
+    empty: RedisServer, bundle: Path, tmp_path: Path, columns: dict[str, Any], said: str
+) -> None:
+    file = written(tmp_path / "items.parquet", columns, row_group_size=1)
+    code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty.url)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith(f"ranker: {file}: {said}")
+    assert empty.client.dbsize() == 0
+
+
+def test_no_file_and_no_parquet(empty: RedisServer, bundle: Path, tmp_path: Path) -> None:
+    code, _, err = load("items", "load", tmp_path / "nothing", "--bundle", bundle, "--to", empty.url)
+    assert (code, "nothing: no such" in err) == (1, True)
+    (tmp_path / "items.parquet").write_text("item_id,price")
+    code, _, err = load("items", "load", tmp_path / "items.parquet", "--bundle", bundle, "--to", empty.url)
+    assert (code, "items.parquet: cannot be read" in err) == (1, True)
+
+
+def test_a_store_that_cannot_be_reached_is_named_without_its_password(bundle: Path, items: Path) -> None:
+    code, _, err = load("items", "load", items, "--bundle", bundle, "--to", "redis://me:secret@127.0.0.1:1/0")
+    assert code == 1
+    assert err.startswith("ranker: redis://127.0.0.1:1/0: cannot be reached (Error 111 connecting to 127.0.0.1:1.")
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize("url", ["localhost", "redis://:se/cret@host", "redis://:secret@127.0.0.1:1/0?nonsense=1"])
+def test_an_address_that_is_none(bundle: Path, items: Path, url: str) -> None:
+    code, _, err = load("items", "load", items, "--bundle", bundle, "--to", url)
+    assert (code, "secret" in err or "se/cret" in err) == (2, False)
+
+
+def test_a_store_that_refuses_says_how_much_it_holds_and_shows_no_value(
+    empty: RedisServer, bundle: Path, tmp_path: Path
+) -> None:
+    count = 30_000
+    words = [[os.urandom(50).hex()] for _ in range(count)]
+    file = written(tmp_path / "items.parquet", {"item_id": list(range(count)), "words": words})
+    empty.client.config_set("maxmemory", empty.client.info("memory")["used_memory"] + 3_000_000)
+    try:
+        code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty.url)
+    finally:
+        empty.client.config_set("maxmemory", 0)
+    assert (code, out) == (1, "")
+    line = err.splitlines()[-1]
+    assert "cannot be written (command not allowed when used memory > 'maxmemory'" in line
+    assert "of 30,000 items, each of them whole: mend it and load again" in line
+    assert words[0][0][:20] not in err
+    assert 0 < empty.client.dbsize() < count

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ranking
+from pipelines.jobs.publish import publish
+from pipelines.jobs.release import change_release
+from ranking.artifacts import checksums
+from ranking.artifacts import repository as repositories
+from ranking.artifacts.release import Canary, Release
+from ranking.errors import BundleError, OutputError
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, drafts too."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+class TestVersions:
+    def test_count_from_one(self, bundle: Path, tmp_path: Path) -> None:
+        repository = tmp_path / "repository"
+        assert [publish(bundle, repository) for _ in range(3)] == [("feed", 1), ("feed", 2), ("feed", 3)]
+        assert repositories.versions(repository, "feed") == [1, 2, 3]
+
+    def test_are_whole_bundles(self, bundle: Path, tmp_path: Path) -> None:
+        publish(bundle, tmp_path / "repository")
+        assert files(tmp_path / "repository" / "feed" / "1") == files(bundle)
+        ranking.load(tmp_path / "repository" / "feed" / "1")
+
+    def test_are_current_as_soon_as_they_are_published(self, bundle: Path, tmp_path: Path) -> None:
+        for version in (1, 2):
+            publish(bundle, tmp_path)
+            assert json.loads((tmp_path / "feed" / "current.json").read_text()) == {"version": version}
+            assert repositories.release(tmp_path, "feed").version == version
+
+    def test_become_current_by_replacing_the_file_and_not_by_rewriting_it(self, bundle: Path, tmp_path: Path) -> None:
+        """Whoever reads current.json meanwhile sees the old one or the new one, never half."""
+        publish(bundle, tmp_path)
+        old = tmp_path / "old.json"
+        old.hardlink_to(tmp_path / "feed" / "current.json")
+        publish(bundle, tmp_path)
+        assert json.loads(old.read_text()) == {"version": 1}
+
+    def test_never_change_once_published(self, bundle: Path, tmp_path: Path) -> None:
+        publish(bundle, tmp_path)
+        before = files(tmp_path / "feed" / "1")
+        publish(bundle, tmp_path)
+        assert files(tmp_path / "feed" / "1") == before
+
+    def test_follow_the_highest_even_if_an_older_one_is_current(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(2):
+            publish(bundle, tmp_path)
+        (tmp_path / "feed" / "current.json").write_text('{"version": 1}')  # rolled back
+        assert publish(bundle, tmp_path) == ("feed", 3)
+
+    def test_follow_the_highest_even_if_one_was_removed(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(3):
+            publish(bundle, tmp_path)
+        shutil.rmtree(tmp_path / "feed" / "2")
+        assert publish(bundle, tmp_path) == ("feed", 4)
+
+    def test_leave_no_draft(self, bundle: Path, tmp_path: Path) -> None:
+        publish(bundle, tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} == {"feed"}
+        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1", "current.json"}
+
+
+class TestNames:
+    def test_are_the_bundles_unless_one_is_given(self, bundle: Path, tmp_path: Path) -> None:
+        publish(bundle, tmp_path)
+        publish(bundle, tmp_path, "trial-2")
+        assert repositories.names(tmp_path) == ["feed", "trial-2"]
+        assert repositories.versions(tmp_path, "trial-2") == [1]
+
+    @pytest.mark.parametrize(
+        "name", ["", ".", "..", "../up", "a/b", "/etc", "a b", ".hidden", "-rf", "a\\b", "feed\n", "größe", "a\0b"]
+    )
+    def test_that_no_folder_should_have_are_refused(self, bundle: Path, tmp_path: Path, name: str) -> None:
+        with pytest.raises(BundleError, match="use letters, digits, '_' and '-'"):
+            publish(bundle, tmp_path / "repository", name)
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestBundlesThatDoNotVerify:
+    @pytest.mark.parametrize("damage", ["altered", "removed", "added", "sums removed"])
+    def test_are_refused_and_the_repository_stays_as_it_is(self, bundle: Path, tmp_path: Path, damage: str) -> None:
+        repository, broken = tmp_path / "repository", tmp_path / "broken"
+        publish(bundle, repository)
+        before = files(repository)
+        shutil.copytree(bundle, broken)
+        weights = broken / "weights.safetensors"
+        if damage == "altered":
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+        elif damage == "removed":
+            weights.unlink()
+        elif damage == "added":
+            (broken / "run.py").write_text("print('hello')")
+        else:
+            (broken / "SHA256SUMS").unlink()
+        with pytest.raises(BundleError) as caught:
+            publish(broken, repository)
+        assert str(broken) in str(caught.value)
+        assert files(repository) == before
+
+    def test_are_refused_if_there_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(BundleError, match=r"is no bundle: .* make one with 'ranker freeze'"):
+            publish(tmp_path / "nothing", tmp_path / "repository")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestRepositoriesThatCannotBeWritten:
+    def test_are_named(self, bundle: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("no folder")
+        with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
+            publish(bundle, tmp_path / "file")
+
+    def test_stay_as_they_are_if_the_disk_is_full(
+        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(bundle, tmp_path)
+        before = files(tmp_path)
+        copied = []
+
+        def disk_full(source: str, target: str, **_: object) -> None:
+            if len(copied) == 2:
+                raise OSError(28, "No space left on device")
+            copied.append(target)
+
+        monkeypatch.setattr(shutil, "copyfile", disk_full)
+        with pytest.raises(OutputError, match="cannot be written"):
+            publish(bundle, tmp_path)
+        assert files(tmp_path) == before
+
+
+class TestSeveralPublishers:
+    def test_each_get_a_version_of_their_own(self, bundle: Path, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            published = list(pool.map(lambda _: publish(bundle, tmp_path), range(4)))
+        assert sorted(published) == [("feed", version) for version in (1, 2, 3, 4)]
+        assert repositories.release(tmp_path, "feed").version == 4
+        for version in (1, 2, 3, 4):
+            assert files(tmp_path / "feed" / str(version)) == files(bundle)
+
+    def test_who_has_another_lock_than_ours_does_not_lose_a_version_to_us(
+        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        versions = repositories.versions
+
+        def meanwhile(repository: Path, name: str) -> list[int]:
+            found = versions(repository, name)
+            (tmp_path / "feed" / "1" / "theirs").mkdir(parents=True, exist_ok=True)
+            return found
+
+        monkeypatch.setattr(repositories, "versions", meanwhile)
+        with pytest.raises(OutputError, match=r"feed/1: cannot be written \(Directory not empty\)"):
+            publish(bundle, tmp_path)
+        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1"}
+
+
+class TestPinned:
+    def test_stay_current(self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        publish(bundle, tmp_path)
+        change_release(tmp_path, "feed", {"pinned": True})
+        assert publish(bundle, tmp_path) == ("feed", 2)
+        assert repositories.release(tmp_path, "feed") == Release(version=1, pinned=True)
+        said = capsys.readouterr().err
+        assert "feed is pinned to version 1: version 2 is published but not current" in said
+        assert f"'ranker release {tmp_path} feed --version 2' makes it so" in said
+
+    def test_canaries_and_shadows_stay_through_a_publication(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(2):
+            publish(bundle, tmp_path)
+        canary = {"version": 1, "weight": 0.25}
+        change_release(tmp_path, "feed", {"canary": canary, "shadow": 1})
+        publish(bundle, tmp_path)
+        expected = Release(version=3, canary=Canary.model_validate(canary), shadow=1)
+        assert repositories.release(tmp_path, "feed") == expected
+
+
+class TestKeeping:
+    def test_removes_the_oldest(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(3):
+            publish(bundle, tmp_path)
+        publish(bundle, tmp_path, keep=2)
+        assert repositories.versions(tmp_path, "feed") == [3, 4]
+        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
+
+    def test_never_what_is_served(self, bundle: Path, tmp_path: Path) -> None:
+        for _ in range(5):
+            publish(bundle, tmp_path)
+        release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
+        change_release(tmp_path, "feed", release)
+        publish(bundle, tmp_path, keep=1)
+        assert repositories.versions(tmp_path, "feed") == [1, 2, 3, 6]
+
+    def test_a_version_goes_at_once_and_not_file_by_file(
+        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(bundle, tmp_path)
+        remove, seen = shutil.rmtree, []
+
+        def watched(folder: Path, **how: Any) -> None:
+            seen.append((repositories.versions(tmp_path, "feed"), files(Path(folder) / "1")))
+            remove(folder, **how)
+
+        monkeypatch.setattr(shutil, "rmtree", watched)
+        publish(bundle, tmp_path, keep=1)
+        assert seen == [([2], files(bundle))]
+
+
+CRASHES = """
+# Publishes into copies of a repository and dies (SIGKILL) before one of its changes to files, another each time.
+import json, os, shutil, signal, sys
+from pathlib import Path
+import torch, ranking.frozen.graph  # once, not in each child: publishing scores
+from pipelines.jobs.publish import publish
+
+bundle, repository, folder, crashes = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.copyfile", "shutil.copytree"}
+
+def changes(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        writes = mode is not None and set(mode) & set("wax+")
+        return writes or (mode is None and str(path).startswith(str(folder)))  # the second opens to flush
+    return event in CHANGES
+
+def publish_in_a_child(copy, die_at):
+    if repository.exists():
+        shutil.copytree(repository, copy)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        _, status = os.waitpid(child, 0)
+        return int(os.read(reader, 20) or 0), status
+    seen = before = 0
+    def watch(event, arguments):
+        nonlocal seen, before
+        if changes(event, arguments):
+            if seen == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+            if event == "os.rename" and str(arguments[1]).endswith("current.json"):
+                before = seen
+    sys.addaudithook(watch)
+    publish(bundle, copy)
+    os.write(writer, str(before).encode())
+    os._exit(0)
+
+total, status = publish_in_a_child(folder / "whole", -1)
+assert status == 0 and total > crashes, (total, status)
+late = crashes // 2
+points = [i * (total - late) // (crashes - late) for i in range(crashes - late)] + list(range(total - late, total))
+for number, point in enumerate(points):
+    _, status = publish_in_a_child(folder / str(number), point)
+    assert os.WIFSIGNALED(status), (point, status)
+print(json.dumps({"changes": total, "points": points}))
+"""
+
+
+def crashed(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
+    """Copies of a repository, 0, 1, …, each left by a publication that died at another moment."""
+    result = subprocess.run(
+        [sys.executable, "-c", CRASHES, bundle, repository, folder, str(crashes)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+MOMENTS = 14
+
+
+@pytest.fixture(scope="module")
+def copies(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return crashed(bundle, repository, tmp_path_factory.mktemp("crashed"), MOMENTS)
+
+
+class TestCrashes:
+    @pytest.mark.parametrize("moment", range(MOMENTS))
+    def test_leave_the_old_version_current_and_whole(self, copies: Path, repository: Path, moment: int) -> None:
+        left = copies / str(moment)
+        assert repositories.names(left) == ["feed"]
+        assert repositories.release(left, "feed").version == 1
+        assert files(left / "feed" / "1") == files(repository / "feed" / "1")
+
+    @pytest.mark.parametrize("moment", range(MOMENTS))
+    def test_leave_no_version_that_is_not_whole(self, copies: Path, moment: int) -> None:
+        left = copies / str(moment)
+        for version in repositories.versions(left, "feed"):
+            checksums.verify_files(repositories.folder(left, "feed", version))
+
+    @pytest.mark.parametrize("moment", range(0, MOMENTS, 3))
+    def test_do_not_hinder_the_next_publication(self, bundle: Path, copies: Path, moment: int, tmp_path: Path) -> None:
+        left = shutil.copytree(copies / str(moment), tmp_path / "left")
+        name, version = publish(bundle, left)
+        assert (name, repositories.release(left, name).version) == ("feed", version)
+        assert version in (2, 3)
+        ranking.load(repositories.folder(left, name, version))
+        versions = {str(published) for published in range(1, version + 1)}
+        assert {file.name for file in (left / name).iterdir()} == {*versions, "current.json", ".lock"}
+
+    def test_of_the_first_publication_leave_no_model(self, bundle: Path, tmp_path: Path) -> None:
+        copies = crashed(bundle, tmp_path / "none yet", tmp_path, 4)
+        for moment in range(4):
+            left = copies / str(moment)
+            assert not left.exists() or repositories.names(left) == []
+            publish(bundle, left)
+            assert repositories.names(left) == ["feed"]
+            ranking.load(repositories.folder(left, "feed", repositories.release(left, "feed").version))

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ranking
+from pipelines.data.parquet import CHUNK_ROWS
+from pipelines.jobs.freeze import freeze_run
+from pipelines.jobs.score import score_log
+from pipelines.jobs.train import train
+from ranking.errors import InvalidInputError, LogError, OutputError
+from ranking.frozen.ranker import FrozenRanker
+
+if TYPE_CHECKING:
+    from tests.pipelines.conftest import Shop
+
+TASKS = ["click", "long_view", "share", "like", "follow", "dislike", "watch_time", "rating"]
+IDS = ["user_id", "item_id", "time"]
+
+
+@pytest.fixture(scope="module")
+def ranker(bundle: Path) -> FrozenRanker:
+    return ranking.load(bundle)
+
+
+@pytest.fixture(scope="module")
+def day(logs: Path) -> pa.Table:
+    """What a program that wants scores has: ids, context and time of a day, in no order; no labels."""
+    table = pq.read_table(logs / "log" / "date=2026-01-10" / "part-0.parquet", partitioning=None)
+    shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))
+    return shuffled.select([*IDS, "surface", "hour"])
+
+
+def write(table: pa.Table, folder: Path, name: str = "log.parquet") -> Path:
+    pq.write_table(table, folder / name)
+    return folder / name
+
+
+def same_scores(scored: pa.Table, ranker: FrozenRanker, rows: pa.Table) -> bool:
+    """Whether the scores are those that the library gives for these rows, in their order."""
+    expected = ranker.score(rows)
+    return all(
+        np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
+        for task in expected.column_names
+    )
+
+
+class TestScores:
+    def test_are_those_of_the_library_in_the_order_of_the_log(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
+        counts = score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+        scored = pq.read_table(tmp_path / "scores.parquet")
+        assert counts == {"scored": day.num_rows, "bad": 0}
+        assert scored.column_names == [*IDS, *TASKS]
+        assert scored.select(IDS).to_pylist() == day.select(IDS).to_pylist()
+        assert same_scores(scored, ranker, day)
+
+    def test_of_several_files_and_batches_are_the_same(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
+        many = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows))
+        (tmp_path / "log").mkdir()
+        write(day, tmp_path / "log", "a.parquet")
+        write(many, tmp_path / "log", "b.parquet")
+        write(day.slice(0, 3), tmp_path / "log", "c.parquet")
+        score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet", ["click"])
+        whole = pa.concat_tables([day, many, day.slice(0, 3)])
+        scored = pq.read_table(tmp_path / "scores.parquet")
+        assert scored.select(IDS).equals(whole.select(IDS))
+        expected = ranker.score(day, ["click"])["click"].to_numpy()
+        rows = np.concatenate([np.arange(day.num_rows), np.arange(len(many)) % day.num_rows, np.arange(3)])
+        assert np.allclose(scored["click"].to_numpy(), expected[rows], rtol=0, atol=1e-6)
+
+    def test_keep_duplicates(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        twice = pa.concat_tables([day, day])
+        counts = score_log(ranker, write(twice, tmp_path), tmp_path / "scores.parquet")
+        assert counts["scored"] == 2 * day.num_rows
+        assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, twice)
+
+    def test_are_of_the_tasks_asked_for_in_their_order(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
+        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["watch_time", "click"])
+        scored = pq.read_table(tmp_path / "scores.parquet")
+        assert scored.column_names == [*IDS, "watch_time", "click"]
+        expected = ranker.score(day)
+        for task in ("watch_time", "click"):
+            assert np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
+
+    def test_of_features_in_the_log_go_before_those_of_the_tables(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
+        rows = day.append_column("price", pa.array([500.0] * day.num_rows))
+        score_log(ranker, write(rows, tmp_path), tmp_path / "scores.parquet", ["click"])
+        scored = pq.read_table(tmp_path / "scores.parquet")["click"].to_numpy()
+        assert np.allclose(scored, ranker.score(rows)["click"].to_numpy(), atol=1e-6)
+        assert not np.allclose(scored, ranker.score(day)["click"].to_numpy(), atol=1e-6)
+
+    def test_of_unknown_users_and_items_are_given(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
+        strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
+        score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet")
+        assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, strangers)
+
+    def test_need_no_time_and_no_user(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        timeless = day.drop_columns(["time"])
+        score_log(ranker, write(timeless, tmp_path), tmp_path / "scores.parquet")
+        assert pq.read_table(tmp_path / "scores.parquet").column_names == ["user_id", "item_id", *TASKS]
+
+    def test_take_the_place_of_an_older_file(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        (tmp_path / "scores.parquet").write_text("old")
+        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+        assert pq.read_table(tmp_path / "scores.parquet").num_rows == day.num_rows
+
+
+class TestBadRows:
+    @pytest.fixture
+    def rows(self, day: pa.Table) -> pa.Table:
+        """Row 4 has a price of NaN, row 7 no item."""
+        prices = [float("nan") if n == 4 else 3.0 for n in range(day.num_rows)]
+        items = [None if n == 7 else item for n, item in enumerate(day["item_id"].to_pylist())]
+        return day.append_column("price", pa.array(prices)).set_column(1, "item_id", pa.array(items))
+
+    def test_are_quarantined_beside_the_scores_of_the_others(
+        self, ranker: FrozenRanker, rows: pa.Table, tmp_path: Path
+    ) -> None:
+        log = write(rows, tmp_path)
+        counts = score_log(ranker, log, tmp_path / "scores.parquet")
+        assert counts == {"scored": rows.num_rows - 2, "bad": 2}
+        lines = (tmp_path / "scores.parquet.quarantine.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [(record["file"], record["file_row"]) for record in records] == [(str(log), 4), (str(log), 7)]
+        assert ["NaN" in record["reason"] for record in records] == [True, False]
+        good = rows.take([n for n in range(rows.num_rows) if n not in (4, 7)])
+        scored = pq.read_table(tmp_path / "scores.parquet")
+        assert scored.select(IDS).to_pylist() == good.select(IDS).to_pylist()
+        assert same_scores(scored, ranker, good)
+
+    def test_leave_no_quarantine_if_there_are_none(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+        assert {file.name for file in tmp_path.iterdir()} == {"log.parquet", "scores.parquet"}
+
+
+class TestFailures:
+    """Leave neither scores nor a draft of them."""
+
+    def test_unknown_tasks_name_those_that_there_are(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        log = write(day, tmp_path)
+        with pytest.raises(InvalidInputError, match="unknown task 'clack': choose from click, long_view"):
+            score_log(ranker, log, tmp_path / "scores.parquet", ["click", "clack"])
+        assert list(tmp_path.iterdir()) == [log]
+
+    def test_a_task_asked_for_twice(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInputError, match="is asked for twice"):
+            score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["click", "click"])
+
+    def test_a_file_damaged_after_others_were_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        write(day, tmp_path / "log", "part-0.parquet")
+        (tmp_path / "log" / "part-1.parquet").write_text("this is no Parquet")
+        with pytest.raises(LogError, match=r"part-1\.parquet"):
+            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+        assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+    def test_a_missing_column(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        log = write(day.drop_columns(["surface"]), tmp_path)
+        with pytest.raises(LogError) as caught:
+            score_log(ranker, log, tmp_path / "scores.parquet")
+        assert str(caught.value).startswith(f"{log}: column 'surface' (feature 'surface') is missing")
+        assert list(tmp_path.iterdir()) == [log]
+
+    def test_a_column_of_the_wrong_type(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        log = write(day.append_column("age", pa.array(["old"] * day.num_rows)), tmp_path)
+        with pytest.raises(LogError, match=r"'age'.*write numbers") as caught:
+            score_log(ranker, log, tmp_path / "scores.parquet")
+        assert str(caught.value).startswith(f"{log}: column ")
+        assert list(tmp_path.iterdir()) == [log]
+
+    def test_an_empty_log(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        log = write(day.slice(0, 0), tmp_path)
+        with pytest.raises(LogError, match="the log is empty, there is nothing to score") as caught:
+            score_log(ranker, log, tmp_path / "scores.parquet")
+        assert str(caught.value).startswith(f"{log}: ")
+        assert list(tmp_path.iterdir()) == [log]
+
+    def test_a_missing_log(self, ranker: FrozenRanker, tmp_path: Path) -> None:
+        with pytest.raises(LogError, match="no such log"):
+            score_log(ranker, tmp_path / "nothing", tmp_path / "scores.parquet")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_to_write_in_that_is_not_there(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        out = tmp_path / "nowhere" / "scores.parquet"
+        with pytest.raises(OutputError, match="cannot be written") as caught:
+            score_log(ranker, write(day, tmp_path), out)
+        assert str(caught.value).startswith(f"{out}: ")
+
+    def test_an_older_file_stays_as_it_is(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        (tmp_path / "scores.parquet").write_text("old")
+        (tmp_path / "log").mkdir()
+        write(day, tmp_path / "log", "part-0.parquet")
+        (tmp_path / "log" / "part-1.parquet").write_text("this is no Parquet")
+        with pytest.raises(LogError):
+            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+        assert (tmp_path / "scores.parquet").read_text() == "old"
+
+
+class TestFilesThatDiffer:
+    def test_by_a_column_that_nobody_needs(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+        extra = day.slice(10).append_column("note", pa.array(["new"] * (day.num_rows - 10)))
+        write(extra, tmp_path / "log", "part-1.parquet")
+        score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+        assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, day)
+
+    def test_by_the_unit_of_time(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+        finer = day.slice(10).set_column(2, "time", day["time"].slice(10).cast(pa.timestamp("ns")))
+        write(finer, tmp_path / "log", "part-1.parquet")
+        score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+        assert pq.read_table(tmp_path / "scores.parquet")["time"].to_pylist() == day["time"].to_pylist()
+
+    def test_by_a_unit_of_time_that_the_first_file_cannot_hold(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
+        (tmp_path / "log").mkdir()
+        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+        odd = [time + timedelta(microseconds=7) for time in day["time"].slice(10).to_pylist()]
+        later = write(
+            day.slice(10).set_column(2, "time", pa.array(odd, pa.timestamp("us"))), tmp_path / "log", "part-1.parquet"
+        )
+        with pytest.raises(LogError) as caught:
+            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+        assert str(later) in str(caught.value)
+
+    def test_by_the_time_which_only_some_have(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+        (tmp_path / "log").mkdir()
+        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+        later = write(day.slice(10).drop_columns(["time"]), tmp_path / "log", "part-1.parquet")
+        with pytest.raises(LogError, match="time") as caught:
+            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+        assert str(later) in str(caught.value)
+        assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
+def test_ids_come_before_the_scores_whichever_there_are(shop: Shop) -> None:
+    features = [f.model_dump(exclude_none=True) for f in shop.schema.features if f.name in ("item_id", "tab")]
+    rows = shop.table(200)
+    shop.write(rows)
+    run = train(shop.config(features=features), shop.folder / "run")
+    ranker = freeze_run(run.path, shop.folder / "bundle")
+    for ids in (["user_id", "item_id", "time"], ["user_id", "item_id"], ["item_id", "time"], ["item_id"]):
+        log = write(rows.select([*ids, "tab"]), shop.folder)
+        score_log(ranker, log, shop.folder / "scores.parquet")
+        assert pq.read_table(shop.folder / "scores.parquet").column_names == [*ids, "click", "watch"]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pipelines.console import LINE_SECONDS, Progress, log
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    with monkeypatch.context() as patch:
+        clock = Clock()
+        patch.setattr(time, "monotonic", clock)
+        yield clock
+
+
+def test_messages_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    log("half way")
+    assert capsys.readouterr() == ("", "half way\n")
+
+
+class TestWithoutATerminal:
+    def test_a_line_at_the_end_says_how_many_and_how_long(
+        self, clock: Clock, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        progress = Progress("reading", unit="rows")
+        progress.advance(1200)
+        clock.now += 2.5
+        progress.advance(34)
+        progress.close()
+        assert capsys.readouterr() == ("", "reading: 1,234 rows in 2.5 s\n")
+
+    def test_a_line_now_and_then_says_how_far(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("training", unit="steps", total=2000)
+        for _ in range(10):
+            clock.now += LINE_SECONDS / 4
+            progress.advance(100, "loss 0.5")
+        lines = capsys.readouterr().err.splitlines()
+        assert lines == [
+            "training: 400 of 2,000 steps loss 0.5",
+            "training: 800 of 2,000 steps loss 0.5",
+        ]
+
+    def test_without_a_total_or_a_note_the_line_leaves_them_out(
+        self, clock: Clock, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        progress = Progress("reading", unit="rows")
+        clock.now += LINE_SECONDS
+        progress.advance(7)
+        assert capsys.readouterr().err == "reading: 7 rows\n"
+
+    def test_nothing_is_said_before_its_time(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = Progress("reading", unit="rows")
+        for _ in range(1000):
+            progress.advance(1)
+        assert capsys.readouterr() == ("", "")
+
+
+class TestOnATerminal:
+    def test_a_bar_is_drawn_and_the_last_line_says_how_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        progress = Progress("training", unit="steps", total=10)
+        assert "training:   0%" in terminal.getvalue()
+        progress.advance(10, "loss 0.5")
+        progress.close()
+        assert "training: 10 steps in " in terminal.getvalue().splitlines()[-1]
+
+    def test_messages_stand_above_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        progress = Progress("training", unit="steps", total=10)
+        log("the gates chose 3 experts")
+        progress.close()
+        before, after = terminal.getvalue().split("the gates chose 3 experts\n")
+        assert before.endswith("\r")
+        assert "training:   0%" in before
+        assert "training:   0%" in after

@@ -1,0 +1,122 @@
+"""Embedding tables that learn inside the backward pass, against plain ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipelines.training.distributed import DistContext
+from pipelines.training.embedding_tables import EmbeddingTables
+from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
+from ranking.model.embeddings import Embeddings
+from ranking.schema import Schema
+
+ROWS = 9
+RATE = 0.1
+
+KINDS: list[dict[str, Any]] = [
+    {"kind": "categorical"},
+    {"kind": "bag", "pooling": "mean"},
+    {"kind": "bag", "pooling": "sum"},
+    {"kind": "sequence", "pooling": "mean", "table": "f0"},
+    {"kind": "sequence", "pooling": "sum", "table": "f0"},
+]
+
+
+def schema_of(kinds: list[dict[str, Any]], dims: list[int]) -> Schema:
+    """The first feature is a categorical one, whose table others may share."""
+    features = [{"name": "f0", "kind": "categorical", "owner": "item", "dim": dims[0]}]
+    for i, (kind, dim) in enumerate(zip(kinds, dims[1:], strict=True), start=1):
+        width = dims[0] if kind.get("table") else dim
+        features.append({"name": f"f{i}", "owner": "item", "column": f"f{i}", "dim": width, **kind})
+    return Schema.model_validate({"name": "x", "features": features, "tasks": [{"name": "y", "kind": "binary"}]})
+
+
+def drawn(schema: Schema, batch: int, seed: int) -> TorchBatch:
+    random = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> Tensor:
+        return torch.randint(ROWS, (count,), generator=random)
+
+    def bag() -> TorchRaggedIds:
+        lengths = torch.randint(4, (batch,), generator=random)
+        return TorchRaggedIds(ids(int(lengths.sum())), lengths)
+
+    single = torch.stack([ids(batch) for _ in schema.categoricals], 1)
+    return TorchBatch(single, tuple(bag() for _ in schema.bags), torch.zeros(batch, 0))
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6))
+    shared = [kind["pooling"] for kind in kinds if "table" in kind]
+    kinds = [kind for kind in kinds if "table" not in kind or kind["pooling"] == shared[0]]
+    dims = draw(st.lists(st.sampled_from([4, 8]), min_size=len(kinds) + 1, max_size=len(kinds) + 1))
+    return schema_of(kinds, dims)
+
+
+def plain_and_fused(schema: Schema) -> tuple[Embeddings, Embeddings]:
+    """The same tables, as they are and as they learn."""
+    plain = Embeddings(schema, dict.fromkeys(schema.tables, ROWS))
+    fused = copy.deepcopy(plain)
+    EmbeddingTables(fused, RATE, 5, DistContext())
+    return plain, fused
+
+
+@given(schemas(), st.integers(0, 100))
+@settings(deadline=None, max_examples=60)
+def test_look_up_what_plain_ones_do_whatever_the_kinds_and_their_order(schema: Schema, seed: int) -> None:
+    plain, fused = plain_and_fused(schema)
+    inputs = drawn(schema, 5, seed)
+    torch.testing.assert_close(fused(inputs), plain(inputs))
+
+
+@given(schemas(), st.integers(0, 100))
+@settings(deadline=None, max_examples=40)
+def test_learn_by_row_wise_adagrad(schema: Schema, seed: int) -> None:
+    """A step is −rate · g / √(mean of g² over the row), for each row of the batch; the others stay."""
+    plain, fused = plain_and_fused(schema)
+    inputs = drawn(schema, 5, seed)
+    weights = torch.randn(plain.width, generator=torch.Generator().manual_seed(seed))
+    for embeddings in (plain, fused):
+        (embeddings(inputs) @ weights).sum().backward()
+    for name in schema.tables:
+        before, gradient = plain.weight(name).detach(), plain.weight(name).grad
+        assert gradient is not None
+        size = gradient.square().mean(1, keepdim=True).sqrt()
+        expected = before - torch.where(size > 0, RATE * gradient / size.clamp(min=1e-12), 0.0)
+        torch.testing.assert_close(fused.weight(name).detach(), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture
+def tables() -> tuple[Embeddings, EmbeddingTables]:
+    embeddings = Embeddings(schema_of(KINDS[:2], [4, 4, 8]), {"f0": ROWS, "f1": ROWS, "f2": ROWS})
+    return embeddings, EmbeddingTables(embeddings, RATE, 5, DistContext())
+
+
+def test_stand_still_at_a_rate_of_zero(tables: tuple[Embeddings, EmbeddingTables]) -> None:
+    embeddings, learning = tables
+    learning.set_rate(0.0)
+    before = {name: weight.clone() for name, weight in (learning.whole() or {}).items()}
+    embeddings(drawn(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)).sum().backward()
+    assert all(torch.equal(before[name], weight) for name, weight in (learning.whole() or {}).items())
+
+
+def test_give_their_state_as_it_is_and_take_it_back(tables: tuple[Embeddings, EmbeddingTables]) -> None:
+    embeddings, learning = tables
+    inputs = drawn(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)
+    embeddings(inputs).sum().backward()
+    kept = {name: value.clone() for name, value in learning.state().items()}
+    assert {name.rpartition(".")[2] for name in kept} == {"weight", "momentum"}
+    embeddings(inputs).sum().backward()
+    after = {name: value.clone() for name, value in learning.state().items()}
+    for name, value in learning.state().items():
+        value.detach().copy_(kept[name])
+    embeddings(inputs).sum().backward()
+    assert all(torch.equal(after[name], value) for name, value in learning.state().items())

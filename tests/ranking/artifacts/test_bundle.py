@@ -1,0 +1,631 @@
+"""The artefact on disk: whole or not at all, every byte verified, nothing in it that can execute."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import ranking
+from ranking.artifacts import bundle, feature_tables
+from ranking.artifacts.checksums import SUMS, write_sums
+from ranking.encoding.batch import Float32
+from ranking.encoding.columns import FeatureTable
+from ranking.errors import BundleError, OutputError
+from ranking.frozen.calibration import Calibration, Isotonic, Platt
+from ranking.frozen.freeze import freeze
+from ranking.frozen.ranker import FrozenRanker
+from ranking.gates.config import GateConfig, SoftmaxConfig
+from ranking.model.mmoe import MMoE
+from ranking.selection import Selection
+from tests.support.same import assert_same
+
+DrawRows = Callable[[int, int], pa.Table]
+
+FILES = [
+    "SHA256SUMS",
+    "encoder/buckets/age_band.parquet",
+    "encoder/buckets/day_part.parquet",
+    "encoder/scales.parquet",
+    "encoder/vocabularies/genres.parquet",
+    "encoder/vocabularies/item_id.parquet",
+    "encoder/vocabularies/tab.parquet",
+    "encoder/vocabularies/user_id.parquet",
+    "golden.parquet",
+    "items.parquet",
+    "items/keys.npy",
+    "items/rows.npy",
+    "items/starts.npy",
+    "items/values.npy",
+    "manifest.json",
+    "users.parquet",
+    "users/ends.npy",
+    "users/keys.npy",
+    "users/rows.npy",
+    "users/starts.npy",
+    "users/text.npy",
+    "users/values.npy",
+    "weights.safetensors",
+]
+
+
+@pytest.fixture(scope="module")
+def golden(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> pa.Table:
+    return hand_ranker.complete(draw_rows(16, 11))
+
+
+@pytest.fixture(scope="module")
+def written(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hand-made ranker's bundle; read only."""
+    folder = tmp_path_factory.mktemp("written") / "bundle"
+    bundle.write(hand_ranker, golden, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(written: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle, to be damaged."""
+    return Path(shutil.copytree(written, tmp_path / "bundle"))
+
+
+def edit_manifest(folder: Path, **changes: Any) -> None:
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    write_sums(folder)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BundleError) as caught:
+        ranking.load(folder)
+    return str(caught.value)
+
+
+# What goes in comes out.
+
+
+def test_a_loaded_ranker_scores_as_the_written_one(
+    written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
+) -> None:
+    loaded = ranking.load(written)
+    for tasks in (None, ["watch"], ["rating", "click"]):
+        assert loaded.score(draw_rows(100, 12), tasks).equals(hand_ranker.score(draw_rows(100, 12), tasks))
+
+
+def test_a_loaded_ranker_knows_what_the_written_one_knew(written: Path, hand_ranker: FrozenRanker) -> None:
+    loaded = ranking.load(str(written))
+    assert loaded.schema == hand_ranker.schema
+    assert loaded.selection == hand_ranker.selection
+    assert loaded.objective == hand_ranker.objective
+    assert loaded.details == hand_ranker.details
+    assert {owner: table.table for owner, table in loaded.tables.items()} == {
+        owner: table.table for owner, table in hand_ranker.tables.items()
+    }
+
+
+def test_a_loaded_ranker_has_its_encoded_tables_as_the_written_one(written: Path, hand_ranker: FrozenRanker) -> None:
+    loaded = ranking.load(written)
+    assert loaded.encoded.keys() == hand_ranker.encoded.keys() == {"user", "item"}
+    for owner, ids in (("user", ["u3", "u19", "u20"]), ("item", [7, 0, 30])):
+        found, expected = (ranker.encoded[owner] for ranker in (loaded, hand_ranker))
+        assert (found.rows(ids) >= 0).tolist() == [True, True, False]
+        one, other = (table.take(table.rows(ids)) for table in (found, expected))
+        assert_same(one, other)
+
+
+def test_tables_are_read_when_they_are_first_asked_for_and_once(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def table_of(rows: pa.Table, key: str) -> FeatureTable:
+        read.append(key)
+        return FeatureTable(rows, key)
+
+    monkeypatch.setattr(feature_tables, "FeatureTable", table_of)
+    loaded = ranking.load(written)
+    assert set(loaded.tables) == {"user", "item"}
+    assert len(loaded.encoded["item"]) == 30
+    assert read == []
+    with ThreadPoolExecutor(4) as threads:
+        tables = list(threads.map(loaded.tables.__getitem__, ["item"] * 8))
+    assert all(table is tables[0] for table in tables)
+    assert read == ["item_id"]
+
+
+def test_a_loaded_ranker_outlives_its_folder(copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    loaded = ranking.load(copied)
+    shutil.rmtree(copied)
+    assert loaded.score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
+    assert loaded.encoded["user"].rows(["u1", "?"]).tolist() == hand_ranker.encoded["user"].rows(["u1", "?"]).tolist()
+
+
+def test_weights_come_out_as_they_went_in_however_they_lie_in_memory(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    turned = {name: np.asfortranarray(weight) for name, weight in hand_ranker.weights.items()}
+    bundle.write(replace(hand_ranker, weights=turned), golden, tmp_path / "bundle")
+    loaded = ranking.load(tmp_path / "bundle")
+    assert all(np.array_equal(weight, hand_ranker.weights[name]) for name, weight in loaded.weights.items())
+
+
+def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> None:
+    schema = hand_ranker.schema.restricted([f.name for f in hand_ranker.schema.inputs if f.owner != "user"])
+    encoder = hand_ranker.encoder.restricted([feature.name for feature in schema.features])
+    assert schema.owners == {"item", "context"}
+    ranker = replace(hand_ranker, schema=schema, encoder=encoder)
+    assert ranker.encoded.keys() == {"item"}
+
+
+def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    bundle.write(replace(hand_ranker, tables={}), golden, tmp_path / "bundle")
+    assert not (tmp_path / "bundle" / "users.parquet").exists()
+    loaded = ranking.load(tmp_path / "bundle")
+    assert loaded.tables == {}
+    assert loaded.encoded == {}
+    assert loaded.score(golden).equals(hand_ranker.score(golden))
+
+
+def test_golden_rows_come_out_as_they_went_in(written: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
+    inputs, scores = bundle.golden(written, hand_ranker.schema)
+    assert inputs.equals(golden.select(inputs.column_names))
+    assert inputs.column_names == list(dict.fromkeys(feature.column for feature in hand_ranker.schema.inputs))
+    assert scores.equals(hand_ranker.score(golden))
+
+
+def test_reading_verifies_the_files_and_scores_nothing(
+    copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
+) -> None:
+    with_golden(copied, lambda golden: golden.slice(0, 0))
+    with pytest.raises(BundleError, match=r"golden\.parquet"):
+        bundle.read(copied)
+    (copied / "golden.parquet").write_text("x")
+    write_sums(copied)
+    assert bundle.read(copied).score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
+
+
+def test_the_same_ranker_gives_the_same_bytes(
+    written: Path, hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    bundle.write(hand_ranker, golden, tmp_path / "again")
+    assert (tmp_path / "again" / SUMS).read_text() == (written / SUMS).read_text()
+
+
+def test_a_bundle_needs_no_golden_rows(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+    bundle.write(hand_ranker, golden.slice(0, 0), tmp_path / "bundle")
+    assert ranking.load(tmp_path / "bundle").schema == hand_ranker.schema
+
+
+# What a bundle is made of.
+
+
+def test_a_bundle_holds_these_files(written: Path) -> None:
+    assert sorted(file.relative_to(written).as_posix() for file in written.rglob("*") if file.is_file()) == FILES
+
+
+def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
+    for folder in (written, bundle):
+        for file in folder.rglob("*"):
+            assert not file.is_symlink()
+            if file.is_file():
+                assert file.name == "SHA256SUMS" or file.suffix in {
+                    ".json",
+                    ".npy",
+                    ".onnx",
+                    ".parquet",
+                    ".safetensors",
+                }
+                assert not file.stat().st_mode & 0o111, f"{file} is executable"
+
+
+def test_the_manifest_is_json_that_says_what_the_bundle_is(written: Path) -> None:
+    manifest = json.loads((written / "manifest.json").read_text())
+    assert manifest["format"] == 2
+    assert manifest["name"] == "hand"
+    assert manifest["selection"]["experts_used"] == [0, 1, 2, 3]
+    assert manifest["objective"] == {"click": 1.0, "like": 2.0}
+    assert manifest["details"] == {"made_by": "hand"}
+
+
+def test_sha256sum_itself_verifies_a_bundle(written: Path, copied: Path) -> None:
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    found = subprocess.run(command, cwd=written, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count(": OK\n") == len(FILES) - 1
+    (copied / "golden.parquet").write_bytes(b"")
+    assert subprocess.run(command, cwd=copied, capture_output=True, check=False).returncode == 1
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_named(copied: Path, name: str) -> None:
+    file = copied / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert name in refusal(copied)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_byte_is_noticed_and_its_file_named(copied: Path, name: str) -> None:
+    file = copied / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    assert name in refusal(copied)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_deleted_file_is_named(copied: Path, name: str) -> None:
+    (copied / name).unlink()
+    assert name in refusal(copied)
+
+
+@pytest.mark.parametrize("name", ["run.py", "encoder/more.parquet", ".hidden", "encoder/SHA256SUMS"])
+def test_an_added_file_is_named(copied: Path, name: str) -> None:
+    (copied / name).write_text("x")
+    assert f"{name} is not listed" in refusal(copied)
+
+
+def test_a_folder_that_is_no_bundle_says_how_to_make_one(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nothing"):
+        assert "ranker freeze" in refusal(folder)
+
+
+CALIBRATION = Calibration(
+    {"click": Platt(slope=0.5, shift=-1.0), "like": Isotonic(inputs=(-1.0, 0.5), outputs=(-2.0, -1.0))}
+)
+
+
+def test_a_calibration_comes_out_as_it_went_in(
+    make_model: Callable[[], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
+    bundle.write(ranker, golden, tmp_path / "bundle")
+    loaded = ranking.load(tmp_path / "bundle")
+    assert loaded.calibration.tasks == CALIBRATION.tasks
+    assert loaded.score(golden).equals(ranker.score(golden))
+    assert not loaded.score(golden).equals(hand_ranker.score(golden))
+
+
+def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    del manifest["calibration"]
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    write_sums(copied)
+    assert ranking.load(copied).score(golden).equals(hand_ranker.score(golden))
+
+
+@pytest.mark.parametrize(
+    ("calibration", "says"),
+    [
+        ({"click": {"kind": "platt", "slope": -1.0, "shift": 0.0}}, "click.slope: must be greater than 0"),
+        ({"click": {"kind": "platt", "slope": 1e999, "shift": 0.0}}, "click.slope: must be a finite number"),
+        ({"click": {"kind": "isotonic", "inputs": [0.0, 1.0], "outputs": [1.0, 0.0]}}, "click: outputs must rise"),
+        ({"click": {"kind": "spline"}}, "click: kind is 'spline'; choose platt or isotonic"),
+        ({"watch": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'watch' is no binary task: click, like"),
+        ({"buy": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'buy' is no binary task: click, like"),
+        ([1], "must be a table of keys and values"),
+    ],
+)
+def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
+    copied: Path, calibration: Any, says: str
+) -> None:
+    edit_manifest(copied, calibration=calibration)
+    text = refusal(copied)
+    assert f"{copied}/manifest.json: calibration: " in text
+    assert says in text
+
+
+def test_an_unknown_format_is_refused(copied: Path) -> None:
+    for number in (1, 3):
+        edit_manifest(copied, format=number)
+        text = refusal(copied)
+        assert f"{copied}/manifest.json: format {number} is not known here (known: 2)" in text
+        assert "update" in text
+        assert "freeze the run again" in text
+
+
+def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(copied: Path) -> None:
+    golden = pq.read_table(copied / "golden.parquet")
+    scores = pa.Table.from_struct_array(golden["scores"].combine_chunks())
+    like = scores["like"].to_numpy().copy()
+    like[3] += 0.01
+    changed = scores.set_column(1, "like", pa.array(like))
+    struct = pa.StructArray.from_arrays(
+        [column.combine_chunks() for column in changed.columns], names=changed.column_names
+    )
+    pq.write_table(golden.set_column(1, "scores", struct), copied / "golden.parquet")
+    write_sums(copied)
+    text = refusal(copied)
+    assert "golden rows score differently" in text
+    assert "task 'like', by up to 0.01" in text
+
+
+def test_other_weights_are_refused_even_if_the_sums_agree(copied: Path) -> None:
+    weights = load_file(copied / "weights.safetensors")
+    weights["tower.watch.1.bias"] = weights["tower.watch.1.bias"] + 0.01
+    save_file(weights, copied / "weights.safetensors")
+    write_sums(copied)
+    assert "golden rows score differently here (task 'watch'" in refusal(copied)
+
+
+def without_weight(folder: Path, name: str) -> None:
+    weights = load_file(folder / "weights.safetensors")
+    del weights[name]
+    save_file(weights, folder / "weights.safetensors")
+
+
+def with_weight(folder: Path, name: str, weight: Float32) -> None:
+    weights = load_file(folder / "weights.safetensors") | {name: weight}
+    save_file(weights, folder / "weights.safetensors")
+
+
+def wider(folder: Path, name: str) -> None:
+    """One output more of the last layer."""
+    weights = load_file(folder / "weights.safetensors")
+    last = max(key.removesuffix(".bias") for key in weights if key.startswith(f"{name}.") and key.endswith(".bias"))
+    for key in (f"{last}.weight", f"{last}.bias"):
+        weights[key] = np.concatenate([weights[key], weights[key][..., :1]], -1)
+    save_file(weights, folder / "weights.safetensors")
+
+
+def with_manifest(folder: Path, key: str, value: Any) -> None:
+    edit_manifest(folder, **{key: value})
+
+
+def with_golden(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(change(pq.read_table(folder / "golden.parquet")), folder / "golden.parquet")
+
+
+def fewer_scores(golden: pa.Table) -> pa.Table:
+    scores = golden["scores"].combine_chunks()
+    return golden.set_column(
+        1, "scores", pa.StructArray.from_arrays([scores.field(0)], names=[scores.type.field(0).name])
+    )
+
+
+SEEN_BY_READING: dict[str, Callable[[Path], object]] = {
+    "no embedding": lambda folder: without_weight(folder, "embedding.genres"),
+    "an embedding with too few rows": lambda folder: with_weight(
+        folder, "embedding.user_id", np.zeros((2, 4), np.float32)
+    ),
+    "no weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
+    "no bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
+    "no layers of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
+    "weights of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", np.zeros((3, 8), np.float32)),
+    "an expert that is wider than the others": lambda folder: wider(folder, "expert.1"),
+    "a tower of two outputs": lambda folder: wider(folder, "tower.like"),
+    "a weight that is no matrix": lambda folder: with_weight(folder, "expert.1.0.weight", np.zeros(8, np.float32)),
+    "a manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
+    "a manifest that is no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
+    "a manifest that is empty": lambda folder: (folder / "manifest.json").write_text("{}"),
+    "a selection of lists": lambda folder: with_manifest(folder, "selection", {"num_experts": 5, "k": 2, "tasks": []}),
+    "a selection without tasks": lambda folder: with_manifest(
+        folder, "selection", {"num_experts": 5, "k": 2, "tasks": {}}
+    ),
+    "a selection of other tasks": lambda folder: with_manifest(
+        folder, "selection", {"num_experts": 5, "k": 2, "tasks": {"buy": {"0": 1.0}}}
+    ),
+    "a schema of nothing": lambda folder: with_manifest(folder, "schema", {}),
+    "weights that are no safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
+    "a table that is no Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
+    "a table without its id column": lambda folder: pq.write_table(pa.table({"x": [1]}), folder / "users.parquet"),
+    "no encoded table": lambda folder: shutil.rmtree(folder / "items"),
+    "no encoded rows": lambda folder: (folder / "items" / "rows.npy").unlink(),
+    "the encoded rows of another": lambda folder: shutil.copy(
+        folder / "users" / "rows.npy", folder / "items" / "rows.npy"
+    ),
+    "an array of another kind": lambda folder: np.save(folder / "items" / "keys.npy", np.zeros(31)),
+    "a vocabulary without ids": lambda folder: pq.write_table(
+        pa.table({"key": [1]}), folder / "encoder" / "vocabularies" / "tab.parquet"
+    ),
+    "no vocabulary": lambda folder: (folder / "encoder" / "vocabularies" / "tab.parquet").unlink(),
+    "no scale of a number": lambda folder: pq.write_table(
+        pq.read_table(folder / "encoder" / "scales.parquet").slice(1), folder / "encoder" / "scales.parquet"
+    ),
+}
+SEEN_IN_GOLDEN_ROWS: dict[str, Callable[[Path], object]] = {
+    "no golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
+    "no golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
+    "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
+    "golden rows that are no Parquet": lambda folder: (folder / "golden.parquet").write_text("x"),
+}
+INCOHERENT = SEEN_BY_READING | SEEN_IN_GOLDEN_ROWS
+
+
+@pytest.mark.parametrize("what", INCOHERENT)
+def test_files_that_do_not_fit_together_are_refused_even_if_the_sums_agree(copied: Path, what: str) -> None:
+    INCOHERENT[what](copied)
+    write_sums(copied)
+    assert str(copied) in refusal(copied)
+
+
+@pytest.mark.parametrize("what", SEEN_BY_READING)
+def test_whoever_scores_a_bundle_by_other_means_is_told_by_reading_it(copied: Path, what: str) -> None:
+    SEEN_BY_READING[what](copied)
+    write_sums(copied)
+    with pytest.raises(BundleError, match=str(copied)):
+        bundle.read(copied)
+
+
+@pytest.mark.parametrize("what", SEEN_IN_GOLDEN_ROWS)
+def test_or_by_asking_for_its_golden_rows(copied: Path, hand_ranker: FrozenRanker, what: str) -> None:
+    SEEN_IN_GOLDEN_ROWS[what](copied)
+    with pytest.raises(BundleError, match=str(copied)):
+        bundle.golden(copied, hand_ranker.schema)
+
+
+def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
+    schema = json.loads((copied / "manifest.json").read_text())["schema"]
+    schema["features"][1]["colour"] = "red"
+    edit_manifest(copied, schema=schema)
+    text = refusal(copied)
+    assert f"{copied}/manifest.json: " in text
+    assert "'item_id'.colour: unknown key" in text
+
+
+# Writing.
+
+
+def test_every_file_can_be_read_by_whoever_serves_it(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    bundle.write(hand_ranker, golden, tmp_path / "bundle")
+    for path in (tmp_path / "bundle").rglob("*"):
+        assert path.stat().st_mode & 0o044 == 0o044, path
+
+
+def test_an_existing_folder_is_not_overwritten(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(OutputError, match="exists and is never overwritten"):
+        bundle.write(hand_ranker, golden, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyError, match="words"):
+        bundle.write(hand_ranker, golden.drop_columns(["words"]), tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_draft_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
+    with bundle.atomic_directory(tmp_path / "new") as draft:
+        (draft / "file").write_text("x")
+        assert not (tmp_path / "new").exists()
+        assert draft.name.startswith(".")
+    assert (tmp_path / "new" / "file").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_an_interrupted_draft_leaves_nothing_behind(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with bundle.atomic_directory(tmp_path / "new") as draft:
+            (draft / "folder").mkdir()
+            (draft / "folder" / "file").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Elsewhere.
+
+WITHOUT = """
+import sys
+
+REFUSED = {refused}
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ImportError(f"{{name}} is not to be imported")
+
+
+sys.meta_path.insert(0, Refuse())
+
+import pyarrow.parquet as pq
+
+import ranking
+
+_, folder, rows, out = sys.argv
+{script}
+assert not REFUSED & set(sys.modules)
+"""
+
+
+def run_without(refused: set[str], script: str, folder: Path, rows: pa.Table, work: Path) -> pa.Table:
+    """What a script writes to ``out``, of a bundle in ``folder`` and rows, where these packages are not installed."""
+    pq.write_table(rows, work / "rows.parquet")
+    files = [str(folder), str(work / "rows.parquet"), str(work / "out.parquet")]
+    command = [sys.executable, "-c", WITHOUT.format(refused=refused, script=script), *files]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+    assert found.returncode == 0, found.stderr
+    return pq.read_table(work / "out.parquet")
+
+
+SCORE = "pq.write_table(ranking.load(folder).score(pq.read_table(rows)), out)"
+
+
+def test_a_bundle_scores_where_torchrec_is_not_installed(
+    written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path
+) -> None:
+    rows = draw_rows(50, 13)
+    scores = run_without({"torchrec", "fbgemm_gpu", "pipelines", "service"}, SCORE, written, rows, tmp_path)
+    expected = hand_ranker.score(rows)
+    assert scores.column_names == expected.column_names
+    for a, b in zip(scores.columns, expected.columns, strict=True):
+        np.testing.assert_allclose(a.to_numpy(), b.to_numpy(), rtol=0.0, atol=1e-6)
+
+
+FINISH = """
+import numpy as np
+
+from ranking.artifacts.bundle import read
+from ranking.frozen.ranker import score_table
+
+ranker, rows = read(folder), pq.read_table(rows)
+items = ranker.encoded["item"]
+assert (items.take(items.rows([7, 0])).ids > 0).all()
+inputs, tasks = ranker.encoder.encode(ranker.complete(rows)), ranker.schema.task_names
+assert ranker.explain(inputs, tasks) == ranker.selection.tasks
+outputs = np.stack([column.to_numpy() for column in rows["outputs"].combine_chunks().flatten()], 1)
+pq.write_table(score_table(ranker.finished(outputs, tasks), ranker.schema.tasks), out)
+"""
+"""All of scoring but the graph, whose outputs are given."""
+
+
+def test_a_bundle_is_read_where_pytorch_is_not_installed(
+    make_model: Callable[[], MMoE],
+    hand_ranker: FrozenRanker,
+    golden: pa.Table,
+    draw_rows: DrawRows,
+    tmp_path: Path,
+) -> None:
+    ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
+    bundle.write(ranker, golden, tmp_path / "bundle")
+    rows = draw_rows(50, 13)
+    outputs = ranker.outputs(ranker.encoder.encode(ranker.complete(rows)), ranker.schema.task_names)
+    struct = pa.StructArray.from_arrays(list(outputs.T), names=ranker.schema.task_names)
+    rows_and_outputs = rows.append_column("outputs", struct)
+    without = {"torch", "torchrec", "fbgemm_gpu", "pipelines", "service"}
+    assert run_without(without, FINISH, tmp_path / "bundle", rows_and_outputs, tmp_path).equals(ranker.score(rows))
+
+
+REFUSAL = """
+import pyarrow as pa
+
+try:
+    ranking.load(folder)
+except ranking.BundleError as error:
+    pq.write_table(pa.table({"refusal": [str(error)]}), out)
+"""
+
+
+def test_a_per_example_gate_says_that_it_needs_pytorch(
+    make_mixture: Callable[[GateConfig], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
+    gate = SoftmaxConfig(kind="softmax", per_example=True)
+    tasks = {task: dict.fromkeys(range(5), 0.2) for task in hand_ranker.schema.task_names}
+    ranker = freeze(make_mixture(gate), hand_ranker.encoder, {}, {}, routed=(gate, Selection(5, 5, tasks, True)))
+    folder = tmp_path / "bundle"
+    bundle.write(ranker, golden, folder)
+    found = run_without({"torch"}, REFUSAL, folder, golden, tmp_path)
+    assert found["refusal"].to_pylist() == [
+        f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"
+    ]

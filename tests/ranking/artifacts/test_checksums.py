@@ -1,0 +1,44 @@
+"""A folder's files are those that were written, all of them and no others."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ranking.artifacts.checksums import SUMS, verify_files, write_sums
+from ranking.errors import BundleError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a").write_bytes(b"one")
+    (tmp_path / "inner" / "b ü").write_bytes(b"")
+    write_sums(tmp_path)
+    return tmp_path
+
+
+def test_what_was_written_is_verified_here_and_by_sha256sum(folder: Path) -> None:
+    verify_files(folder)
+    subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, check=True, capture_output=True)
+    assert [line[66:] for line in (folder / SUMS).read_text().splitlines()] == ["a", "inner/b ü"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: (folder / "a").write_bytes(b"two"), "a was altered"),
+        (lambda folder: (folder / "a").unlink(), "a is missing"),
+        (lambda folder: (folder / "inner" / "c").touch(), "inner/c is not listed in SHA256SUMS"),
+        (lambda folder: (folder / "c").symlink_to("a"), "c is a link"),
+        (lambda folder: (folder / SUMS).write_text("x\n"), "SHA256SUMS is damaged"),
+        (lambda folder: (folder / SUMS).unlink(), "it has no SHA256SUMS"),
+    ],
+)
+def test_what_was_not_is_named(folder: Path, change: Callable[[Path], object], said: str) -> None:
+    change(folder)
+    with pytest.raises(BundleError, match=said):
+        verify_files(folder)

@@ -1,0 +1,124 @@
+"""Encoded rows: taken and put together without losing or mixing anything."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranking.encoding.batch import EncodedBatch, Int64, RaggedIds, ragged_arange
+from tests.support.same import assert_same
+
+
+class Row(NamedTuple):
+    """A row with two single features, two lists of ids, two numbers, and what was null."""
+
+    ids: tuple[int, int]
+    bags: tuple[list[int], list[int]]
+    dense: tuple[float, float]
+    missing: tuple[bool, bool, bool]
+
+
+IDS, LISTS = st.integers(0, 2**40), st.lists(st.integers(0, 99), max_size=3)
+NUMBERS, FLAGS = st.floats(-(2.0**50), 2.0**50, width=32), st.booleans()
+ROW = st.builds(
+    Row, st.tuples(IDS, IDS), st.tuples(LISTS, LISTS), st.tuples(NUMBERS, NUMBERS), st.tuples(FLAGS, FLAGS, FLAGS)
+)
+ROWS = st.lists(ROW, min_size=1, max_size=8)
+
+
+def bag(*lists: list[int]) -> RaggedIds:
+    return RaggedIds(
+        np.array([i for ids in lists for i in ids], np.int64), np.array([len(ids) for ids in lists], np.int64)
+    )
+
+
+def inputs(rows: list[Row]) -> EncodedBatch:
+    return EncodedBatch(
+        np.array([row.ids for row in rows], np.int64).reshape(-1, 2),
+        tuple(bag(*(row.bags[i] for row in rows)) for i in range(2)),
+        np.array([row.dense for row in rows], np.float32).reshape(-1, 2),
+        np.array([row.missing for row in rows], np.bool_).reshape(-1, 3),
+    )
+
+
+def positions(rows: list[int]) -> Int64:
+    return np.array(rows, np.int64)
+
+
+@given(ROWS, st.data())
+@settings(deadline=None)
+def test_take_gives_the_rows_asked_for_in_their_order(rows: list[Row], data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
+    assert_same(inputs(rows).take(positions(wanted)), inputs([rows[row] for row in wanted]))
+
+
+@given(ROWS, st.data())
+@settings(deadline=None)
+def test_take_undoes_a_shuffle(rows: list[Row], data: st.DataObject) -> None:
+    whole, order = inputs(rows), positions(data.draw(st.permutations(range(len(rows)))))
+    assert_same(whole.take(order).take(order.argsort()), whole)
+
+
+@given(st.lists(ROWS | st.just([]), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_concat_gives_one_part_after_the_other(parts: list[list[Row]]) -> None:
+    assert_same(EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part]))
+
+
+@given(ROWS, st.data())
+@settings(deadline=None)
+def test_concat_undoes_a_cut(rows: list[Row], data: st.DataObject) -> None:
+    whole, cut = inputs(rows), data.draw(st.integers(0, len(rows)))
+    parts = [whole.take(np.arange(cut)), whole.take(np.arange(cut, len(rows)))]
+    assert [len(part) for part in parts] == [cut, len(rows) - cut]
+    assert_same(EncodedBatch.concat(parts), whole)
+
+
+@given(ROWS, st.data())
+@settings(deadline=None)
+def test_what_was_taken_is_its_own(rows: list[Row], data: st.DataObject) -> None:
+    whole = inputs(rows)
+    taken = whole.take(positions(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))))
+    for array in (taken.ids, taken.dense, taken.missing, *(part for b in taken.bags for part in (b.values, b.lengths))):
+        array[...] = 1
+    assert_same(whole, inputs(rows))
+
+
+def test_rows_without_any_feature_of_a_kind_are_still_rows() -> None:
+    whole = EncodedBatch(np.empty((3, 0), np.int64), (), np.empty((3, 0), np.float32), np.ones((3, 1), np.bool_))
+    assert len(whole) == 3
+    assert len(whole.take(positions([2, 0]))) == 2
+    assert len(EncodedBatch.concat([whole, whole])) == 6
+
+
+@pytest.mark.parametrize("row", [4, -5])
+def test_a_row_that_is_not_there_is_an_error(row: int) -> None:
+    rows = [Row((i, i), ([i], []), (0.0, 0.0), (False, False, False)) for i in range(4)]
+    with pytest.raises(IndexError):
+        inputs(rows).take(positions([0, row]))
+
+
+class TestBag:
+    def test_take_gives_whole_lists_and_empty_ones_too(self) -> None:
+        found = bag([5, 6], [], [7]).take(positions([2, 0, 1, 2]))
+        assert (found.values.tolist(), found.lengths.tolist()) == ([7, 5, 6, 7], [1, 2, 0, 1])
+
+    def test_of_empty_lists_only_has_no_values(self) -> None:
+        found = bag([], []).take(positions([1, 0, 1]))
+        assert (found.values.tolist(), found.lengths.tolist()) == ([], [0, 0, 0])
+
+    def test_concat_keeps_lists_apart(self) -> None:
+        found = RaggedIds.concat([bag([5], []), bag(), bag([6, 7])])
+        assert (found.values.tolist(), found.lengths.tolist()) == ([5, 6, 7], [1, 0, 2])
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 5)), max_size=8))
+@settings(deadline=None)
+def test_spans_are_the_positions_from_each_start_on(drawn: list[tuple[int, int]]) -> None:
+    found = ragged_arange(positions([start for start, _ in drawn]), positions([length for _, length in drawn]))
+    assert found.dtype == np.int64
+    assert found.tolist() == [start + i for start, length in drawn for i in range(length)]

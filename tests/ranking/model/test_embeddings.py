@@ -1,0 +1,69 @@
+"""Embedding tables: each id's vector, bags pooled, features side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
+from ranking.model.embeddings import INITIAL_STD, Embeddings
+from ranking.schema import Schema
+
+SCHEMA = Schema.model_validate(
+    {
+        "name": "small",
+        "features": [
+            {"name": "liked", "kind": "bag", "owner": "user", "dim": 2, "table": "item", "pooling": "sum"},
+            {"name": "item", "kind": "categorical", "owner": "item", "dim": 2},
+            {"name": "tags", "kind": "bag", "owner": "item", "dim": 3},
+        ],
+        "tasks": [{"name": "click", "kind": "binary"}],
+    }
+)
+
+
+def inputs(ids: list[list[int]], *bags: list[list[int]]) -> TorchBatch:
+    return TorchBatch(
+        torch.tensor(ids),
+        tuple(
+            TorchRaggedIds(
+                torch.tensor([i for ids in bag for i in ids], dtype=torch.int64), torch.tensor([len(i) for i in bag])
+            )
+            for bag in bags
+        ),
+        torch.zeros(len(ids), 0),
+    )
+
+
+def test_categorical_features_come_first_then_bags_pooled_as_they_say() -> None:
+    embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
+    item, tags = embeddings.weight("item"), embeddings.weight("tags")
+    found = embeddings(inputs([[3], [0]], [[1, 2, 2], []], [[0, 3], [1]]))
+    expected = [
+        torch.cat([item[3], item[1] + 2 * item[2], (tags[0] + tags[3]) / 2]),
+        torch.cat([item[0], torch.zeros(2), tags[1]]),
+    ]
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert found.shape == (2, embeddings.width)
+
+
+@pytest.mark.parametrize("pooled", [[[], []], [[1], []]])
+def test_an_empty_bag_is_a_zero_vector(pooled: list[list[int]]) -> None:
+    embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
+    found = embeddings(inputs([[3], [0]], [[], []], pooled))
+    assert torch.equal(found[1, 2:], torch.zeros(5))
+    assert torch.equal(found[0, 2:4], torch.zeros(2))
+
+
+def test_features_that_share_a_table_learn_the_same_rows() -> None:
+    embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
+    embeddings(inputs([[3]], [[1]], [[0]])).sum().backward()
+    gradient = embeddings.weight("item").grad
+    assert gradient is not None
+    assert gradient.ne(0).any(1).tolist() == [False, True, False, True, False]
+
+
+def test_embeddings_start_near_zero() -> None:
+    weight = Embeddings(SCHEMA, {"item": 5000, "tags": 4}).weight("item")
+    assert weight.shape == (5000, 2)
+    assert float(weight.detach().std()) == pytest.approx(INITIAL_STD, rel=0.05)

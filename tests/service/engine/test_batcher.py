@@ -1,0 +1,345 @@
+"""Concurrent requests on the real thread, with a scorer that waits for the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import contextmanager
+from queue import Queue
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.engine.batcher import Batcher, DeadlinePassedError, ScoringError
+
+T = TypeVar("T")
+Result = npt.NDArray[np.float32]
+SECONDS = 30.0
+"""For what should happen at once; only a failing test waits for so long."""
+
+
+class Numbers:
+    """Work whose scores tell which rows it is."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values = np.asarray(values, np.int64)
+
+    def slice(self, start: int, stop: int) -> Numbers:
+        return Numbers(self.values[start:stop])
+
+
+def expected(values: Sequence[int], key: str) -> Result:
+    return np.stack([np.asarray(values), np.full(len(values), len(key))], axis=1).astype(np.float32)
+
+
+class Scorer:
+    """Notes every batch; with ``held``, works on one only after ``let_go``."""
+
+    def __init__(self, held: bool = False) -> None:
+        self.batches: list[tuple[str, list[int]]] = []
+        self.began: Queue[list[int]] = Queue()
+        self._held = held
+        self._permits = threading.Semaphore(0)
+
+    def __call__(self, key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
+        values = np.concatenate([work.values for work in works]).tolist()
+        self.batches.append((key, values))
+        self.began.put(values)
+        if self._held:
+            assert self._permits.acquire(timeout=SECONDS)
+        if -1 in values:
+            raise ArithmeticError("minus one")
+        return [LookupError("minus two") if -2 in work.values else expected(work.values, key) for work in works]
+
+    def let_go(self, batches: int = 1) -> None:
+        self._permits.release(batches)
+
+    async def next_batch(self) -> list[int]:
+        """Values of the next batch, once the thread works on it."""
+        return await asyncio.to_thread(self.began.get, timeout=SECONDS)
+
+
+@contextmanager
+def batching(scorer: Any, max_rows: int) -> Any:
+    batcher: Batcher[str, Numbers, Result] = Batcher(scorer, max_rows)
+    try:
+        yield batcher
+    finally:
+        batcher.close()
+
+
+def run(test: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(test, SECONDS))
+
+
+def submit(
+    batcher: Batcher[str, Numbers, Result], values: Sequence[int], key: str = "k", **options: float
+) -> asyncio.Task[Result]:
+    async def whole() -> Result:
+        return np.concatenate(await batcher.submit(key, Numbers(values), len(values), **options))
+
+    return asyncio.ensure_future(whole())
+
+
+def test_what_arrives_while_a_batch_is_scored_is_the_next_batch() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        first = submit(batcher, [1, 2])
+        assert await scorer.next_batch() == [1, 2]
+        others = [submit(batcher, [10 * i, 10 * i + 1]) for i in range(1, 4)]
+        await asyncio.sleep(0)  # they are queued now
+        scorer.let_go(2)
+        np.testing.assert_array_equal(await first, expected([1, 2], "k"))
+        for i, other in enumerate(others, start=1):
+            np.testing.assert_array_equal(await other, expected([10 * i, 10 * i + 1], "k"))
+
+    with batching(scorer, 100) as batcher:
+        run(test())
+    assert scorer.batches == [("k", [1, 2]), ("k", [10, 11, 20, 21, 30, 31])]
+
+
+def test_a_large_request_does_not_hold_small_ones_for_more_than_the_batch_in_work() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        large = submit(batcher, range(4000))
+        assert await scorer.next_batch() == list(range(1000))
+        small = [submit(batcher, [-10 * i - value for value in range(10, 20)]) for i in range(32)]
+        await asyncio.sleep(0)
+        scorer.let_go(2)
+        await asyncio.wait(small)
+        assert not large.done()
+        scorer.let_go(10)
+        np.testing.assert_array_equal(await large, expected(range(4000), "k"))
+
+    with batching(scorer, 1000) as batcher:
+        run(test())
+    assert [len(values) for _, values in scorer.batches] == [1000, 1000, 1000, 1000, 320]
+    assert set(scorer.batches[1][1][:320]) == {-10 * i - value for i in range(32) for value in range(10, 20)}
+
+
+def test_an_error_reaches_the_requests_of_its_batch_and_no_others() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        before = submit(batcher, [1])
+        await scorer.next_batch()
+        bad, beside, large = submit(batcher, [-1]), submit(batcher, [2]), submit(batcher, [3] * 25)
+        other = submit(batcher, [4], key="other")
+        await asyncio.sleep(0)
+        scorer.let_go(10)
+        results = await asyncio.gather(before, other, bad, beside, large, return_exceptions=True)
+        np.testing.assert_array_equal(results[0], expected([1], "k"))
+        np.testing.assert_array_equal(results[1], expected([4], "other"))
+        errors = results[2:]
+        assert [(type(error), str(error)) for error in errors] == [(ScoringError, "minus one")] * 3
+        assert all(isinstance(error.__cause__, ArithmeticError) for error in errors if isinstance(error, Exception))
+        assert len(set(map(id, errors))) == 3
+        np.testing.assert_array_equal(await submit(batcher, [5]), expected([5], "k"))  # the thread goes on
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert sum(values.count(3) for _, values in scorer.batches) == 8, "the rest of a failed request was scored"
+
+
+def test_an_error_of_one_work_is_told_to_it_alone() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        before = submit(batcher, [0])
+        await scorer.next_batch()
+        bad, beside = submit(batcher, [1, -2]), submit(batcher, [2])
+        await asyncio.sleep(0)
+        scorer.let_go(2)
+        results = await asyncio.gather(before, bad, beside, return_exceptions=True)
+        assert (type(results[1]), str(results[1])) == (LookupError, "minus two")
+        np.testing.assert_array_equal(results[2], expected([2], "k"))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert scorer.batches == [("k", [0]), ("k", [1, -2, 2])] or scorer.batches == [("k", [0]), ("k", [2, 1, -2])]
+
+
+def test_the_rest_of_a_work_with_an_error_is_not_scored() -> None:
+    scorer = Scorer()
+    with batching(scorer, 10) as batcher, pytest.raises(LookupError, match="minus two"):
+        run(batcher.submit("k", Numbers([-2] * 25), 25))
+    assert len(scorer.batches) == 1
+
+
+def test_a_scorer_that_returns_too_few_results_is_an_error() -> None:
+    with batching(lambda key, works: [], 10) as batcher, pytest.raises(ScoringError, match="shorter"):
+        run(batcher.submit("k", Numbers([1, 2]), 2))
+
+
+def test_requests_that_are_read_at_one_go_are_one_batch() -> None:
+    scorer = Scorer()
+
+    async def test() -> None:
+        await asyncio.gather(*(submit(batcher, [i]) for i in range(8)))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert scorer.batches == [("k", list(range(8)))]
+
+
+def test_who_goes_away_is_not_scored() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        large = submit(batcher, range(100, 125))
+        assert await scorer.next_batch() == list(range(100, 110))
+        waiting, staying = submit(batcher, [1, 2]), submit(batcher, [3])
+        await asyncio.sleep(0)
+        large.cancel()
+        waiting.cancel()
+        assert await asyncio.gather(large, waiting, return_exceptions=True) != []
+        assert large.cancelled()
+        assert waiting.cancelled()
+        scorer.let_go(2)
+        np.testing.assert_array_equal(await staying, expected([3], "k"))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert [values for _, values in scorer.batches] == [list(range(100, 110)), [3]]
+
+
+def test_who_goes_away_while_being_scored_takes_nothing_from_the_others() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        first = submit(batcher, [0])
+        await scorer.next_batch()
+        leaving, staying = submit(batcher, [1]), submit(batcher, [2])
+        await asyncio.sleep(0)
+        scorer.let_go()
+        await first
+        assert await scorer.next_batch() == [1, 2]
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        scorer.let_go()
+        np.testing.assert_array_equal(await staying, expected([2], "k"))
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+
+
+def test_a_deadline_that_passes_in_the_queue_is_told_and_nothing_is_scored() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        first = submit(batcher, [1])
+        await scorer.next_batch()
+        late = submit(batcher, [2], deadline=time.monotonic() - 1)
+        punctual = submit(batcher, [3], deadline=time.monotonic() + 2 * SECONDS)
+        await asyncio.sleep(0)
+        scorer.let_go(2)
+        with pytest.raises(DeadlinePassedError):
+            await late
+        await asyncio.gather(first, punctual)
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert [values for _, values in scorer.batches] == [[1], [3]]
+
+
+def test_closing_finishes_what_is_queued_and_refuses_the_rest() -> None:
+    scorer = Scorer(held=True)
+
+    async def test() -> None:
+        batcher: Batcher[str, Numbers, Result] = Batcher(scorer, 10)
+        queued = [submit(batcher, range(start, start + 15)) for start in (0, 100, 200)]
+        await scorer.next_batch()
+        closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
+        scorer.let_go(10)
+        await closing
+        for start, task in zip((0, 100, 200), queued, strict=True):
+            np.testing.assert_array_equal(await task, expected(range(start, start + 15), "k"))
+        with pytest.raises(RuntimeError, match="closed"):
+            await batcher.submit("k", Numbers([1]), 1)
+
+    run(test())
+
+
+def test_all_replies_of_a_batch_wake_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Scorer(held=True)
+    woken: list[Any] = []
+
+    async def test() -> None:
+        first = submit(batcher, [0])
+        await scorer.next_batch()
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        others = [submit(batcher, [i]) for i in range(1, 9)]
+        await asyncio.sleep(0)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (woken.append(call), wake(*call)))
+        scorer.let_go(2)
+        await asyncio.gather(first, *others)
+        monkeypatch.undo()
+
+    with batching(scorer, 10) as batcher:
+        run(test())
+    assert len(woken) == 2
+
+
+def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
+    scorer = Scorer(held=True)
+
+    async def abandon() -> None:
+        abandoned = submit(batcher, [1])
+        await scorer.next_batch()
+        abandoned.cancel()
+
+    with batching(scorer, 10) as batcher:
+        run(abandon())
+        scorer.let_go(2)
+        (result,) = run(batcher.submit("k", Numbers([2]), 1))
+        np.testing.assert_array_equal(result, expected([2], "k"))
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(1, 60),  # rows
+        st.sampled_from(["click", "like it", "both"]),
+        st.integers(0, 3),  # turns of the event loop before it arrives
+        st.booleans(),  # goes away again
+    ),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(requests, st.integers(1, 40))
+def test_any_requests_get_their_own_rows_in_order(requests: list[tuple[int, str, int, bool]], max_rows: int) -> None:
+    scorer = Scorer()
+
+    async def test() -> None:
+        tasks = []
+        for i, (rows, key, turns, leaves) in enumerate(requests):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            tasks.append(submit(batcher, range(1000 * i, 1000 * i + rows), key))
+            if leaves:
+                await asyncio.sleep(0)
+                tasks[-1].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for i, ((rows, key, _, leaves), result) in enumerate(zip(requests, results, strict=True)):
+            if isinstance(result, asyncio.CancelledError):
+                assert leaves
+            else:
+                np.testing.assert_array_equal(result, expected(range(1000 * i, 1000 * i + rows), key))
+
+    with batching(scorer, max_rows) as batcher:
+        run(test())
+    scored = [value for _, values in scorer.batches for value in values]
+    assert len(set(scored)) == len(scored), "a row was scored twice"
+    for key, values in scorer.batches:
+        assert 0 < len(values) <= max_rows
+        assert {requests[value // 1000][1] for value in values} == {key}

@@ -1,0 +1,87 @@
+"""Which keys are valid now, while the file changes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from ranking.errors import ConfigError
+from service.http.auth import key_file
+from service.http.auth.keyring import LOOK_EVERY, Keyring
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def name(keyring: Keyring, secret: str) -> str | None:
+    key = keyring.find(secret.encode())
+    return key.name if key else None
+
+
+def test_each_key_is_found_and_no_other(file: Path, clock: Clock) -> None:
+    secrets = {each: key_file.new(file, each, ("rank",)) for each in ("a", "b", "c")}
+    keyring = Keyring(file, clock)
+    assert {each: name(keyring, secret) for each, secret in secrets.items()} == {each: each for each in secrets}
+    for wrong in ("", "a", secrets["a"][:-1], secrets["a"] + "x", secrets["a"].upper()):
+        assert name(keyring, wrong) is None
+    assert keyring.find(b"\xff\x00") is None
+
+
+def test_a_changed_file_counts_at_the_next_look_and_not_before(file: Path, clock: Clock) -> None:
+    old = key_file.new(file, "old", ("rank",))
+    keyring = Keyring(file, clock)
+    new = key_file.new(file, "new", ("rank",))
+    key_file.revoke(file, "old")
+    clock.now = LOOK_EVERY / 2
+    assert (name(keyring, old), name(keyring, new)) == ("old", None)
+    clock.now = LOOK_EVERY
+    assert (name(keyring, old), name(keyring, new)) == (None, "new")
+
+
+@pytest.mark.parametrize("broken", ["{", None])
+def test_a_broken_file_keeps_the_keys_and_is_logged_once(
+    file: Path, clock: Clock, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    secret = key_file.new(file, "app", ("rank",))
+    keyring = Keyring(file, clock)
+    if broken is None:
+        file.unlink()
+    else:
+        file.write_text(broken)
+    for clock.now in (1.0, 2.0, 3.0):
+        assert name(keyring, secret) == "app"
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.getMessage().startswith("the API keys stay as they were: ") for record in errors] == [True]
+    file.write_text('{"keys": []}')
+    clock.now = 4.0
+    assert name(keyring, secret) is None
+
+
+def test_without_a_file_there_is_no_keyring(file: Path) -> None:
+    with pytest.raises(ConfigError, match="ranker keys new"):
+        Keyring(file)
+
+
+def test_a_file_for_all_to_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key_file.new(file, "app", ("rank",))
+    Keyring(file)
+    assert "chmod 600" not in caplog.text
+    file.chmod(0o644)
+    Keyring(file)
+    assert "chmod 600" in caplog.text

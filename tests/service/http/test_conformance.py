@@ -1,0 +1,112 @@
+"""Whatever is sent to any operation: no failure, and only answers that the OpenAPI document describes."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.config import SchemathesisConfig
+from schemathesis.schemas import APIOperation, BaseSchema
+
+from service.app import create_app
+from service.http.auth import key_file
+from service.http.auth.key_file import SCOPES
+from service.http.media_types import ARROW
+from service.settings import Settings
+from tests.support.arrow_streams import stream
+
+EXAMPLES = {"POST": 150, "PUT": 60, "GET": 20}
+"""Drawn cases of an operation, of valid requests and of invalid ones."""
+LEAST = 1_000
+"""Cases of a service; there are two."""
+NAMES = {"model": "feed", "version": "1"}
+CHECKS = {
+    "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", 504]},  # a deadline that has passed
+    "allow_header_conformance": {"enabled": False},  # Starlette names the methods of one operation of a path
+    "positive_data_acceptance": {"enabled": False},  # which features and tasks there are is the model's to say
+}
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Arrow streams of a request, whole or with some bytes changed."""
+    ids = draw(st.lists(st.sampled_from(["v1", "v2", "v3", ""]), unique=True, max_size=3))
+    rest = draw(st.sampled_from([{}, {"tasks": ["click"], "explain": True}, {"top_n": 0}]))
+    body = bytearray(stream({"item_id": ids, "price": [1.0] * len(ids)}, rest))
+    for _ in range(draw(st.integers(0, 3))):
+        body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
+    return bytes(body)
+
+
+schemathesis.openapi.media_type(ARROW, streams())
+
+
+class Caller:
+    """Sends cases to a service and checks what it answers."""
+
+    def __init__(self, repository: Path, keys: Path | None, feedback: Path | None) -> None:
+        limits = {"max_candidates": 200, "max_body_bytes": 100_000}
+        self._app = create_app(Settings(repository=repository, keys=keys, feedback_dir=feedback, **limits))
+        self._headers = {"X-API-Key": key_file.new(keys, "tests", SCOPES)} if keys else {}
+        self.statuses: Counter[int] = Counter()
+
+    def schema(self) -> BaseSchema:
+        config = SchemathesisConfig.from_dict({"checks": CHECKS, "generation": {"with-security-parameters": False}})
+        return schemathesis.openapi.from_asgi("/openapi.json", self._app, config=config)
+
+    def __call__(self, case: Case) -> None:
+        response = case.call(headers=self._headers)
+        self.statuses[response.status_code] += 1
+        case.validate_response(response, headers=self._headers)
+
+
+@pytest.fixture(scope="module", params=["bare", "with keys and feedback"])
+def caller(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Caller:
+    folder = tmp_path_factory.mktemp("service")
+    repository = shutil.copytree(repository, folder / "repository")  # operations may change it
+    if request.param == "bare":
+        return Caller(repository, None, None)
+    key_file.new(folder / "keys.json", "other", ("rank",))
+    return Caller(repository, folder / "keys.json", folder / "feedback")
+
+
+def drawn(operation: APIOperation, mode: GenerationMode, call: Caller) -> None:
+    """Cases as hypothesis draws them; half of them name a model that is there."""
+
+    @settings(
+        max_examples=EXAMPLES[operation.method.upper()],
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), there=st.booleans())
+    def each(case: Case, there: bool) -> None:
+        if there:
+            case.path_parameters = {name: NAMES[name] for name in case.path_parameters or {}}
+        call(case)
+
+    each()
+
+
+def test_every_answer_is_one_that_the_document_describes(caller: Caller) -> None:
+    schema = caller.schema()
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        config = schema.config.generation_for(operation=operation)
+        for case in schema.iter_coverage_cases(
+            operation, generation_modes=list(GenerationMode), generation_config=config
+        ):
+            caller(case)
+        drawn(operation, GenerationMode.POSITIVE, caller)
+        if operation.body:
+            drawn(operation, GenerationMode.NEGATIVE, caller)
+    assert caller.statuses.total() >= LEAST
+    assert {200, 400, 404, 405, 422} <= caller.statuses.keys()

@@ -1,0 +1,56 @@
+"""Whether JSON holds text that is too long, told from its quotes, held against looking at all of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.http.strings import longer, may_hold_longer
+
+TEXT = st.text('ab",:[]{}\\1ü', max_size=20)
+DOCUMENTS = st.recursive(
+    TEXT | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+SEPARATORS = st.sampled_from([(",", ":"), (", ", ": ")])
+
+
+def longest(value: Any) -> int:
+    """Characters of the longest text in a document."""
+    if isinstance(value, str):
+        return len(value)
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return max(map(longest, inner), default=0)
+
+
+@settings(deadline=None, max_examples=500)
+@given(DOCUMENTS, SEPARATORS, st.integers(1, 12), st.booleans())
+def test_no_text_that_is_too_long_is_overlooked(document: Any, by: tuple[str, str], most: int, ascii_: bool) -> None:
+    body = json.dumps({"of": document}, separators=by, ensure_ascii=ascii_).encode()
+    too_long = longest({"of": document}) > most
+    assert (longer({"of": document}, most) is not None) == too_long
+    if too_long:
+        assert may_hold_longer(body, most)
+    elif b"\\" not in body and body.isascii():
+        assert not may_hold_longer(body, most)
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"items": [{"id": "a"}, {"id": "123456789"}]}, "items[1].id"),
+        ({"items": {"id": ["a", "123456789"]}}, "items.id[1]"),
+        ({"items": {"features": {"topics": [["a"], ["a", "123456789"]]}}}, "items.features.topics[1][1]"),
+        ({"user": {"features": {"123456789": 1}}}, "user.features.123456789"),
+        ({"123456789": 1}, "123456789"),
+        ("123456789", ""),
+    ],
+)
+def test_it_is_named(document: Any, field: str) -> None:
+    assert longer(document, 9) is None
+    assert longer(document, 8) == field
