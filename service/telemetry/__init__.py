@@ -1,1 +1,1 @@
-"""What is told of the service and its requests: metrics, log lines, traces."""
+"""Metrics, logs, traces and stage times of the service and its requests."""

@@ -1,4 +1,4 @@
-"""Log lines: an object of JSON each, for machines, or text, for people; each with the id of its request."""
+"""Log formatting: JSON or text lines with the id of the request that they belong to."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from typing import Any, Literal
 LogFormat = Literal["json", "text"]
 
 request_id: ContextVar[str] = ContextVar("request_id")
-"""Of the request that is being answered; set once it arrives, each has a context of its own."""
+"""Id of the request that the current context handles. Set when the request arrives."""
 
-_PLAIN = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"}
-"""What every record has; everything else was given with ``extra``. (Uvicorn's coloured message is no news.)"""
+_STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"}
+"""Attributes that are not fields passed with ``extra``. Uvicorn's ``color_message`` repeats the message."""
 
 
-class JsonLines(logging.Formatter):
-    """An object a line: time (RFC 3339), level, logger, message; request_id, fields and exception if there are any."""
+class JsonFormatter(logging.Formatter):
+    """Format records as one JSON object per line.
+
+    Each object has ``time`` (RFC 3339), ``level``, ``logger`` and ``message``; if applicable also ``request_id``, the
+    fields passed with ``extra``, and ``exception``.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line without a trailing newline."""
         line = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -37,33 +41,37 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class TextLines(logging.Formatter):
-    """The same as text: fields as ``name=value``, an exception on lines of its own."""
+class TextFormatter(logging.Formatter):
+    """Format records as text: fields as ``name=value``, an exception on the following lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, or lines if there is an exception."""
+        """Return one line, or several if the record has an exception."""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         line = f"{_time(record)} {record.levelname} {record.name} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(form: LogFormat | None) -> None:
-    """Makes all loggers of the process write to stderr, and warnings and what ends a thread go through them.
+def configure(log_format: LogFormat | None) -> None:
+    """Send the process's log records, warnings and uncaught exceptions of threads to stderr.
 
     Args:
-        form: of the lines; None: text if a terminal shows them, else JSON.
+        log_format: Format of the lines; None selects text if stderr is a terminal, otherwise JSON.
     """
     handler = logging.StreamHandler()
-    text = form == "text" or (form is None and sys.stderr.isatty())
-    handler.setFormatter(TextLines() if text else JsonLines())
+    text = log_format == "text" or (log_format is None and sys.stderr.isatty())
+    handler.setFormatter(TextFormatter() if text else JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    threading.excepthook = lambda end: _ended(end.exc_type, end.exc_value, end.exc_traceback)
+    threading.excepthook = lambda args: _log_thread_failure(args.exc_type, args.exc_value, args.exc_traceback)
 
 
-def _ended(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+def _log_thread_failure(
+    error_type: type[BaseException], error: BaseException | None, traceback: TracebackType | None
+) -> None:
     if error is not None:
-        logging.getLogger("ranker.service").critical("a thread ended", exc_info=(kind, error, trace))
+        logging.getLogger("ranker.service").critical(
+            "a thread failed with an exception", exc_info=(error_type, error, traceback)
+        )
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -72,5 +80,5 @@ def _time(record: logging.LogRecord) -> str:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     current = request_id.get(None)
-    given = {name: value for name, value in vars(record).items() if name not in _PLAIN}
-    return given if current is None else {"request_id": current} | given
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+    return extra if current is None else {"request_id": current} | extra

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a service, whether it is one process or several."""
+"""Prometheus metrics of a service with one or several processes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from service.engine.model import LoadedModel
 from service.telemetry.bulk_histogram import BulkHistogram
-from service.telemetry.multiprocess import Processes, shared_folder
+from service.telemetry.multiprocess import WorkerProcessCollector, shared_folder
 from service.telemetry.stage_timer import STAGES, Stage
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS)
-ROWS = (1, 10, 25, 50, 100, 200, 300, 400, 500, 1000, 2500)
-SCORES = (0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 2, 3, 5, 10, 100, 1000)
-"""Fine where probabilities lie, rare ones too; coarse for what regressions give."""
-DIFFERENCES = (0, 0.00001, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 10)
+REQUEST_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+STAGE_SECONDS_BUCKETS = (0.0001, 0.00025, 0.0005, *REQUEST_SECONDS_BUCKETS)
+BATCH_ROWS_BUCKETS = (1, 10, 25, 50, 100, 200, 300, 400, 500, 1000, 2500)
+PROBABILITY_BUCKETS = (0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
+SCORE_BUCKETS = (*PROBABILITY_BUCKETS, 2, 3, 5, 10, 100, 1000)
+"""The buckets above 1 are for the predictions of regression tasks."""
+SCORE_DIFFERENCE_BUCKETS = (0, 0.00001, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 10)
 
 REJECTIONS = {
     401: "unauthorised",
@@ -41,30 +41,32 @@ REJECTIONS = {
     503: "not_ready",
     504: "deadline",
 }
-"""Answers by which the service protects itself: status → reason. Wrong requests (400, 404, 422) are not among them."""
+"""Status code → reason label. Only rejections that protect the service count, not invalid requests (400, 404, 422)."""
 
 
 class Metrics:
-    """What the service counts.
+    """Metrics of the service.
 
-    One process has a registry of its own, so that two apps in it do not mix. Several share files (``shared_metrics``);
-    each then answers for all of them. Labels cannot be taken back there: what is no longer served is 0.
+    A single process uses its own registry, so that several apps in one process have separate metrics. Several processes
+    share files (``shared_metrics``), and each process exposes the totals of all. Shared files cannot remove a label
+    combination: the gauge of a version that is no longer served is set to 0.
 
     Attributes:
-        requests: by status and model; empty if they named none that is served, or were not read.
-        rejections: by reason.
-        fallbacks: by store and reason.
-        load_failures: by model.
-        queue_rows: candidates that wait for their turn or are being scored.
-        in_flight: ranking requests being worked on.
-        shadowed: by model and outcome.
-        shadow_difference: by model and task.
+        requests: Ranking requests by status code and model. The model is empty if the request named no served model or
+            was not parsed.
+        rejections: Rejected requests and connections by reason.
+        fallbacks: Requests for which a feature store failed to supply features, by store and reason.
+        load_failures: Rejected versions by model.
+        queue_rows: Candidates that wait or are being scored.
+        in_flight: Ranking requests in progress.
+        shadow_requests: Requests for a shadow version by model and outcome.
+        shadow_difference: Absolute difference between a shadow's scores and the served scores, by model and task.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series a counter, that nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # would add one unused series per counter
         folder = shared_folder()
         self._registry = CollectorRegistry()
         registry = self._registry if folder is None else None
@@ -72,103 +74,121 @@ class Metrics:
             ProcessCollector(registry=registry)
         else:
             MultiProcessCollector(self._registry, str(folder))  # type: ignore[no-untyped-call]
-            self._registry.register(Processes(folder))
+            self._registry.register(WorkerProcessCollector(folder))
 
-        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(f"ranker_{name}", text, labels, registry=registry)
+        def counter(name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"ranker_{name}", documentation, labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-            return Histogram(f"ranker_{name}", text, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, documentation: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
+            return Histogram(f"ranker_{name}", documentation, labels, buckets=buckets, registry=registry)
 
-        def total(name: str, text: str) -> Gauge:
-            return Gauge(f"ranker_{name}", text, registry=registry, multiprocess_mode="livesum")
+        def total(name: str, documentation: str) -> Gauge:
+            return Gauge(f"ranker_{name}", documentation, registry=registry, multiprocess_mode="livesum")
 
-        def latest(name: str, text: str, labels: Sequence[str]) -> Gauge:
-            return Gauge(f"ranker_{name}", text, labels, registry=registry, multiprocess_mode="livemostrecent")
+        def latest(name: str, documentation: str, labels: Sequence[str]) -> Gauge:
+            return Gauge(f"ranker_{name}", documentation, labels, registry=registry, multiprocess_mode="livemostrecent")
 
         self.requests = counter("requests", "Ranking requests by status code.", ["status", "model"])
-        self.rejections = counter("rejections", "Requests and connections turned away, by reason.", ["reason"])
+        self.rejections = counter("rejections", "Rejected requests and connections by reason.", ["reason"])
         self._rows = counter("rows_scored", "Candidates scored.", ["model", "version"])
-        self._missing = counter("missing_features", "Feature values known neither in the request nor by id.", ["model"])
+        self._missing = counter("missing_features", "Feature values found neither in the request nor by id.", ["model"])
         self.fallbacks = counter(
-            "fallbacks", "Requests for which a store did not give what it should have, by reason.", ["store", "reason"]
+            "fallbacks", "Requests for which a store failed to supply features, by reason.", ["store", "reason"]
         )
-        self._seconds = histogram("request_seconds", "From a ranking request's arrival to its answer.", SECONDS)
-        self._stages = histogram("stage_seconds", "Of a ranking request, by stage.", STAGE_SECONDS, ["stage"])
-        self._batch_rows = histogram("batch_rows", "Candidates scored at a time.", ROWS)
-        self.queue_rows = total("queue_rows", "Candidates that wait for their turn or are being scored.")
-        self.in_flight = total("requests_in_flight", "Ranking requests being worked on.")
+        self._seconds = histogram(
+            "request_seconds", "Seconds from a ranking request's arrival to its response.", REQUEST_SECONDS_BUCKETS
+        )
+        self._stages = histogram(
+            "stage_seconds", "Seconds per stage of a ranking request.", STAGE_SECONDS_BUCKETS, ["stage"]
+        )
+        self._batch_rows = histogram("batch_rows", "Candidates per batch.", BATCH_ROWS_BUCKETS)
+        self.queue_rows = total("queue_rows", "Candidates that wait or are being scored.")
+        self.in_flight = total("requests_in_flight", "Ranking requests in progress.")
         self._models = Gauge(
             "ranker_model_info",
-            "1 for each version being served, 0 for one that was.",
+            "1 for each version being served, 0 for versions that were served before.",
             ["model", "version", "role"],
             registry=registry,
             multiprocess_mode="livemax",
         )
-        self._load_seconds = latest("model_load_seconds", "To load and verify what was loaded last.", ["model"])
-        self.load_failures = counter("model_load_failures", "Versions that were refused.", ["model"])
+        self._load_seconds = latest(
+            "model_load_seconds", "Seconds to load and verify the most recently loaded version.", ["model"]
+        )
+        self.load_failures = counter("model_load_failures", "Rejected versions.", ["model"])
         self._experts = latest("experts", "Experts in the frozen graph.", ["model"])
-        self._score = BulkHistogram("ranker_score", "Of a sample of each batch.", SCORES, folder)
+        self._score = BulkHistogram("ranker_score", "Scores, a sample of each batch.", SCORE_BUCKETS, folder)
         self._registry.register(self._score)
-        self.shadowed = counter(
+        self.shadow_requests = counter(
             "shadow_requests",
-            "Requests that a shadow was to score: scored, dropped under load, or failed.",
+            "Requests for a shadow version by outcome: scored, dropped under load, or failed.",
             ["model", "outcome"],
         )
         self.shadow_difference = histogram(
             "shadow_score_difference",
-            "Between a shadow's scores and those that were served, absolute, mean of a request's candidates.",
-            DIFFERENCES,
+            "Absolute difference between a shadow's scores and the served scores, mean per request.",
+            SCORE_DIFFERENCE_BUCKETS,
             ["model", "task"],
         )
-        self._request = cache(self.requests.labels)  # finding a child costs more than counting in it
-        self._scored = cache(self._rows.labels)
-        self._lacking = cache(self._missing.labels)
+        # Looking up a labeled child costs more than counting in it.
+        self._requests_of = cache(self.requests.labels)
+        self._rows_of = cache(self._rows.labels)
+        self._missing_of = cache(self._missing.labels)
         self._stage = {stage: self._stages.labels(stage) for stage in STAGES}
         self._rejection = {status: self.rejections.labels(reason) for status, reason in REJECTIONS.items()}
 
-    def loaded(self, served: LoadedModel, role: str = "current") -> None:
-        """Notes a version that is now served in this role: current, canary or shadow."""
-        self._models.labels(served.name, served.version, role).set(1)
-        self._load_seconds.labels(served.name).set(served.load_seconds)
-        self._experts.labels(served.name).set(len(served.ranker.selection.experts_used))
-        self._scored(served.name, served.version), self._lacking(served.name)  # from 0 on, for rates
-
-    def unloaded(self, model: str, version: str, role: str) -> None:
-        """Notes a version that is no longer served in this role."""
-        self._models.labels(model, version, role).set(0)
-
-    def answered(self, status: int, model: str, seconds: float, stages: Mapping[Stage, float]) -> None:
-        """Counts a ranking request that has been answered.
+    def record_loaded(self, model: str, version: str, role: str, load_seconds: float, num_experts: int) -> None:
+        """Record that a version is now served in a role.
 
         Args:
-            status: of the answer.
-            model: that was asked; empty if the request named none that is served.
-            seconds: since its arrival.
-            stages: that it passed → seconds.
+            model: Name of the model.
+            version: Version of the model.
+            role: ``current``, ``canary`` or ``shadow``.
+            load_seconds: Seconds that loading, verification and warm-up took.
+            num_experts: Number of experts in the frozen graph.
         """
-        self._request(str(status), model).inc()
+        self._models.labels(model, version, role).set(1)
+        self._load_seconds.labels(model).set(load_seconds)
+        self._experts.labels(model).set(num_experts)
+        self._rows_of(model, version), self._missing_of(model)  # create the counters at 0, so that rates start there
+
+    def record_unloaded(self, model: str, version: str, role: str) -> None:
+        """Record that a version is no longer served in a role."""
+        self._models.labels(model, version, role).set(0)
+
+    def record_request(self, status: int, model: str, seconds: float, stages: Mapping[Stage, float]) -> None:
+        """Record a ranking request after its response.
+
+        Args:
+            status: Status code of the response.
+            model: Name of the model, empty if the request named no served model.
+            seconds: Seconds since the request's arrival.
+            stages: Seconds per completed stage.
+        """
+        self._requests_of(str(status), model).inc()
         self._seconds.observe(seconds)
         for stage, duration in stages.items():
             self._stage[stage].observe(duration)
         if status in self._rejection:
             self._rejection[status].inc()
 
-    def scored(self, served: LoadedModel, tasks: Sequence[str], scores: npt.NDArray[np.float32], missing: int) -> None:
-        """Counts a batch.
+    def record_batch(
+        self, model: str, version: str, tasks: Sequence[str], scores: npt.NDArray[np.float32], missing: int
+    ) -> None:
+        """Record a scored batch.
 
         Args:
-            served: the version that scored it.
-            tasks: names of the columns of ``scores``.
+            model: Name of the model.
+            version: Version of the model.
+            tasks: Names of the columns of ``scores``.
             scores: [candidates, tasks].
-            missing: features that the candidates lack, over all of them.
+            missing: Total number of missing feature values of the candidates.
         """
         self._batch_rows.observe(len(scores))
-        self._scored(served.name, served.version).inc(len(scores))
+        self._rows_of(model, version).inc(len(scores))
         if missing:
-            self._lacking(served.name).inc(missing)
-        self._score.observe(served.name, tasks, scores)
+            self._missing_of(model).inc(missing)
+        self._score.observe(model, tasks, scores)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""Metrics of several processes: prometheus_client's files, in a folder that lives as long as the service."""
+"""Metrics shared by several processes: prometheus_client's files in a folder that exists while the service runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.registry import Collector
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Variable that prometheus_client reads once, when it is imported: processes started while it is set share metrics."""
+"""Variable that prometheus_client reads once, on import. Processes started while it is set share their metrics."""
 
-MEMORY = Path("/dev/shm")
-"""On a disk, writing back what was counted would now and then hold a request up, and a full one end the process."""
+SHARED_MEMORY = Path("/dev/shm")
+"""Default parent of the metrics folder. On a disk, write-back can delay requests, and a full disk ends the process."""
 
 
 def shared_folder() -> Path | None:
-    """Where this process shares its metrics with others; None if it is alone."""
+    """Return the folder through which this process shares metrics, or None if it is the only process."""
     return Path(os.environ[FOLDER]) if FOLDER in os.environ else None
 
 
 @contextmanager
 def shared_metrics() -> Iterator[Path]:
-    """A new folder for the processes that are started meanwhile, in memory unless TMPDIR is set; removed at the end."""
-    place = MEMORY if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ranker-metrics-", dir=place, ignore_cleanup_errors=True) as folder:
+    """Create a metrics folder for the processes started in this context, and remove it at the end.
+
+    The folder is in memory unless TMPDIR is set.
+    """
+    parent = SHARED_MEMORY if "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ranker-metrics-", dir=parent, ignore_cleanup_errors=True) as folder:
         os.environ[FOLDER] = folder
         try:
             yield Path(folder)
@@ -39,28 +42,28 @@ def shared_metrics() -> Iterator[Path]:
 
 
 def prune_dead_workers(folder: Path, alive: Collection[int | None]) -> None:
-    """Takes away what dead processes said of their present state; what they counted stays counted."""
+    """Remove the gauges of terminated processes. Their counters and histograms remain."""
     for pid in _processes(folder) - set(alive):
         mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
 
 
 def _processes(folder: Path) -> set[int]:
-    """Those with a present state."""
+    """Return the ids of processes that have gauges."""
     return {int(path.stem.rpartition("_")[2]) for path in folder.glob("gauge_live*.db")}
 
 
-class Processes(Collector):
-    """The standard metrics of a process (CPU, memory, files), of each one by ``pid``, whichever is asked.
+class WorkerProcessCollector(Collector):
+    """Standard process metrics (CPU, memory, files) of every worker, with the label ``pid``.
 
     Args:
-        folder: that they share.
+        folder: Metrics folder shared by the workers.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        """A family for each of the metrics."""
+        """Yield one family per metric."""
         families: dict[str, Metric] = {}
         for pid in sorted(_processes(self._folder)):
             for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():

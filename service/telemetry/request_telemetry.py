@@ -1,48 +1,84 @@
-"""What is told of a ranking request once it is answered: counts, a line if it was slow, a trace if traces are kept."""
+"""Metrics, slow-request log and trace of a ranking request, recorded after its response is sent."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import Scope
 
 from service.telemetry.metrics import Metrics
-from service.telemetry.request_info import RequestInfo, request_fields
 from service.telemetry.stage_timer import StageTimer
-from service.telemetry.tracing import Traces
+from service.telemetry.tracing import RequestTracer
 
 log = logging.getLogger("ranker.slow")
 
 
-class RequestTelemetry:
-    """Told of each ranking request when it arrives and when it has been answered.
+@dataclass(slots=True)
+class RequestInfo:
+    """What a ranking request asks for; ``request_info`` in the state of its ASGI scope once it is known.
 
-    Args:
-        metrics: where it is counted.
-        slow_ms: a request that took longer is logged, with its stages.
-        traces: where its spans go; None: nowhere.
+    Attributes:
+        model: Name of the model that answers.
+        version: Version of the model.
+        candidates: Number of candidates, or None if the request has not been parsed.
+        tasks: Requested tasks, or None for all tasks.
     """
 
-    def __init__(self, metrics: Metrics, slow_ms: float, traces: Traces | None = None) -> None:
-        self._metrics, self._slow_ms, self._traces = metrics, slow_ms, traces
+    model: str
+    version: str
+    candidates: int | None = None
+    tasks: Sequence[str] | None = None
 
-    def arrived(self) -> None:
-        """A request is being worked on from now."""
+    def fields(self) -> dict[str, Any]:
+        """Return the fields for logs and traces. They contain no user ids, item ids or keys."""
+        fields: dict[str, Any] = {"model": self.model, "version": self.version}
+        if self.candidates is not None:
+            fields["candidates"] = self.candidates
+            fields["tasks"] = "all" if self.tasks is None else list(self.tasks)
+        return fields
+
+
+class RequestTelemetry:
+    """Records ranking requests.
+
+    Args:
+        metrics: Metrics of the service.
+        slow_ms: Requests slower than this many milliseconds are logged with the time of each stage.
+        tracer: Sends a trace of each request, or None to send no traces.
+    """
+
+    def __init__(self, metrics: Metrics, slow_ms: float, tracer: RequestTracer | None = None) -> None:
+        self._metrics, self._slow_ms, self._tracer = metrics, slow_ms, tracer
+
+    def request_started(self) -> None:
+        """Record that a request arrived."""
         self._metrics.in_flight.inc()
 
-    def answered(self, scope: Scope, status: int) -> None:
-        """A request has been answered; its state holds its ``stages``, and its ``subject`` once that is known."""
+    def request_finished(self, scope: Scope, status: int) -> None:
+        """Record that the response of a request was sent.
+
+        Args:
+            scope: ASGI scope of the request; its state holds the ``timer`` and, if known, the ``request_info``.
+            status: Status code of the response.
+        """
         now = time.monotonic()
-        stages: StageTimer = scope["state"]["stages"]
-        subject: RequestInfo | None = scope["state"].get("subject")
-        seconds = stages.seconds()
-        taken = now - stages.arrived
+        timer: StageTimer = scope["state"]["timer"]
+        request_info: RequestInfo | None = scope["state"].get("request_info")
+        stages = timer.seconds()
+        seconds = now - timer.arrived
         self._metrics.in_flight.dec()
-        self._metrics.answered(status, subject.model if subject else "", taken, seconds)
-        if taken * 1000 > self._slow_ms:
-            times = {stage: round(each * 1000, 3) for stage, each in seconds.items()}
-            told = {"milliseconds": round(taken * 1000, 3), "stages": times}
-            log.warning("slow request", extra=request_fields(scope, status) | told)
-        if self._traces is not None:
-            self._traces.record(scope, status, stages, now)
+        self._metrics.record_request(status, request_info.model if request_info else "", seconds, stages)
+        slow = seconds * 1000 > self._slow_ms
+        if not slow and self._tracer is None:
+            return
+        fields = request_info.fields() if request_info else {}
+        if slow:
+            milliseconds = {stage: round(duration * 1000, 3) for stage, duration in stages.items()}
+            times = {"milliseconds": round(seconds * 1000, 3), "stages": milliseconds}
+            log.warning("slow request", extra={"status": status, **fields, **times})
+        if self._tracer is not None:
+            self._tracer.record(scope, status, fields, timer, now)

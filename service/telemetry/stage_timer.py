@@ -1,4 +1,4 @@
-"""How long each stage of a request took, for whoever wants to know where its time goes."""
+"""Time that each stage of a request takes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class StageTimer:
-    """The stages of one request, one after the other; it may pass from thread to thread between them.
+    """Times the consecutive stages of one request; may move between threads from stage to stage.
 
     Attributes:
-        arrived: ``time.monotonic()`` at which the request arrived and the first stage began.
+        arrived: ``time.monotonic()`` when the request arrived and the first stage began.
     """
 
     def __init__(self) -> None:
@@ -23,23 +23,23 @@ class StageTimer:
         self._ends: list[tuple[Stage, float]] = []
 
     def end(self, stage: Stage) -> None:
-        """The time since the end of the stage before, or since the arrival, was this stage's; stages may recur."""
+        """Attribute the time since the previous call, or since arrival, to a stage. Stages may recur."""
         self._ends.append((stage, time.monotonic()))
 
     def spans(self) -> Iterator[tuple[Stage, float, float]]:
-        """Each stage with the times of its begin and end, as they followed each other."""
+        """Yield (stage, begin, end) in order; times are of ``time.monotonic()``."""
         begin = self.arrived
         for stage, end in self._ends:
             yield stage, begin, end
             begin = end
 
     def seconds(self) -> dict[Stage, float]:
-        """Stage → how long it took in all."""
+        """Return the total seconds of each stage."""
         seconds: dict[Stage, float] = {}
         for stage, begin, end in self.spans():
             seconds[stage] = seconds.get(stage, 0.0) + end - begin
         return seconds
 
     def header(self) -> str:
-        """The value of a Server-Timing header (W3C), in milliseconds."""
+        """Return the value of a Server-Timing header (W3C), in milliseconds."""
         return ", ".join(f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in self.seconds().items())

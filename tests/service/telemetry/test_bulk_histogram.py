@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import Metric
 
-from service.telemetry.bulk_histogram import SAMPLE, BulkHistogram
+from service.telemetry.bulk_histogram import MAX_SAMPLED_ROWS, BulkHistogram
 
 EDGES = (0.0, 0.125, 0.5, 1.0, 4.0)
 
@@ -31,7 +31,7 @@ def samples(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
 
 values = arrays.arrays(
     np.float32,
-    st.tuples(st.integers(0, SAMPLE), st.just(2)),
+    st.tuples(st.integers(0, MAX_SAMPLED_ROWS), st.just(2)),
     elements=st.sampled_from(EDGES) | st.floats(-1, 10, width=32),
 )
 
@@ -53,7 +53,7 @@ def test_large_requests_are_sampled_evenly() -> None:
     bulk = BulkHistogram("score", "Scores.", EDGES, None)
     bulk.observe("feed", ["click"], np.linspace(0.0, 1.0, 500, dtype=np.float32)[:, None])
     counted = samples(bulk.collect())
-    assert counted["score_count", "feed", "click"] == 500 // 16 + 1 <= SAMPLE
+    assert counted["score_count", "feed", "click"] == 500 // 16 + 1 <= MAX_SAMPLED_ROWS
     assert counted["score_sum", "feed", "click"] == pytest.approx(16, abs=0.5)
 
 

@@ -87,7 +87,7 @@ def test_uvicorn_warnings_and_ended_threads_are_lines_too(lines: Callable[[], An
     assert started["message"] == "Started"
     assert "color_message" not in started
     assert "DeprecationWarning: old" in warned["message"]
-    assert (ended["level"], ended["message"]) == ("critical", "a thread ended")
+    assert (ended["level"], ended["message"]) == ("critical", "a thread failed with an exception")
     assert "ZeroDivisionError" in ended["exception"]
 
 

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
-from service.models.loader import load
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -120,12 +119,11 @@ def test_two_apps_of_a_process_do_not_mix(client: TestClient, repository: Path) 
         assert samples(other.get("/metrics").text)["ranker_request_seconds_count"] == 0
 
 
-def test_a_version_that_is_no_longer_served_is_0(repository: Path) -> None:
+def test_a_version_that_is_no_longer_served_is_0() -> None:
     metrics = Metrics()
-    served = load(Settings(repository=repository), "feed", 1)
-    metrics.loaded(served, "canary")
+    metrics.record_loaded("feed", "1", "canary", load_seconds=0.5, num_experts=3)
     assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 1
-    metrics.unloaded("feed", "1", "canary")
+    metrics.record_unloaded("feed", "1", "canary")
     assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 0
 
 

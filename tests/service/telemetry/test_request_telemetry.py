@@ -33,7 +33,7 @@ def test_a_slow_request_is_a_line_with_its_stages(
     assert told.items() <= line.items()
     assert list(line["stages"]) == ["parse", "queue", "look-up", "forward", "write"]
     assert 0 < sum(line["stages"].values()) <= line["milliseconds"]
-    text = logs.JsonLines().format(record)
+    text = logs.JsonFormatter().format(record)
     assert "u3" not in text  # the user
     assert "v1" not in text  # a candidate
 

@@ -162,7 +162,7 @@ class TestWhetherThereAreTraces:
 
     def test_another_protocol_is_refused(self) -> None:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL: 'grpc' is not spoken here"):
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL: 'grpc' is not supported"):
             tracing.from_environment(environ)
 
     def test_where_it_is_not_installed_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
