@@ -12,12 +12,13 @@ from starlette.types import ASGIApp
 
 from service.engine.admission import Admission
 from service.engine.engine import Engine
-from service.feature_store.open import open_lookup
+from service.feature_store.open import open_feature_store
 from service.feedback.writer import FeedbackWriter
 from service.http.admin import repository_routes
 from service.http.admission_middleware import AdmissionMiddleware
 from service.http.auth.guard import ApiKeyMiddleware
 from service.http.auth.keyring import Keyring
+from service.http.errors import install_error_handlers
 from service.http.feedback import feedback_routes
 from service.http.middleware import RequestContextMiddleware
 from service.http.openapi import describe
@@ -28,7 +29,6 @@ from service.models.registry import ModelRegistry
 from service.models.shadow import ShadowScorer
 from service.models.startup_barrier import StartupBarrier
 from service.models.watcher import Watcher
-from service.protocol import problems
 from service.protocol.lifecycle import Lifecycle
 from service.server.context import ServerContext
 from service.settings import Settings
@@ -68,9 +68,9 @@ def create_app(
     reconciler = Reconciler(settings, models, metrics)
     if give_up is None:
         reconciler.first()
-    lookup = open_lookup(settings, metrics)
+    feature_store = open_feature_store(settings, metrics)
     deadlines = settings.default_deadline_ms, settings.max_deadline_ms
-    engine = Engine(settings.max_batch_rows, metrics, lookup, *deadlines)
+    engine = Engine(settings.max_batch_rows, metrics, feature_store, *deadlines)
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     entrance = ServerContext(settings, admission, lifecycle, metrics)
     shadows = ShadowScorer(engine, metrics)
@@ -83,8 +83,8 @@ def create_app(
         watcher.stop()
         await shadows.close()
         engine.close()
-        if lookup is not None:
-            await lookup.close()
+        if feature_store is not None:
+            await feature_store.close()
         if feedback is not None:
             feedback.close()
         if traces is not None:
@@ -102,7 +102,7 @@ def create_app(
             read_seconds=settings.read_seconds,
             server_timing=settings.server_timing,
         )
-        problems.install(made)
+        install_error_handlers(made)
         for router in (*routers, health_routes(models, lifecycle)):
             made.router.routes.extend(router.routes)  # an included router would match each request twice
         describe(made, guarded=keyring is not None)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from service.engine.errors import QueueFullError
+
 REMEMBERED = 16
 """Requests over which the average size is taken."""
-
-
-class QueueFullError(Exception):
-    """There is no room for a request's candidates beside those of the others."""
 
 
 class Admission:

@@ -10,19 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from service.engine.errors import DeadlineExceededError, ScoringError
 from service.engine.scheduler import BatchSlice, K, QueueEntry, Scheduler, W
 
 R = TypeVar("R")
 Reply = tuple[asyncio.Future[Any], Any]
 """Where an answer or an error goes."""
-
-
-class DeadlinePassedError(Exception):
-    """The deadline passed before scoring started."""
-
-
-class ScoringError(Exception):
-    """The batch could not be scored; the cause says why."""
 
 
 class Batcher(Generic[K, W, R]):
@@ -57,7 +50,7 @@ class Batcher(Generic[K, W, R]):
             Of the work's parts, in order; one unless it was split.
 
         Raises:
-            DeadlinePassedError: it passed.
+            DeadlineExceededError: it passed.
             ScoringError: ``score`` failed on a batch with some of these rows.
             Exception: what ``score`` gave as this work's error.
             RuntimeError: the batcher is closed.
@@ -99,7 +92,7 @@ class Batcher(Generic[K, W, R]):
             if not self._queue:
                 return False
             parts, late = self._queue.take(time.monotonic())
-        replies: list[Reply] = [(entry.reply, DeadlinePassedError()) for entry in late]
+        replies: list[Reply] = [(entry.reply, DeadlineExceededError()) for entry in late]
         _deliver(replies + (self._scored(parts) if parts else []))
         return True
 

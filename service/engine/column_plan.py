@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
-from ranking.lookup.feature_index import Layout
+from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import BucketsFeature, CategoricalFeature, NumberFeature, NumericFeature, PooledFeature
 
 Places: TypeAlias = slice | npt.NDArray[np.intp]
@@ -50,9 +50,9 @@ class ColumnPlan:
     flags: Places
 
     @classmethod
-    def for_columns(cls, layout: Layout, columns: tuple[str, ...]) -> ColumnPlan:
+    def for_columns(cls, layout: IndexLayout, columns: tuple[str, ...]) -> ColumnPlan:
         """The plan for these columns, all of which features read."""
-        schema, spaces, scales = layout.encoder.schema, layout.encoder.id_spaces, layout.encoder.scales
+        schema, spaces, scales = layout.encoder.schema, layout.encoder.id_mappings, layout.encoder.scales
         given = [feature for feature in schema.inputs if feature.column in columns]
         kinds = (schema.categoricals, schema.bags, schema.numerics)
         place = {feature.name: i for kind in kinds for i, feature in enumerate(kind)}
@@ -67,7 +67,11 @@ class ColumnPlan:
         return cls(
             lists=[(f.column, f, place[f.name], missing[f.name]) for f in given if isinstance(f, PooledFeature)],
             ids=[
-                (f.column, _ids(spaces[f.table]), layout.parts.index(f.name) if f.name in layout.parts else None)
+                (
+                    f.column,
+                    _ids(spaces[f.table]),
+                    layout.cross_parts.index(f.name) if f.name in layout.cross_parts else None,
+                )
                 for f in categoricals
             ],
             numbers=[*numerics, *buckets],

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ranking.errors import InvalidInputError
-from service.engine.batcher import Batcher, DeadlinePassedError
-from service.engine.feature_store import EMPTY
+from service.engine.batcher import Batcher
+from service.engine.errors import DeadlineExceededError
+from service.engine.feature_store import FeatureStore
 from service.engine.model import LoadedModel
+from service.engine.request import EMPTY
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
 from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score
-from service.engine.validation import ParsedRequest, to_problem
-from service.feature_store.lookup import StoreLookup
-from service.protocol.problems import Problem
+from service.engine.validation import ParsedRequest, to_invalid_request
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 
@@ -27,7 +27,7 @@ class Engine:
     Args:
         max_batch_rows: candidates that are scored at a time.
         metrics: where they are counted.
-        lookup: into a store for what requests leave out, if there is one.
+        feature_store: source of features that requests leave out; None: only the bundle's tables.
         default_deadline_ms: of requests that name none; None: they wait for as long as it takes.
         max_deadline_ms: the latest deadline, also of those; None: any.
     """
@@ -36,11 +36,11 @@ class Engine:
         self,
         max_batch_rows: int,
         metrics: Metrics,
-        lookup: StoreLookup | None = None,
+        feature_store: FeatureStore | None = None,
         default_deadline_ms: float | None = None,
         max_deadline_ms: float | None = None,
     ) -> None:
-        self._metrics, self._lookup = metrics, lookup
+        self._metrics, self._feature_store = metrics, feature_store
         self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(self._score, max_batch_rows)
         self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
@@ -63,7 +63,8 @@ class Engine:
             counted: whether it is part of what metrics say of scoring.
 
         Raises:
-            Problem: 504 if the deadline has passed before scoring starts; 422 naming the field that is wrong.
+            DeadlineExceededError: the deadline passed before scoring started.
+            InvalidRequestError: a field of the request is invalid.
             ScoringError: the runtime failed.
         """
         self._ranking += 1
@@ -76,9 +77,9 @@ class Engine:
         deadline_ms = min(asked.options.deadline_ms or self._default_ms, self._most_ms)
         _require_time(deadline_ms, stages)
         stored = EMPTY
-        if self._lookup is not None:
+        if self._feature_store is not None:
             stages.end("parse")
-            stored = await self._lookup(served, asked)
+            stored = await self._feature_store.lookup(served, asked)
             stages.end("store")
             _require_time(deadline_ms, stages)
         prepared = prepare(served.ranker, served.encoder, asked, stored)
@@ -86,7 +87,7 @@ class Engine:
         try:
             return await self._ranked(served, prepared, deadline_ms, stages, counted)
         except InvalidInputError as error:
-            raise to_problem(error, served.ranker.schema) from None
+            raise to_invalid_request(error, served.ranker.schema) from None
 
     async def _ranked(
         self, served: LoadedModel, prepared: PreparedRequest, deadline_ms: float, stages: StageTimer, counted: bool
@@ -102,7 +103,7 @@ class Engine:
             parts = await self._batcher.submit(
                 (served, tasks), QueuedRequest(request, stages, counted), len(request), deadline
             )
-        except DeadlinePassedError:
+        except DeadlineExceededError:
             raise _late(deadline_ms, stages) from None
         finally:
             self._metrics.queue_rows.dec(len(request))
@@ -120,7 +121,9 @@ class Engine:
         ]
         if right:
             scores = np.concatenate([each.scores for each in right])
-            self._metrics.scored(*key, scores, sum(each.missing.count for each in right))
+            model, tasks = key
+            missing = sum(each.missing.count for each in right)
+            self._metrics.record_batch(model.name, model.version, tasks, scores, missing)
         return found
 
 
@@ -129,6 +132,6 @@ def _require_time(deadline_ms: float, stages: StageTimer) -> None:
         raise _late(deadline_ms, stages)
 
 
-def _late(deadline_ms: float, stages: StageTimer) -> Problem:
+def _late(deadline_ms: float, stages: StageTimer) -> DeadlineExceededError:
     waited = (time.monotonic() - stages.arrived) * 1000
-    return Problem(504, f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)")
+    return DeadlineExceededError(f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)")

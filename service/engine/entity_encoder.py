@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.encoding.batch import Mask, RaggedIds
-from ranking.encoding.columns import fill_features, id_array
-from ranking.encoding.encoder import scaled, transform_numbers
+from ranking.encoding.columns import to_id_array
+from ranking.encoding.feature_table import fill_features
+from ranking.encoding.encoder import scale_numbers, transform_numbers
 from ranking.encoding.vocabulary import MISSING, FloatArray
 from ranking.frozen.ranker import FrozenRanker
-from ranking.lookup.feature_index import Layout
+from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import InputFeature, NumberFeature, Owner
 from service.engine import values as of
 from service.engine.column_plan import ColumnPlan, Places
@@ -41,13 +42,13 @@ class EntityEncoder:
     """
 
     def __init__(self, ranker: FrozenRanker, owner: Owner) -> None:
-        layout = Layout.for_owner(ranker.encoder, owner)
+        layout = IndexLayout.for_owner(ranker.encoder, owner)
         self.schema = schema = layout.encoder.schema
-        self.parts, self._key = layout.parts, schema.id_column(owner)
+        self.parts, self._key = layout.cross_parts, schema.id_column(owner)
         self._encoder, self._table = layout.encoder, ranker.encoded.get(owner)
         nulls = fill_features(pa.table({"": pa.nulls(1)}), schema, {})
         self._unknown = EntityFeatures.from_encoded(
-            layout.encoder.encode(nulls), layout.encoder.hashes(nulls, layout.parts)
+            layout.encoder.encode(nulls), layout.encoder.hash_features(nulls, layout.cross_parts)
         )
         ids = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
         readers: dict[str, InputFeature] = {}
@@ -67,12 +68,12 @@ class EntityEncoder:
         known = None
         if self._table is not None and given.ids is not None:
             found = self._table.rows(given.ids)
-            hashes = self._table.parts(found) if self.parts else self._unknown.hashes
+            hashes = self._table.cross_hashes(found) if self.parts else self._unknown.hashes
             rows, known = EntityFeatures.from_encoded(self._table.take(found), hashes), found >= 0
         else:
             rows = self._unknown.repeated(count)
         if self._key_is_read and given.ids is not None and (known is None or not known.all()):
-            ids = id_array(given.ids).to_pylist() if isinstance(given.ids, list) else given.ids
+            ids = to_id_array(given.ids).to_pylist() if isinstance(given.ids, list) else given.ids
             self._put({str(self._key): ids}, rows, known)
         if given.stored:
             self._put(given.stored, rows)
@@ -97,7 +98,7 @@ class EntityEncoder:
         if plan.numbers:
             numbers = of.numbers([columns[feature.column] for feature in plan.numbers], plan.numbers)
             first = len(plan.shift)
-            ids += [space.rows_of(numbers[:, first + i]) for i, space in enumerate(plan.buckets)]
+            ids += [space.rows_from_values(numbers[:, first + i]) for i, space in enumerate(plan.buckets)]
             if first:
                 self._put_numbers(plan, numbers[:, :first], rows, keep)
         if ids:
@@ -108,7 +109,7 @@ class EntityEncoder:
     def _put_numbers(self, plan: ColumnPlan, numbers: FloatArray, rows: EntityFeatures, keep: Mask | None) -> None:
         if plan.logs is not None:
             numbers[:, plan.logs] = transform_numbers(numbers[:, plan.logs], "log1p")
-        numbers = scaled(numbers, plan.shift, plan.scale)
+        numbers = scale_numbers(numbers, plan.shift, plan.scale)
         new = _write(rows.dense, plan.numeric_places, numbers, ~np.isnan(numbers), keep)
         rows.missing[:, plan.numeric_missing] &= ~new
         if plan.flagged is not None:

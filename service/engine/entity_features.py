@@ -60,7 +60,7 @@ class FeatureGroupAssembler:
     def __init__(self, encoder: Encoder, columns: FeatureGroup, schemas: Mapping[Owner, Schema]) -> None:
         self._owners, each = list(schemas), list(schemas.values())
         crosses = [f for f in columns.singles if isinstance(f, CrossFeature)]
-        self._crosses = [(cross.of, encoder.id_spaces[cross.table]) for cross in crosses]
+        self._crosses = [(cross.of, encoder.id_mappings[cross.table]) for cross in crosses]
         numbers = _dense(encoder, encoder.schema)
         singles = [*chain.from_iterable(s.categoricals for s in each), *crosses]
         self._ids = _order([f.name for f in columns.singles], [f.name for f in singles])
@@ -84,7 +84,7 @@ class FeatureGroupAssembler:
         ids = [part.ids for part in parts]
         for names, space in self._crosses:
             assert isinstance(space, HashBuckets)
-            ids.append(space.crossed([hashes[name] for name in names])[:, None])
+            ids.append(space.cross_rows([hashes[name] for name in names])[:, None])
         bags = [bag for part in parts for bag in part.bags]
         return EncodedBatch(
             np.concatenate(ids, 1).take(self._ids, 1),

@@ -79,3 +79,22 @@ class FeatureRequest:
         return FeatureRequest(
             owners, [count for request in requests for count in request.counts], requests[0].signature
         )
+
+
+@dataclass(frozen=True)
+class StoreFeatures:
+    """What a store has for one request.
+
+    Attributes:
+        columns: owner → column → values, as a request could give them.
+        form: which columns these are and of which types, see ``Request``.
+        degraded: something that the store should have given is not here, because something went wrong.
+    """
+
+    columns: Mapping[Owner, Mapping[str, Values]] = field(default_factory=dict)
+    signature: Hashable = ()
+    degraded: bool = False
+
+
+EMPTY = StoreFeatures()
+"""Where nothing was looked up."""

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
-from service.engine.feature_store import EMPTY, StoreFeatures
+from service.engine.errors import InvalidRequestError
 from service.engine.missing import Missing
-from service.engine.request import FeatureRequest
+from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
-from service.engine.validation import ParsedRequest, invalid, to_problem, validate
+from service.engine.validation import ParsedRequest, to_invalid_request, validate
 from service.engine.values import Values, take
 
 
@@ -82,7 +82,7 @@ def prepare(
         stored: what a store has for it.
 
     Raises:
-        Problem: 422, naming the field that is wrong.
+        InvalidRequestError: a field of the request is invalid.
     """
     options = asked.options
     experts = {}
@@ -93,7 +93,7 @@ def prepare(
         if options.explain:
             experts = ranker.explain(encoder.splitter.merge(encoder(request)), [task.name for task in tasks])
     except InvalidInputError as error:
-        raise to_problem(error, ranker.schema) from None
+        raise to_invalid_request(error, ranker.schema) from None
     return PreparedRequest(asked.candidates.ids, request, tasks, weights, options.top_n, experts, stored.degraded)
 
 
@@ -125,6 +125,8 @@ def objective_weights(
     names = [task.name for task in tasks]
     for task in asked or {}:
         if task not in names:
-            raise invalid(f"objective.{task}", f"is not among the tasks that are scored: {', '.join(names)}")
+            raise InvalidRequestError(
+                f"objective.{task}", f"is not among the tasks that are scored: {', '.join(names)}"
+            )
     objective: Any = asked or {task: w for task, w in ranker.objective.items() if task in names} or {names[0]: 1.0}
     return np.array([objective.get(name, 0.0) for name in names])

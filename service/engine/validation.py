@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import canonical
+from ranking.encoding.columns import to_canonical
 from ranking.errors import InvalidInputError
 from ranking.schema import InputFeature, NumberFeature, Owner, PooledFeature, Schema
-from service.engine.feature_store import EMPTY, StoreFeatures
-from service.engine.request import FeatureRequest, RawFeatures
+from service.engine.errors import InvalidRequestError
+from service.engine.request import EMPTY, FeatureRequest, RawFeatures, StoreFeatures
 from service.engine.values import Values, to_columns, to_list, to_numpy
 from service.protocol.messages import Item, ItemColumns, RankOptions, RankRequest
-from service.protocol.problems import FieldError, Problem
 
 Readable = Mapping[Owner, Mapping[str, InputFeature]]
 """Owner → column → the feature that says what its values are."""
@@ -48,7 +47,7 @@ class Candidates:
         """Those of a JSON request.
 
         Raises:
-            Problem: 422 for an unknown feature: columns of thousands of them would be made only to be refused.
+            InvalidRequestError: unknown feature: columns of thousands of them would be made only to be refused.
         """
         if isinstance(items, ItemColumns):
             return cls(items.id, items.features)
@@ -74,7 +73,7 @@ class ParsedRequest:
         """A JSON request; items have ``readable`` columns.
 
         Raises:
-            Problem: 422 for an unknown feature of an item.
+            InvalidRequestError: unknown feature of an item.
         """
         return cls(request, Candidates.from_items(request.items, readable))
 
@@ -88,14 +87,16 @@ def validate(asked: ParsedRequest, readable: Readable, stored: StoreFeatures = E
         stored: what a store has for it.
 
     Raises:
-        Problem: 422 naming the field: an unknown feature, a value of the wrong type, a candidate named twice.
+        InvalidRequestError: an unknown feature, a value of the wrong type, a candidate named twice.
         InvalidInputError: an Arrow column whose type its feature cannot have.
     """
     request, ids, features = asked.options, asked.candidates.ids, asked.candidates.features
     _require_distinct(ids)
     for column, values in features.items():
         if len(values) != len(ids):
-            raise invalid(f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each")
+            raise InvalidRequestError(
+                f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each"
+            )
     user = {name: [value] for name, value in request.user.features.items()}
     context = {name: [value] for name, value in request.context.items()}
     of_user, of_items = stored.columns.get("user", {}), stored.columns.get("item", {})
@@ -127,7 +128,7 @@ def _require_distinct(ids: Values) -> None:
         values = to_list(ids)
         repeated = next(value for value, times in Counter(values).items() if times > 1)
         first, second = [i for i, value in enumerate(values) if value == repeated][:2]
-        raise invalid(
+        raise InvalidRequestError(
             f"items[{second}].id", f"candidate {repeated!r} stands at {first} already: send each candidate once"
         )
 
@@ -136,7 +137,7 @@ def _canonical(columns: Mapping[str, Values], readable: Mapping[str, InputFeatur
     """Columns that items have, Arrow's in the types of their features."""
     _require_all_known("item", columns, readable)
     return {
-        name: to_numpy(canonical(column, readable[name])) if isinstance(column, pa.Array) else column
+        name: to_numpy(to_canonical(column, readable[name])) if isinstance(column, pa.Array) else column
         for name, column in columns.items()
     }
 
@@ -161,11 +162,11 @@ def require_known(owner: Owner, column: str, readable: Mapping[str, InputFeature
     """Whether an owner has a feature in this column.
 
     Raises:
-        Problem: 422 saying which columns it has.
+        InvalidRequestError: it has none; the reason lists its columns.
     """
     if column not in readable:
         reason = f"unknown {owner} feature: this ranker reads {', '.join(readable) or 'none'}"
-        raise invalid(f"{_field_path(owner)}.{column}", reason)
+        raise InvalidRequestError(f"{_field_path(owner)}.{column}", reason)
 
 
 def _field_path(owner: Owner, row: int | None = None) -> str:
@@ -195,7 +196,7 @@ def _check(values: Values, feature: InputFeature) -> type:
     if not are_ids(flat, kinds):
         _reject(values, feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
     if {int, str} <= kinds:
-        raise invalid(
+        raise InvalidRequestError(
             f"{_field_path(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two"
         )
     return int if int in kinds else str if str in kinds else NoneType
@@ -236,19 +237,14 @@ def _is_number(value: Any) -> bool:
 
 def _reject(values: Sequence[Any], feature: InputFeature, allowed: Callable[[Any], bool]) -> NoReturn:
     row = next(row for row, value in enumerate(values) if not allowed(value))
-    raise invalid(
+    raise InvalidRequestError(
         f"{_field_path(feature.owner, row)}.{feature.column}",
         f"must be {ALLOWED[feature.kind]}, not {repr(values[row]):.80}",
     )
 
 
-def invalid(field: str, reason: str) -> Problem:
-    """422 for one field."""
-    return Problem(422, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
-
-
-def to_problem(error: InvalidInputError, schema: Schema) -> Problem:
-    """A ranker's complaint about a column, in terms of the request."""
+def to_invalid_request(error: InvalidInputError, schema: Schema) -> InvalidRequestError:
+    """Convert a ranker's error about a column to an error about the field of the request."""
     places = {f.column: f"{_field_path(f.owner, error.row)}.{f.column}" for f in schema.inputs}
     places |= {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
-    return invalid(places[error.field], error.reason)
+    return InvalidRequestError(places[error.field], error.reason)

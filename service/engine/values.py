@@ -14,7 +14,7 @@ import pyarrow as pa
 from ranking.encoding.batch import Mask, RaggedIds
 from ranking.encoding.columns import tail
 from ranking.encoding.encoder import Encoder
-from ranking.encoding.vocabulary import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hashes_of
+from ranking.encoding.vocabulary import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hash_values
 from ranking.errors import InvalidInputError
 from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
 
@@ -140,12 +140,12 @@ def rows(values: Values, space: Vocabulary | HashBuckets, column: str) -> IdArra
     Raises:
         InvalidInputError: text that is no integer where the ranker knows integers.
     """
-    return space.rows(values, column) if isinstance(values, pa.Array) else space.rows_of(values, column)
+    return space.rows(values, column) if isinstance(values, pa.Array) else space.rows_from_values(values, column)
 
 
 def hashes(values: Values) -> IdArray:
     """``hash_column`` of ids."""
-    return hash_column(values) if isinstance(values, pa.Array) else hashes_of(values)
+    return hash_column(values) if isinstance(values, pa.Array) else hash_values(values)
 
 
 def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
@@ -153,11 +153,11 @@ def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
     if isinstance(values, pa.Array):
         if isinstance(feature, SequenceFeature) and not pa.types.is_null(values.type):
             values = tail(values, feature.max_length)
-        return encoder.bag(values, feature)
+        return encoder.encode_bag(values, feature)
     if isinstance(feature, SequenceFeature):
         values = [ids and ids[-feature.max_length :] for ids in values]
     lists = [[None] if ids is None else [value for value in ids if value is not None] for ids in values]
-    space = encoder.id_spaces[feature.table]
+    space = encoder.id_mappings[feature.table]
     assert isinstance(space, Vocabulary | HashBuckets)
-    rows_of_lists = space.rows_of(list(chain.from_iterable(lists)), feature.column)
+    rows_of_lists = space.rows_from_values(list(chain.from_iterable(lists)), feature.column)
     return RaggedIds(rows_of_lists, np.array([len(ids) for ids in lists], np.int64))

@@ -12,13 +12,14 @@ import pyarrow as pa
 
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.schema import Owner
-from service.engine.feature_store import EMPTY, FeatureStore, FeatureStoreError, StoreFeatures
 from service.engine.model import LoadedModel
+from service.engine.request import EMPTY, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
 from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
 from service.feature_store.circuit_breaker import CircuitBreaker
 from service.feature_store.decode import LOST, Fault, Reader
+from service.feature_store.key_value_store import KeyValueStore, KeyValueStoreError
 from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
@@ -41,23 +42,23 @@ class StoreLookup:
         metrics: where fallbacks are counted.
     """
 
-    def __init__(self, store: FeatureStore, prefix: str, breaker: CircuitBreaker, metrics: Metrics) -> None:
+    def __init__(self, store: KeyValueStore, prefix: str, breaker: CircuitBreaker, metrics: Metrics) -> None:
         self._store, self._prefix, self._breaker, self._metrics = store, prefix, breaker, metrics
         self._readers: WeakKeyDictionary[RequestEncoder, Readers] = WeakKeyDictionary()
         self._quiet_until = -QUIET_SECONDS
 
-    async def __call__(self, served: LoadedModel, asked: ParsedRequest) -> StoreFeatures:
+    async def lookup(self, model: LoadedModel, request: ParsedRequest) -> StoreFeatures:
         """What the store has for a request; never raises because of the store.
 
         Args:
-            served: what will score it.
-            asked: the request, not checked yet.
+            model: version that will score the request.
+            request: parsed request, not validated yet.
         """
-        readers = self._readers.get(served.encoder)
+        readers = self._readers.get(model.encoder)
         if readers is None:
             owners: tuple[Owner, Owner] = ("item", "user")
-            readers = self._readers[served.encoder] = {owner: Reader(served.ranker, owner) for owner in owners}
-        wanted = _wanted(readers, asked)
+            readers = self._readers[model.encoder] = {owner: Reader(model.ranker, owner) for owner in owners}
+        wanted = _wanted(readers, request)
         if not wanted:
             return EMPTY
         if not self._breaker.allows():
@@ -65,11 +66,11 @@ class StoreLookup:
             return DEGRADED
         keys = []
         for owner, ids in wanted.items():
-            begin = key_prefix(self._prefix, served.name, owner)
+            begin = key_prefix(self._prefix, model.name, owner)
             keys += [f"{begin}{each}" for each in ids]
         try:
             values = await self._store.read(keys)
-        except FeatureStoreError as error:
+        except KeyValueStoreError as error:
             self._failed(error)
             return DEGRADED
         if self._breaker.succeeded():
@@ -97,7 +98,7 @@ class StoreLookup:
             self._count(fault)
         return StoreFeatures(columns, tuple(forms), degraded=not LOST.isdisjoint(faults))
 
-    def _failed(self, error: FeatureStoreError) -> None:
+    def _failed(self, error: KeyValueStoreError) -> None:
         self._count(error.reason)
         if self._breaker.failed():
             log.warning(

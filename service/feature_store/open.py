@@ -13,7 +13,7 @@ from service.telemetry.metrics import Metrics
 log = logging.getLogger("ranker.service")
 
 
-def open_lookup(settings: Settings, metrics: Metrics) -> StoreLookup | None:
+def open_feature_store(settings: Settings, metrics: Metrics) -> StoreLookup | None:
     """The look-up into the store, None if none is set. It need not be there yet: requests do without until it is.
 
     Raises:

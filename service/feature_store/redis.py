@@ -16,9 +16,9 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
 from redis.exceptions import ConnectionError as NoConnectionError
 from redis.exceptions import TimeoutError as TooLateError
 
-from ranking.artifacts.feature_store_keys import redact_address, unsupported_address
+from ranking.artifacts.feature_store_keys import redact_address, unsupported_option_message
 from ranking.errors import ConfigError
-from service.engine.feature_store import FeatureStoreError
+from service.feature_store.key_value_store import KeyValueStoreError
 from service.feature_store.lag_tolerant_timeout import LagTolerantTimeout
 from service.feature_store.redis_connection import PipelinedConnection
 
@@ -61,7 +61,7 @@ class RedisStore:
             connection = options.pop("connection_class", Connection)
             connection(**options)
         except (TypeError, ValueError, RedisError):
-            raise ConfigError(f"store: {unsupported_address(url)}") from None
+            raise ConfigError(f"store: {unsupported_option_message(url)}") from None
         self._make = partial(connection, **options)
         self._pipeline: PipelinedConnection | None = None
         self._opening: asyncio.Task[PipelinedConnection] | None = None
@@ -70,7 +70,7 @@ class RedisStore:
         """The value of each key, None where there is none.
 
         Raises:
-            StoreError: no answer, or none in time.
+            KeyValueStoreError: no answer, or none in time.
         """
         command = hiredis.pack_command(("MGET", *keys))  # type: ignore[arg-type]  # its stub knows tuples of one
         try:
@@ -80,20 +80,20 @@ class RedisStore:
         except (TimeoutError, TooLateError):
             if self._pipeline is not None and self._pipeline.silent_seconds > HANGS_SECONDS:
                 await self._pipeline.close()  # the next look-up opens another
-            raise FeatureStoreError("timeout", f"no answer within {self._seconds * 1000:g} ms") from None
+            raise KeyValueStoreError("timeout", f"no answer within {self._seconds * 1000:g} ms") from None
         except (AuthenticationError, BusyLoadingError) as error:  # to redis-py they are failures of the connection
-            raise FeatureStoreError("error", str(error)) from None
+            raise KeyValueStoreError("error", str(error)) from None
         except (NoConnectionError, OSError) as error:
-            raise FeatureStoreError("unreachable", str(error)) from None
+            raise KeyValueStoreError("unreachable", str(error)) from None
         except RedisError as error:
-            raise FeatureStoreError("error", str(error)) from None
+            raise KeyValueStoreError("error", str(error)) from None
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            raise FeatureStoreError("unreachable", "the connection was given up") from None
+            raise KeyValueStoreError("unreachable", "the connection was given up") from None
         except Exception as error:  # a connection that is lost in mid-use has no state that its methods could rely on
             log.warning("the connection to the store %s failed", self.shown, exc_info=error)
-            raise FeatureStoreError("unreachable", type(error).__name__) from None
+            raise KeyValueStoreError("unreachable", type(error).__name__) from None
 
     async def close(self) -> None:
         """Gives the connection up."""

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import id_array
+from ranking.encoding.columns import to_id_array
 from ranking.schema import InputFeature
+from service.engine.errors import InvalidRequestError
 from service.engine.missing import Missing
 from service.engine.response import RankResult
-from service.engine.validation import Candidates, invalid, require_known
+from service.engine.validation import Candidates, require_known
 from service.engine.values import Values, to_numpy
 from service.http.arrow_ipc import declared
 from service.protocol.problems import Problem, malformed, too_many
@@ -49,7 +50,8 @@ def read_stream(
         max_text: characters of any text.
 
     Raises:
-        Problem: 400 no Arrow stream; 413 more than allowed; 422 naming the column that is wrong.
+        Problem: 400 no Arrow stream; 413 more than allowed.
+        InvalidRequestError: a column is invalid.
     """
     try:
         buffer = pa.py_buffer(body)
@@ -75,7 +77,7 @@ def read_stream(
     for name, chunk in chunks:
         if _longest(chunk) > max_text:
             field = "items.id" if name == id_column else f"items.features.{name}"
-            raise invalid(field, f"holds text of more than {max_text} characters: send shorter ones")
+            raise InvalidRequestError(field, f"holds text of more than {max_text} characters: send shorter ones")
     if len(batches) == 1:
         columns = dict(chunks)
     else:
@@ -97,19 +99,21 @@ def _require_columns(schema: pa.Schema, id_column: str, readable: Mapping[str, I
     """Names and types of the columns, before any of them is read.
 
     Raises:
-        Problem: 422.
+        InvalidRequestError: a column is unknown, repeated, or of an unsupported type.
     """
     if id_column not in schema.names:
-        raise invalid("items.id", f"the stream has no column '{id_column}', which holds the candidates' ids in the log")
+        raise InvalidRequestError(
+            "items.id", f"the stream has no column '{id_column}', which holds the candidates' ids in the log"
+        )
     for name, times in Counter(schema.names).items():
         if name != id_column:
             require_known("item", name, readable)
         field = "items.id" if name == id_column else f"items.features.{name}"
         if times > 1:
-            raise invalid(field, f"the stream has {times} columns '{name}': send one")
+            raise InvalidRequestError(field, f"the stream has {times} columns '{name}': send one")
         kind = schema.field(name).type
         if not (_is_single(kind) or (name != id_column and _is_list(kind) and _is_single(kind.value_type))):
-            raise invalid(field, f"holds {kind!s:.80}: send numbers, integers, strings, or lists of those")
+            raise InvalidRequestError(field, f"holds {kind!s:.80}: send numbers, integers, strings, or lists of those")
 
 
 def _is_single(kind: pa.DataType) -> bool:
@@ -190,10 +194,12 @@ def _ids(column: pa.Array) -> Values:
     """Ids as an array of int64, or as Arrow's strings.
 
     Raises:
-        Problem: 422 naming the row of a null, or the type that cannot be an id's.
+        InvalidRequestError: an id is null, or the type cannot be that of an id.
     """
     if column.null_count:
-        raise invalid(f"items[{column.is_valid().index(False).as_py()}].id", "is null: every candidate needs an id")
+        raise InvalidRequestError(
+            f"items[{column.is_valid().index(False).as_py()}].id", "is null: every candidate needs an id"
+        )
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if _is_text(column.type):
@@ -202,8 +208,8 @@ def _ids(column: pa.Array) -> Values:
         if pa.types.is_integer(column.type):
             return to_numpy(column.cast(pa.int64()))
     except pa.ArrowInvalid:
-        raise invalid("items.id", "holds an integer of more than 64 bits, the sign included") from None
-    raise invalid("items.id", f"holds {column.type}: send integers or strings")
+        raise InvalidRequestError("items.id", "holds an integer of more than 64 bits, the sign included") from None
+    raise InvalidRequestError("items.id", f"holds {column.type}: send integers or strings")
 
 
 def write_stream(ranked: RankResult, summary: bytes) -> bytes:
@@ -216,7 +222,7 @@ def write_stream(ranked: RankResult, summary: bytes) -> bytes:
     scores = [pa.array(column) for column in ranked.scores.T]
     table = pa.table(
         {
-            "id": id_array(ranked.ids),
+            "id": to_id_array(ranked.ids),
             "score": ranked.total,
             "scores": pa.StructArray.from_arrays(scores, ranked.tasks),
             "missing": _missing(ranked.missing),

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
-from service.engine.validation import ParsedRequest, invalid
+from service.engine.validation import ParsedRequest
 from service.http.arrow import read_stream
 from service.http.columns import read_columns
 from service.http.media_types import ARROW
@@ -101,7 +102,7 @@ def _require_few(document: Any, most: int) -> None:
 
 def _require_short(document: Any, most: int) -> None:
     if (field := longer(document, most)) is not None:
-        raise invalid(field or "body", f"has more than {most} characters: send a shorter one")
+        raise InvalidRequestError(field or "body", f"has more than {most} characters: send a shorter one")
 
 
 def _lenient(body: bytes, field: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from service.engine.admission import Permit, QueueFullError
+from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
@@ -17,15 +17,15 @@ from service.http.encode import write
 from service.http.media_types import ARROW, answer_format, body_format
 from service.http.openapi import RANKING, documented
 from service.http.raw_route import RawRoute
-from service.models.registry import RETRY, ModelRegistry
+from service.models.registry import LOADING, ModelRegistry, ModelUnavailableError
 from service.models.routing import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.lifecycle import Lifecycle
 from service.protocol.messages import ModelMetadata, RankOptions
-from service.protocol.problems import Problem, queue_full, unavailable
+from service.protocol.problems import unavailable
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-from service.telemetry.request_info import RequestInfo
+from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer
 
 
@@ -35,19 +35,20 @@ def ranking_routes(settings: Settings, models: ModelRegistry, engine: Engine, sh
 
     async def answer(http: Request, lineup: ModelRouting) -> Response:
         served = lineup.current
-        stages: StageTimer = http.state.stages
-        http.state.subject = subject = RequestInfo(served.name, served.version)
+        stages: StageTimer = http.state.timer
+        http.state.request_info = request_info = RequestInfo(served.name, served.version)
         form = answer_format(http.headers.get("accept", ""))
         given = body_format(http.headers.get("content-type", ""))
         asked = read(await http.body(), given, served, settings)
         if lineup.canary is not None:
             served = lineup.choose(asked.options.user.id, asked.options.request_id or http.state.request_id)
-            subject.version = served.version
+            request_info.version = served.version
             if served is lineup.canary and given == ARROW:  # a stream has the columns of its version
                 asked = read(await http.body(), given, served, settings)
-        subject.candidates, subject.tasks = len(asked.candidates), asked.options.tasks
-        require_room(http.state.ticket, len(asked.candidates))
-        with cancel_on_disconnect(http.state.ticket):
+        request_info.candidates, request_info.tasks = len(asked.candidates), asked.options.tasks
+        permit: Permit = http.state.ticket
+        permit.count(len(asked.candidates))
+        with cancel_on_disconnect(permit):
             ranked = await engine.rank(served, asked, stages)
         rest = summary(ranked, served, asked.options, http.state.request_id)
         body = write(ranked, rest, form, columns=asked.options.layout == "columns")
@@ -89,7 +90,7 @@ def health_routes(models: ModelRegistry, lifecycle: Lifecycle) -> APIRouter:
         if lifecycle.draining:
             raise unavailable("this process is about to end")
         if not models.ready:
-            raise Problem(503, "the models are being loaded: try again", headers=RETRY)
+            raise ModelUnavailableError(LOADING)
         return {"ready": True}
 
     return router
@@ -123,18 +124,6 @@ def metrics_routes(metrics: Metrics) -> APIRouter:
         return Response(metrics.exposition(), media_type=metrics.content_type)
 
     return router
-
-
-def require_room(ticket: Permit, candidates: int) -> None:
-    """Lets a request count for the candidates that it turned out to have.
-
-    Raises:
-        Problem: 429 if they are too many beside those of others.
-    """
-    try:
-        ticket.count(candidates)
-    except QueueFullError:
-        raise queue_full() from None
 
 
 def summary(ranked: RankResult, served: LoadedModel, options: RankOptions, request_id: str) -> dict[str, Any]:

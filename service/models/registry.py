@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from service.engine.model import LoadedModel
 from service.models.routing import ModelRouting
 from service.models.startup_barrier import StartupBarrier
-from service.protocol.problems import Problem
 
-RETRY = {"Retry-After": "1"}
+LOADING = "the models are being loaded: try again"
+
+
+class ModelNotFoundError(Exception):
+    """No such model, or no such version of it, is served."""
+
+
+class ModelUnavailableError(Exception):
+    """The model is still being loaded, or loading it failed."""
 
 
 class ModelRegistry:
@@ -46,7 +53,8 @@ class ModelRegistry:
         """The model that a request names, default: the default model, or the only one.
 
         Raises:
-            Problem: 404 for a model that is not there, 503 for one that is still being loaded or cannot be.
+            ModelNotFoundError: no such model is served, or there is no default.
+            ModelUnavailableError: the model is still being loaded, or loading it failed.
         """
         if name is None:
             name = self._default
@@ -61,11 +69,12 @@ class ModelRegistry:
         """One version of a model, whatever its role.
 
         Raises:
-            Problem: as ``find``; 404 for a version that is not loaded.
+            ModelNotFoundError: no such model or version is served.
+            ModelUnavailableError: the model is still being loaded, or loading it failed.
         """
         served = self.get(name).versions
         if version not in served:
-            raise Problem(404, f"version {version} of '{name}' is not served; served: {', '.join(served)}")
+            raise ModelNotFoundError(f"version {version} of '{name}' is not served; served: {', '.join(served)}")
         return served[version]
 
     def routing(self, name: str) -> ModelRouting | None:
@@ -77,15 +86,15 @@ class ModelRegistry:
         self._lineups = {**self._lineups, name: lineup}
         self._default = self._given or (name if len(self._lineups) == 1 else None)
 
-    def _nobody(self) -> Problem:
+    def _nobody(self) -> ModelNotFoundError | ModelUnavailableError:
         if not self._lineups:
-            return Problem(503, "the models are being loaded: try again", headers=RETRY)
-        return Problem(404, f"name a model, there is no default: /v1/models/{{{'|'.join(self._lineups)}}}/rank")
+            return ModelUnavailableError(LOADING)
+        return ModelNotFoundError(f"name a model, there is no default: /v1/models/{{{'|'.join(self._lineups)}}}/rank")
 
-    def _absent(self, name: str) -> Problem:
+    def _absent(self, name: str) -> ModelNotFoundError | ModelUnavailableError:
         if name in self._lineups:
             reason = "cannot be served, the service's log says why" if self._loaded else "is being loaded: try again"
-            return Problem(503, f"model '{name}' {reason}", headers=RETRY)
+            return ModelUnavailableError(f"model '{name}' {reason}")
         if not self._loaded:
-            return Problem(503, "the models are being loaded: try again", headers=RETRY)
-        return Problem(404, f"no model '{name}' is served; served: {', '.join(self._lineups)}")
+            return ModelUnavailableError(LOADING)
+        return ModelNotFoundError(f"no model '{name}' is served; served: {', '.join(self._lineups)}")

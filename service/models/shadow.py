@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.engine.engine import Engine
+from service.engine.errors import DeadlineExceededError, InvalidRequestError
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
 from service.engine.validation import ParsedRequest
 from service.engine.values import to_list
-from service.protocol.problems import Problem
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 
@@ -80,9 +80,12 @@ class ShadowScorer:
                 continue
             try:
                 await self._compare(answered)
-            except Problem as problem:
+            except InvalidRequestError as error:
                 self._count(answered, "failed")
-                self._complain(answered, ", ".join(error.field for error in problem.errors) or problem.detail)
+                self._complain(answered, error.field)
+            except DeadlineExceededError as error:
+                self._count(answered, "failed")
+                self._complain(answered, str(error))
             except Exception as error:
                 self._count(answered, "failed")
                 self._complain(answered, type(error).__name__)
@@ -106,7 +109,7 @@ class ShadowScorer:
             self._metrics.shadow_difference.labels(shadow.name, task).observe(float(column.mean()))
 
     def _count(self, answered: ShadowRequest, outcome: str) -> None:
-        self._metrics.shadowed.labels(answered.shadow.name, outcome).inc()
+        self._metrics.shadow_requests.labels(answered.shadow.name, outcome).inc()
 
     def _complain(self, answered: ShadowRequest, reason: str) -> None:
         """Says once of each version that it cannot rank what others can; values are nobody's business."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 CLIENT_CLOSED_REQUEST = 499
 """What proxies log when a client went away; nobody receives it, the metrics count it."""
@@ -74,22 +72,6 @@ def response(problem: Problem) -> Response:
     return Response(document.model_dump_json(), problem.status, problem.headers, "application/problem+json")
 
 
-def install(app: FastAPI) -> None:
-    """Makes every foreseen error of the app a problem document; any other is for whoever calls the app."""
-
-    @app.exception_handler(Problem)
-    async def _known(_: Request, error: Problem) -> Response:
-        return response(error)
-
-    @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> Response:
-        return response(Problem(error.status_code, str(error.detail), headers=dict(error.headers or {})))
-
-    @app.exception_handler(ClientDisconnect)
-    async def _gone(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
 def failed() -> Problem:
     """500 for what nobody foresaw."""
     return Problem(500, "the service failed; its log says why")
@@ -99,12 +81,17 @@ def invalid_request(error: ValidationError) -> Problem:
     """422 naming the fields of a request that are wrong, the first of them if they are many."""
     if error.error_count() > MOST_ERRORS:  # listing them would take seconds
         reason = f"has {error.error_count()} faults"
-        return Problem(422, f"body: {reason}", [FieldError(field="body", reason=reason)])
+        return invalid_field("body", reason)
     reasons: dict[str, list[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
         reasons.setdefault(_path(e), []).append(_reason(e))
     fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()][:MOST_NAMED]
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
+
+
+def invalid_field(field: str, reason: str) -> Problem:
+    """Build a 422 problem that names one field."""
+    return Problem(422, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
 
 
 def malformed(field: str, reason: str) -> Problem:

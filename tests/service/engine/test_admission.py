@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.admission import Admission, Permit, QueueFullError
+from service.engine.admission import Admission, Permit
+from service.engine.errors import QueueFullError
 
 
 def admitted(admission: Admission, rows: int) -> Permit:

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.batcher import Batcher, DeadlinePassedError, ScoringError
+from service.engine.batcher import Batcher
+from service.engine.errors import DeadlineExceededError, ScoringError
 
 T = TypeVar("T")
 Result = npt.NDArray[np.float32]
@@ -241,7 +242,7 @@ def test_a_deadline_that_passes_in_the_queue_is_told_and_nothing_is_scored() -> 
         punctual = submit(batcher, [3], deadline=time.monotonic() + 2 * SECONDS)
         await asyncio.sleep(0)
         scorer.let_go(2)
-        with pytest.raises(DeadlinePassedError):
+        with pytest.raises(DeadlineExceededError):
             await late
         await asyncio.gather(first, punctual)
 

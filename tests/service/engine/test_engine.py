@@ -14,14 +14,13 @@ from ranking.encoding.request_batch import RequestBatch
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import Scores
 from service.backends.select import select_backend
-from service.engine.batcher import ScoringError
 from service.engine.engine import Engine
+from service.engine.errors import DeadlineExceededError, InvalidRequestError, ScoringError
 from service.engine.model import LoadedModel
 from service.engine.request_encoder import RequestEncoder
 from service.engine.response import RankResult, prepare, sort_candidates
 from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
-from service.protocol.problems import Problem
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 from tests.support.missing_features import by_candidate
@@ -164,10 +163,9 @@ def test_a_deadline_that_passes_in_the_queue_is_504_and_costs_no_scoring(
         first, late, punctual = await ask_while_held(engine, runtime, model, asked)
         runtime.go.set()
         with pytest.raises(
-            Problem, match=r"deadline_ms = 20 passed before scoring started \(\d{4,5}\.\d ms\)"
-        ) as error:
+            DeadlineExceededError, match=r"^deadline_ms = 20 passed before scoring started \(\d{4,5}\.\d ms\)$"
+        ):
             await late
-        assert error.value.status == 504
         await asyncio.gather(first, punctual)
 
     run(test())
@@ -235,9 +233,9 @@ def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRan
         _, good, bad, other, late = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(good, RankResult)
         assert isinstance(other, RankResult)
-        assert isinstance(bad, Problem)
-        assert isinstance(late, Problem)
-        assert (bad.status, bad.errors[0].field) == (422, "items[1].features.price")
-        assert (late.status, late.errors[0].field) == (422, "items[70].features.price")
+        assert isinstance(bad, InvalidRequestError)
+        assert isinstance(late, InvalidRequestError)
+        assert bad.field == "items[1].features.price"
+        assert late.field == "items[70].features.price"
 
     run(test())

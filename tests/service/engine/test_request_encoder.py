@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch
-from ranking.encoding.columns import canonical, id_array
+from ranking.encoding.columns import to_canonical, to_id_array
 from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
@@ -65,7 +65,7 @@ def requests(draw: st.DrawFn) -> dict[Owner, RawFeatures]:
 def table(request: dict[Owner, RawFeatures]) -> pa.Table:
     """The same as rows of a log."""
     ids, (user,) = request["item"].ids or [], request["user"].ids or [None]
-    whole = {"item_id": id_array(ids), "user_id": id_array([user] * len(ids))}
+    whole = {"item_id": to_id_array(ids), "user_id": to_id_array([user] * len(ids))}
     for owner in ("user", "context"):
         whole |= {name: pa.array(values * len(ids)) for name, values in request[owner].columns.items()}
     return pa.table(whole | {name: pa.array(values) for name, values in request["item"].columns.items()})
@@ -107,8 +107,8 @@ def test_arrow_columns_as_lists(
     if dictionaries:
         arrays = {n: a if pa.types.is_nested(a.type) else a.dictionary_encode() for n, a in arrays.items()}
     readable = encoder.readable["item"]
-    columns = {name: canonical(array, readable[name]) for name, array in arrays.items()}
-    arrow = request | {"item": RawFeatures(id_array(item.ids or []), columns)}
+    columns = {name: to_canonical(array, readable[name]) for name, array in arrays.items()}
+    arrow = request | {"item": RawFeatures(to_id_array(item.ids or []), columns)}
     found, expected = encoder(asked(arrow)), encoder(asked(request))
     assert_same(encoder.splitter.merge(found), encoder.splitter.merge(expected))
     assert lacking(encoder, found) == lacking(encoder, expected)
@@ -142,7 +142,7 @@ def test_a_cross_of_items_with_what_is_shared(hand_ranker: FrozenRanker, request
         for f in hand_ranker.schema.features
     ]
     schema = hand_ranker.schema.model_copy(update={"features": tuple(crossed)})
-    encoder = type(hand_ranker.encoder)(schema, hand_ranker.encoder.id_spaces, hand_ranker.encoder.scales)
+    encoder = type(hand_ranker.encoder)(schema, hand_ranker.encoder.id_mappings, hand_ranker.encoder.scales)
     ranker = replace(hand_ranker, schema=schema, encoder=encoder)
     expected = ranker.encoder.encode(ranker.complete(table(request)))
     assert_same(encoded(ranker, request), expected)

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from ranking.schema import CategoricalFeature, NumericFeature, SequenceFeature
+from service.engine.errors import InvalidRequestError
 from service.engine.request import FeatureRequest
 from service.engine.validation import Candidates, ParsedRequest, Readable, validate
 from service.protocol.messages import RankOptions
-from service.protocol.problems import Problem
 
 READABLE: Readable = {
     "user": {},
@@ -31,10 +31,9 @@ def request(ids: Any, **features: Any) -> FeatureRequest:
 
 @pytest.mark.parametrize("column", ["brand", "tags"])
 def test_numbers_that_are_no_ids_name_their_row(column: str) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(InvalidRequestError) as caught:
         request(np.array([1, 2]), **{column: np.array([0.5, 1.0])})
-    (error,) = caught.value.errors
-    assert error.field == f"items[0].features.{column}"
+    assert caught.value.field == f"items[0].features.{column}"
 
 
 def test_integers_are_numbers_too() -> None:
@@ -42,7 +41,7 @@ def test_integers_are_numbers_too() -> None:
 
 
 def test_a_candidate_that_stands_twice_in_an_array() -> None:
-    with pytest.raises(Problem, match="candidate 7 stands at 0 already"):
+    with pytest.raises(InvalidRequestError, match="candidate 7 stands at 0 already"):
         request(np.array([7, 8, 7]))
 
 

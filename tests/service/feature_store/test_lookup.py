@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ranking import FrozenRanker
 from service.backends.select import select_backend
-from service.engine.feature_store import EMPTY, Failure, FeatureStoreError, StoreFeatures
 from service.engine.model import LoadedModel
-from service.engine.request import FeatureRequest
+from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
 from service.engine.validation import ParsedRequest, validate
 from service.feature_store.circuit_breaker import CircuitBreaker
+from service.feature_store.key_value_store import Failure, KeyValueStoreError
 from service.feature_store.lookup import StoreLookup
 from service.protocol.messages import RankRequest
 from service.telemetry.metrics import Metrics
@@ -38,7 +38,7 @@ class Dictionary:
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         self.asked.append(keys)
         if self.failure is not None:
-            raise FeatureStoreError(self.failure, "as told")
+            raise KeyValueStoreError(self.failure, "as told")
         return [self.values.get(key) for key in keys]
 
     async def close(self) -> None:
@@ -54,7 +54,7 @@ class Room:
         self.lookup = StoreLookup(self.store, "ranker", CircuitBreaker(failures=3, seconds=60.0), self.metrics)
 
     def find(self, asked: ParsedRequest) -> StoreFeatures:
-        return asyncio.run(self.lookup(self.served, asked))
+        return asyncio.run(self.lookup.lookup(self.served, asked))
 
     def checked(self, asked: ParsedRequest) -> FeatureRequest:
         return validate(asked, self.served.encoder.readable, self.find(asked))

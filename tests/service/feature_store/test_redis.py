@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ranking.errors import ConfigError
-from service.engine.feature_store import FeatureStoreError
+from service.feature_store.key_value_store import KeyValueStoreError
 from service.feature_store.redis import RedisStore
 from service.feature_store.redis_connection import PipelinedConnection
 from tests.support.redis_server import RedisServer, redis_server
@@ -40,7 +40,7 @@ def using(url: str, does: Does, seconds: float = ENOUGH) -> Any:
 
 
 async def reason(store: RedisStore) -> tuple[str, str]:
-    with pytest.raises(FeatureStoreError) as caught:
+    with pytest.raises(KeyValueStoreError) as caught:
         await store.read(["a"])
     return caught.value.reason, str(caught.value)
 
@@ -74,14 +74,14 @@ class TestValues:
             for task in given_up[::2]:
                 task.cancel()
             await asyncio.gather(*given_up, return_exceptions=True)
-            assert all(task.cancelled() or isinstance(task.exception(), FeatureStoreError) for task in given_up)
+            assert all(task.cancelled() or isinstance(task.exception(), KeyValueStoreError) for task in given_up)
             proxy.delay = 0.0
             for i in range(50, 100):
                 for _ in range(100):  # as long as what is late keeps the connection
                     try:
                         assert await store.read([str(i)]) == [str(i).encode()]
                         break
-                    except FeatureStoreError:
+                    except KeyValueStoreError:
                         continue
                 else:
                     pytest.fail("it does not recover")
@@ -125,7 +125,7 @@ class TestWithoutAnAnswer:
                 try:
                     await store.read(["a"])
                     return
-                except FeatureStoreError:
+                except KeyValueStoreError:
                     continue
             pytest.fail("it waits for what will never come")
 

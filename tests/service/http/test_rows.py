@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ranking.schema import CategoricalFeature, InputFeature
+from service.engine.errors import InvalidRequestError
 from service.engine.validation import ParsedRequest
 from service.http.rows import split_rows
 from service.protocol.messages import RankOptions, RankRequest
-from service.protocol.problems import Problem
 
 NAMES = ("a", "b", "c")
 READABLE: dict[str, InputFeature] = {
@@ -36,7 +36,7 @@ def carefully(document: Any) -> ParsedRequest | None:
     """By a model an item; None if it complains."""
     try:
         return ParsedRequest.from_message(RankRequest.model_validate(document), READABLE)
-    except (ValidationError, Problem):
+    except (ValidationError, InvalidRequestError):
         return None
 
 

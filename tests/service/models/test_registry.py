@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from service.engine.model import LoadedModel
-from service.models.registry import ModelRegistry
+from service.models.registry import ModelNotFoundError, ModelRegistry, ModelUnavailableError
 from service.models.routing import ModelRouting
 from service.models.startup_barrier import StartupBarrier
-from service.protocol.problems import Problem
 
 NOTHING: Any = None
 
@@ -31,10 +30,16 @@ def models(*lineups: ModelRouting, default: str | None = None) -> ModelRegistry:
 FEED, SHOP = lineup("feed", "3", "4"), lineup("shop", "1")
 
 
-def problem(models: ModelRegistry, *names: str) -> Problem:
-    with pytest.raises(Problem) as raised:
+def not_found(models: ModelRegistry, *names: str) -> str:
+    with pytest.raises(ModelNotFoundError) as raised:
         models.get(*names)
-    return raised.value
+    return str(raised.value)
+
+
+def unavailable(models: ModelRegistry, *names: str) -> str:
+    with pytest.raises(ModelUnavailableError) as raised:
+        models.get(*names)
+    return str(raised.value)
 
 
 def test_the_named_one() -> None:
@@ -47,32 +52,27 @@ def test_the_only_one_needs_no_name_and_neither_does_the_default() -> None:
 
 
 def test_several_without_a_default_must_be_named() -> None:
-    said = problem(models(FEED, SHOP))
-    assert (said.status, said.detail) == (404, "name a model, there is no default: /v1/models/{feed|shop}/rank")
+    assert not_found(models(FEED, SHOP)) == "name a model, there is no default: /v1/models/{feed|shop}/rank"
 
 
 def test_one_that_is_not_there() -> None:
-    said = problem(models(FEED, SHOP), "nope")
-    assert (said.status, said.detail) == (404, "no model 'nope' is served; served: feed, shop")
+    assert not_found(models(FEED, SHOP), "nope") == "no model 'nope' is served; served: feed, shop"
 
 
 def test_versions_in_any_role() -> None:
     assert models(FEED).get_version("feed", "4") is FEED.canary
-    with pytest.raises(Problem, match="version 2 of 'feed' is not served; served: 3, 4") as raised:
+    with pytest.raises(ModelNotFoundError, match=r"^version 2 of 'feed' is not served; served: 3, 4$"):
         models(FEED).get_version("feed", "2")
-    assert raised.value.status == 404
 
 
-def test_all_is_503_with_the_time_to_try_again_until_it_is_known_what_there_is() -> None:
+def test_get_before_models_are_loaded_raises_unavailable() -> None:
     loading = ModelRegistry(None)
     for names in ((), ("feed",)):
-        said = problem(loading, *names)
-        assert (said.status, said.headers) == (503, {"Retry-After": "1"})
+        assert unavailable(loading, *names) == "the models are being loaded: try again"
     loading.replace("feed", None)
-    assert problem(loading, "feed").detail == "model 'feed' is being loaded: try again"
+    assert unavailable(loading, "feed") == "model 'feed' is being loaded: try again"
     loading.loaded()
-    said = problem(loading, "feed")
-    assert (said.status, said.detail) == (503, "model 'feed' cannot be served, the service's log says why")
+    assert unavailable(loading, "feed") == "model 'feed' cannot be served, the service's log says why"
     assert list(loading) == []
 
 

@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
 from service.engine.engine import Engine
+from service.engine.errors import InvalidRequestError
 from service.engine.validation import ParsedRequest
 from service.models.shadow import WAITING, ShadowRequest, ShadowScorer
 from service.protocol.messages import RankRequest
-from service.protocol.problems import FieldError, Problem
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 from tests.service.models.conftest import Service
@@ -138,8 +138,8 @@ def test_a_shadow_that_cannot_rank_is_told_once_and_without_values(
     assert said == "the shadow, version 2 of 'feed', could not rank what version 1 did: items.price"
 
 
-def unreadable(value: str) -> Problem:
-    return Problem(422, f"items.price: {value}", [FieldError(field="items.price", reason=value)])
+def unreadable(value: str) -> InvalidRequestError:
+    return InvalidRequestError("items.price", value)
 
 
 def test_what_waits_is_dropped_when_the_service_ends(service: Service, engine: Engine) -> None:

@@ -1,0 +1,56 @@
+"""Maps the errors of the service to problem documents; no layer below ``http`` knows status codes of its errors."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError
+from service.models.registry import ModelNotFoundError, ModelUnavailableError
+from service.protocol.problems import CLIENT_CLOSED_REQUEST, RETRY_AFTER, Problem, invalid_field, queue_full, response
+
+EXPECTED_ERRORS = (
+    Problem,
+    HTTPException,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+    ModelUnavailableError,
+    DeadlineExceededError,
+)
+"""Errors that ``to_problem`` converts; ``RequestContextMiddleware`` answers any other with 500."""
+
+
+def to_problem(error: Exception) -> Problem:
+    """Convert one of ``EXPECTED_ERRORS`` to the problem that the client receives."""
+    match error:
+        case Problem():
+            return error
+        case HTTPException():
+            return Problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        case InvalidRequestError():
+            return invalid_field(error.field, error.reason)
+        case ModelNotFoundError():
+            return Problem(404, str(error))
+        case QueueFullError():
+            return queue_full()
+        case ModelUnavailableError():
+            return Problem(503, str(error), headers=RETRY_AFTER)
+        case DeadlineExceededError():
+            return Problem(504, str(error))
+    raise error
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make the application answer ``EXPECTED_ERRORS`` with problem documents."""
+
+    async def respond(_: Request, error: Exception) -> Response:
+        return response(to_problem(error))
+
+    async def disconnected(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    for kind in EXPECTED_ERRORS:
+        app.add_exception_handler(kind, respond)
+    app.add_exception_handler(ClientDisconnect, disconnected)

@@ -1,0 +1,93 @@
+"""Errors of the service as HTTP responses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError, ScoringError
+from service.http.errors import install_error_handlers
+from service.models.registry import LOADING, ModelNotFoundError, ModelUnavailableError
+from service.protocol.problems import Problem
+
+RETRY = {"retry-after": "1"}
+
+
+def client(error: Exception) -> TestClient:
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/")
+    async def fail() -> None:
+        raise error
+
+    return TestClient(app)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "title", "detail", "headers"),
+    [
+        (ModelNotFoundError("no model 'x' is served"), 404, "Not Found", "no model 'x' is served", {}),
+        (
+            QueueFullError(),
+            429,
+            "Too Many Requests",
+            "too many candidates are waiting to be ranked; try again later",
+            RETRY,
+        ),
+        (ModelUnavailableError(LOADING), 503, "Service Unavailable", "the models are being loaded: try again", RETRY),
+        (DeadlineExceededError("deadline_ms = 5 passed"), 504, "Gateway Timeout", "deadline_ms = 5 passed", {}),
+        (
+            HTTPException(405, headers={"Allow": "POST"}),
+            405,
+            "Method Not Allowed",
+            "Method Not Allowed",
+            {"allow": "POST"},
+        ),
+        (
+            Problem(408, "too slow", headers={"Connection": "close"}),
+            408,
+            "Request Timeout",
+            "too slow",
+            {"connection": "close"},
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_error_handlers_answer_with_problem_document(
+    error: Exception, status: int, title: str, detail: str, headers: dict[str, str]
+) -> None:
+    response = client(error).get("/")
+    document = {"type": "about:blank", "title": title, "status": status, "detail": detail, "errors": []}
+    body = json.dumps(document, separators=(",", ":")).encode()
+    assert response.status_code == status
+    assert response.content == body
+    assert dict(response.headers) == {
+        **headers,
+        "content-type": "application/problem+json",
+        "content-length": str(len(body)),
+    }
+
+
+def test_error_handlers_invalid_request_names_its_field() -> None:
+    response = client(InvalidRequestError("items[3].id", "is null")).get("/")
+    assert response.status_code == 422
+    assert response.content == (
+        b'{"type":"about:blank","title":"Unprocessable Content","status":422,"detail":"items[3].id: is null",'
+        b'"errors":[{"field":"items[3].id","reason":"is null"}]}'
+    )
+
+
+def test_error_handlers_client_disconnect_is_499_without_body() -> None:
+    response = client(ClientDisconnect()).get("/")
+    assert (response.status_code, response.content) == (499, b"")
+
+
+def test_error_handlers_leave_other_errors_to_the_middleware() -> None:
+    with pytest.raises(ScoringError):
+        client(ScoringError("no memory")).get("/")
