@@ -12,14 +12,14 @@ from tqdm import tqdm
 LINE_SECONDS = 5.0
 
 
-def is_terminal_owner() -> bool:
+def is_main_process() -> bool:
     """Whether this process tells how things go: of the ranks that torchrun starts, only the first."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def log(message: str) -> None:
+def print_status(message: str) -> None:
     """One line on stderr, above any bar, if this process speaks."""
-    if is_terminal_owner():
+    if is_main_process():
         tqdm.write(message, file=sys.stderr)
 
 
@@ -36,7 +36,7 @@ class Progress:
     def __init__(self, what: str, unit: str, total: int | None = None, done: int = 0) -> None:
         self._what, self._unit, self._total = what, unit, total
         self._count, self._start, self._said = done, time.monotonic(), time.monotonic()
-        terminal = sys.stderr.isatty() and is_terminal_owner()
+        terminal = sys.stderr.isatty() and is_main_process()
         self._bar: Any = (
             tqdm(desc=what, unit=f" {unit}", total=total, initial=done, leave=False, unit_scale=True)
             if terminal
@@ -52,10 +52,10 @@ class Progress:
         elif time.monotonic() - self._said >= LINE_SECONDS:
             self._said = time.monotonic()
             of = f" of {self._total:,}" if self._total else ""
-            log(f"{self._what}: {self._count:,}{of} {self._unit} {note}".rstrip())
+            print_status(f"{self._what}: {self._count:,}{of} {self._unit} {note}".rstrip())
 
     def close(self) -> None:
         """Ends with one line that says how many and how long."""
         if self._bar is not None:
             self._bar.close()
-        log(f"{self._what}: {self._count:,} {self._unit} in {time.monotonic() - self._start:.1f} s")
+        print_status(f"{self._what}: {self._count:,} {self._unit} in {time.monotonic() - self._start:.1f} s")

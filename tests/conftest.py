@@ -13,8 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config
+from pipelines.config.config import Config, load_config
 from pipelines.datasets.synthetic import generate
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
@@ -107,7 +106,7 @@ SMALL = ["model.experts=4", "model.expert_layers=[16]", "model.tower_layers=[8]"
 @pytest.fixture(scope="session")
 def config(logs: Path) -> Config:
     """Configuration of the small log, with a model that trains in seconds."""
-    return configs.load(logs / "ranker.toml", [*SMALL, "model.gate.experts_budget=4"])  # tasks use different experts
+    return load_config(logs / "ranker.toml", [*SMALL, "model.gate.experts_budget=4"])  # tasks use different experts
 
 
 @pytest.fixture(scope="session")
@@ -130,7 +129,7 @@ def run_of(logs: Path, run: RunFolder, once: Once) -> Callable[[str], RunFolder]
     def trained(gate: str) -> RunFolder:
         if gate == "dselect_k all experts":
             return run
-        config = configs.load(logs / "ranker.toml", SMALL + GATES[gate])
+        config = load_config(logs / "ranker.toml", SMALL + GATES[gate])
         return RunFolder.open(once(f"run of {gate}", lambda folder: train(config, folder)))
 
     return trained

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 import ranking
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_bounds
+from pipelines.data.splits import split_range
 from pipelines.datasets.kuairand import convert
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
@@ -82,8 +82,8 @@ def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
     ranker = ranking.load(repository / "kuairand" / "1")
     folder = RunFolder.open(run)
     config = folder.load_config()
-    reader = LogReader(config.logs.path, config.schema_only, load_tables(config.logs, config.schema_only))
-    rows = next(part.rows for part in reader.scan(*split_bounds(config.logs, "test")) if part.rows.num_rows > 50)
+    reader = LogReader(config.logs.path, config.serving_schema, load_tables(config.logs, config.serving_schema))
+    rows = next(part.rows for part in reader.scan(*split_range(config.logs, "test")) if part.rows.num_rows > 50)
     rows = rows.slice(0, 50)
     model, encoder = load_model(folder, config)
     with torch.inference_mode():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.datasets.write import feature, task, write_logs
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
@@ -67,7 +67,7 @@ def test_with_the_side_tower_frozen_scores_order_items_by_worth(tmp_path: Path) 
         folder = tmp_path / str(seed)
         worth, found = write(folder, seed), {}
         for kind in ("plain", "aware"):
-            run = train(configs.load(folder / kind / "ranker.toml"), folder / f"{kind} run")
+            run = train(load_config(folder / kind / "ranker.toml"), folder / f"{kind} run")
             ranker = freeze_run(run.path, folder / f"{kind} bundle")
             scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
             found[kind] = rank_correlation(scores["click"].to_numpy(), worth)

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ranking.artifacts.feature_store_keys import require_address
+from ranking.artifacts.feature_store_keys import check_address
 
 LEAST_ROWS = 2000
 """Of a generated log."""
@@ -80,7 +80,7 @@ def log_place(text: str) -> Path | str:
 def store(text: str) -> str:
     """Address of a store."""
     try:
-        return require_address(text)
+        return check_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -19,7 +19,7 @@ from pipelines.cli.argument_types import (
     positive_int,
     store,
 )
-from ranking.artifacts.feature_store_keys import PREFIX
+from ranking.artifacts.feature_store_keys import DEFAULT_PREFIX
 
 CONFIG = "the ranker.toml"
 BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
@@ -200,7 +200,9 @@ def parser() -> argparse.ArgumentParser:
         )
         load.add_argument("--model", help="name under which the bundle is served (default: the bundle's)")
         load.add_argument(
-            "--prefix", default=PREFIX, help=f"of the keys, the service's store_prefix (default: {PREFIX})"
+            "--prefix",
+            default=DEFAULT_PREFIX,
+            help=f"of the keys, the service's store_prefix (default: {DEFAULT_PREFIX})",
         )
         load.add_argument(
             "--ttl", type=positive_int, metavar="SECONDS", help="after which values go (default: they stay)"

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipelines.cli.arguments import parser
-from ranking.errors import RankerError, RefusedError, UsageError
+from ranking.errors import RankerError, QualityGateError, UsageError
 
-STATUS: dict[type[RankerError], int] = {UsageError: 2, RefusedError: 3}
+STATUS: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3}
 """With which the command line exits after an error; after all others with 1."""
 TRAINING_EXTRAS = ("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna")
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ends.
     """
     arguments = parser().parse_args(argv)
-    arguments.given = ["ranker", *(sys.argv[1:] if argv is None else argv)]
+    arguments.argv = ["ranker", *(sys.argv[1:] if argv is None else argv)]
     try:
         COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
@@ -77,13 +77,13 @@ def run_kuairand(arguments: argparse.Namespace) -> None:
 
 def run_check(arguments: argparse.Namespace) -> None:
     """``ranker check``."""
-    from pipelines.config import config
+    from pipelines.config.config import load_config
     from pipelines.data.profile import profile_log, require_learnable
     from pipelines.data.reader import LogReader, load_tables
     from ranking.encoding.encoder_fitter import EncoderFitter
 
-    loaded = config.load(arguments.config)
-    schema = loaded.log_schema
+    loaded = load_config(arguments.config)
+    schema = loaded.training_schema
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     found = profile_log(reader, loaded.logs, schema, arguments.quarantine, on_train=EncoderFitter(schema).add)
     print(as_json(found.to_json()) if arguments.json else found.to_text())
@@ -92,11 +92,11 @@ def run_check(arguments: argparse.Namespace) -> None:
 
 def run_train(arguments: argparse.Namespace) -> None:
     """``ranker train``."""
-    from pipelines.config import config
-    from pipelines.evaluation.format import table
+    from pipelines.config.config import load_config
+    from pipelines.evaluation.format import format_evaluation
 
-    loaded = config.load(arguments.config, arguments.overrides)
-    from pipelines.console import is_terminal_owner
+    loaded = load_config(arguments.config, arguments.overrides)
+    from pipelines.console import is_main_process
     from pipelines.jobs.train import train
     from pipelines.runs.run import RunFolder
     from pipelines.training.warm_start import WarmStart
@@ -104,24 +104,24 @@ def run_train(arguments: argparse.Namespace) -> None:
     if arguments.reopen and arguments.earlier is None:
         raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
-    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm, command=arguments.given)
-    if not is_terminal_owner():
+    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm, command=arguments.argv)
+    if not is_main_process():
         return
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
     if arguments.json:
         print(as_json({"run": str(run.path), "selection": run.load_selection(), "evaluation": evaluation}))
         return
     if evaluation is not None:
-        print(table(evaluation))
+        print(format_evaluation(evaluation))
     print(run.path)
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
     """``ranker tune``."""
-    from pipelines.config import config
+    from pipelines.config.config import load_config
     from pipelines.tuning.workers import summary, table, tune
 
-    loaded = config.load(arguments.config)
+    loaded = load_config(arguments.config)
     study = tune(loaded, arguments.study, arguments.trials, arguments.workers, arguments.timeout)
     found = summary(study)
     print(as_json(found) if arguments.json else table(found))
@@ -134,22 +134,22 @@ def run_tune(arguments: argparse.Namespace) -> None:
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """``ranker evaluate``."""
     from pipelines.evaluation.evaluate import evaluate_all
-    from pipelines.evaluation.format import table
-    from pipelines.evaluation.sources_opening import resolve_scorers
+    from pipelines.evaluation.format import format_evaluation
+    from pipelines.evaluation.sources import resolve_scorers
 
     evaluation = evaluate_all(resolve_scorers(arguments.source), arguments.logs, arguments.slices)
-    print(as_json(evaluation) if arguments.json else table(evaluation))
+    print(as_json(evaluation) if arguments.json else format_evaluation(evaluation))
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
     """``ranker compare``."""
     from pipelines.evaluation.compare import compare
-    from pipelines.evaluation.format import comparison
-    from pipelines.evaluation.sources_opening import resolve_scorers
+    from pipelines.evaluation.format import format_comparison
+    from pipelines.evaluation.sources import resolve_scorers
 
-    found = compare(resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs)
-    found = {"a": str(arguments.a), "b": str(arguments.b), **found}
-    print(as_json(found) if arguments.json else comparison(found))
+    comparison = compare(resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs)
+    comparison = {"a": str(arguments.a), "b": str(arguments.b), **comparison}
+    print(as_json(comparison) if arguments.json else format_comparison(comparison))
 
 
 def run_report(arguments: argparse.Namespace) -> None:
@@ -177,10 +177,10 @@ def run_publish(arguments: argparse.Namespace) -> None:
 
 def run_daily(arguments: argparse.Namespace) -> None:
     """``ranker daily``."""
-    from pipelines.config import config
+    from pipelines.config.config import load_config
     from pipelines.jobs.daily import daily
 
-    loaded = config.load(arguments.config, arguments.overrides)
+    loaded = load_config(arguments.config, arguments.overrides)
     day = arguments.day or datetime.now(UTC).date() - timedelta(days=1)
     done = daily(
         loaded,
@@ -189,7 +189,7 @@ def run_daily(arguments: argparse.Namespace) -> None:
         day,
         margin=arguments.margin,
         fresh=arguments.fresh,
-        command=arguments.given,
+        command=arguments.argv,
     )
     print(as_json(done) if arguments.json else arguments.repository / done["model"] / str(done["version"]))
 

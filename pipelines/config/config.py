@@ -232,23 +232,23 @@ class Config(Schema):
         return self
 
     @property
-    def log_schema(self) -> Schema:
+    def training_schema(self) -> Schema:
         """What the log holds that a model is trained on."""
         return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
 
     @property
-    def schema_only(self) -> Schema:
+    def serving_schema(self) -> Schema:
         """The part that a bundle carries: what is known when scores are asked for."""
         served = tuple(f for f in self.features if isinstance(f, CrossFeature) or not f.training_only)
-        return self.log_schema.model_copy(update={"features": served})
+        return self.training_schema.model_copy(update={"features": served})
 
     @property
-    def side_schema(self) -> Schema | None:
+    def position_schema(self) -> Schema | None:
         """What the side tower reads; None without one."""
         if self.model.side_tower is None:
             return None
         read = tuple(f for f in self.features if f.name in self.model.side_tower.features)
-        return self.log_schema.model_copy(update={"features": read})
+        return self.training_schema.model_copy(update={"features": read})
 
     @property
     def objective(self) -> dict[str, float]:
@@ -262,7 +262,7 @@ class Config(Schema):
         draft.replace(file)
 
 
-def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
+def load_config(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
     """Reads a ranker.toml.
 
     Args:
@@ -273,7 +273,7 @@ def load(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
         ConfigError: the file cannot be read or does not describe a ranker; says where and why.
         UsageError: an override that is not written as section.key=value.
     """
-    data = toml.read(file, overrides)
+    data = toml.read_toml(file, overrides)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:

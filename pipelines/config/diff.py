@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.config.config import Config
 
 
-def differences(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
+def diff_configs(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
     """Dotted name, value before and value now of each setting that differs."""
     return _of(before.model_dump(mode="json"), now.model_dump(mode="json"), "")
 

@@ -13,7 +13,7 @@ PARQUET = b"PAR1"
 """What every Parquet file begins with."""
 
 
-def read(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The document with its overrides.
 
     Args:

@@ -34,7 +34,7 @@ Uri = Annotated[Path | str, BeforeValidator(parse_uri)]
 """A local path, or a URI as text."""
 
 
-def display_uri(where: Uri) -> str:
+def redact_uri(where: Uri) -> str:
     """How messages call a place: a URI without its password and its options."""
     if isinstance(where, Path):
         return str(where)
@@ -52,10 +52,10 @@ def open_uri(where: Uri) -> tuple[FileSystem, str, FileType]:
         filesystem, path = FileSystem.from_uri(where) if isinstance(where, str) else (LocalFileSystem(), str(where))
         return filesystem, path, filesystem.get_file_info(path).type
     except (OSError, pa.ArrowException) as error:
-        reason = first_line(error).replace(str(where), display_uri(where))
-        raise LogError(f"{display_uri(where)}: cannot be reached ({reason}); {HINT}") from None
+        reason = single_line(error).replace(str(where), redact_uri(where))
+        raise LogError(f"{redact_uri(where)}: cannot be reached ({reason}); {HINT}") from None
 
 
-def first_line(error: Exception) -> str:
+def single_line(error: Exception) -> str:
     """An error's text on one line."""
     return " ".join(str(error).split())

@@ -28,7 +28,7 @@ def missing_days(days: Iterable[date]) -> list[tuple[date, date]]:
     return [(before + day, after - day) for before, after in pairwise(sorted(days)) if after - before > day]
 
 
-def named(gaps: list[tuple[date, date]]) -> str:
+def format_gaps(gaps: list[tuple[date, date]]) -> str:
     """Gaps for a person."""
     texts = [str(first) if first == last else f"{first} to {last}" for first, last in gaps[:SHOWN]]
     more = len(gaps) - len(texts)

@@ -25,7 +25,7 @@ class DuplicateFilter:
 
     def first_seen(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each row [rows] is the first of its kind so far."""
-        hashes = row_hashes(table)
+        hashes = hash_rows(table)
         unique, first = np.unique(hashes, return_index=True)
         new = np.ones(len(unique), np.bool_)
         for seen in self._seen:
@@ -43,7 +43,7 @@ class DuplicateFilter:
         self._seen.append(hashes)
 
 
-def row_hashes(table: pa.Table) -> Hashes:
+def hash_rows(table: pa.Table) -> Hashes:
     """Hash of each row over all columns [rows]."""
     hashes = np.zeros(table.num_rows, np.uint64)
     for column in table.columns:

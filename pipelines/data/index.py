@@ -49,7 +49,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexedChunk:
     """What the survey found in a chunk.
 
     Attributes:
@@ -59,33 +59,33 @@ class Entry:
     """
 
     chunk: Chunk
-    usable: Mapping[str, int]
-    left_out: npt.NDArray[np.int32]
+    rows_by_split: Mapping[str, int]
+    excluded: npt.NDArray[np.int32]
 
 
-class Index:
+class LogIndex:
     """The usable rows of a log, chunk by chunk, in order of the log.
 
     Args:
         entries: of every chunk that holds a row of some split.
     """
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[IndexedChunk]) -> None:
         self.entries = entries
 
-    def rows(self, split: str) -> int:
+    def num_rows(self, split: str) -> int:
         """Rows of a split."""
-        return sum(entry.usable[split] for entry in self.entries)
+        return sum(entry.rows_by_split[split] for entry in self.entries)
 
-    def units(self, split: str) -> list[list[Entry]]:
+    def read_units(self, split: str) -> list[list[IndexedChunk]]:
         """The entries that hold rows of a split, those together that are best read at once.
 
         That is a row group, or small neighbouring ones: each time that a file is opened costs as much as many rows.
         """
-        units: list[list[Entry]] = []
+        units: list[list[IndexedChunk]] = []
         rows = 0
         for entry in self.entries:
-            if not entry.usable[split]:
+            if not entry.rows_by_split[split]:
                 continue
             last = units[-1][-1].chunk if units else None
             near = last is not None and last.file == entry.chunk.file
@@ -103,14 +103,14 @@ class Index:
         Raises:
             OutputError: the file cannot be written.
         """
-        records = [{**vars(e.chunk), **e.usable, "left_out": e.left_out} for e in self.entries]
+        records = [{**vars(e.chunk), **e.rows_by_split, "left_out": e.excluded} for e in self.entries]
         try:
             pq.write_table(pa.Table.from_pylist(records, SCHEMA), file)
         except OSError as error:
             raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
 
     @classmethod
-    def read(cls, file: Path) -> Index:
+    def read(cls, file: Path) -> LogIndex:
         """What ``write`` wrote.
 
         Raises:
@@ -122,7 +122,7 @@ class Index:
             raise LogError(f"{file}: cannot be read ({error}); the run is damaged: train again") from None
         return cls(
             [
-                Entry(
+                IndexedChunk(
                     Chunk(**{key: record[key] for key in Chunk.__annotations__}),
                     {split: record[split] for split in SPLITS},
                     np.array(record["left_out"], np.int32),

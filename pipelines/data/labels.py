@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import mark
+from ranking.encoding.columns import add_reason
 from ranking.errors import InvalidInputError
 from ranking.schema import Schema, Task
 
@@ -29,21 +29,21 @@ def mark_labels(reasons: pa.Array, table: pa.Table, schema: Schema) -> pa.Array:
         reasons = _mark_label(reasons, table, task)
         if task.mask is not None:
             mask = _numbers(table, task.mask, f"the mask of '{task.name}'")
-            reasons = mark(reasons, _neither(mask), f"mask '{task.mask}' is neither 0 nor 1")
+            reasons = add_reason(reasons, _neither(mask), f"mask '{task.mask}' is neither 0 nor 1")
     if schema.columns.weight is not None:
         weight = _numbers(table, schema.columns.weight, "the sample weight")
         wrong = pc.or_(pc.invert(pc.is_finite(weight)), pc.less(weight, 0.0))
-        reasons = mark(reasons, wrong, f"weight '{schema.columns.weight}' is negative, NaN or infinite")
+        reasons = add_reason(reasons, wrong, f"weight '{schema.columns.weight}' is negative, NaN or infinite")
     return reasons
 
 
 def _mark_label(reasons: pa.Array, table: pa.Table, task: Task) -> pa.Array:
     label = _numbers(table, task.label, f"the label of '{task.name}'")
     if task.kind == "binary":
-        return mark(reasons, _neither(label), f"label '{task.label}' is neither 0 nor 1")
-    reasons = mark(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
+        return add_reason(reasons, _neither(label), f"label '{task.label}' is neither 0 nor 1")
+    reasons = add_reason(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
     if task.transform == "log1p":
-        reasons = mark(reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p")
+        reasons = add_reason(reasons, pc.less_equal(label, -1.0), f"label '{task.label}' is −1 or less, but log1p")
     return reasons
 
 

@@ -55,14 +55,16 @@ class ColumnCheck:
         if missing:
             which = ", ".join(f"column '{column}' ({what})" for column, what in missing.items())
             verb = "is" if len(missing) == 1 else "are"
-            raise LogError(f"{file.shown}: {which} {verb} missing{self._hint(list(missing), names)}")
+            raise LogError(f"{file.display_name}: {which} {verb} missing{self._hint(list(missing), names)}")
         for column in asked:
             if column in stored.names:
-                self._compare(file.shown, column, stored.field(column).type)
+                self._compare(file.display_name, column, stored.field(column).type)
         if self._labels:
             time = stored.field(columns.time).type if columns.time in stored.names else pa.string()
             if not (pa.types.is_timestamp(time) or pa.types.is_date(time)):
-                raise LogError(f"{file.shown}: column '{columns.time}' holds {time}, but is the time: write timestamps")
+                raise LogError(
+                    f"{file.display_name}: column '{columns.time}' holds {time}, but is the time: write timestamps"
+                )
 
     def _compare(self, file: str, column: str, kind: pa.DataType) -> None:
         """A column of nothing but nulls may have no type; it fits every other."""
@@ -82,7 +84,7 @@ class ColumnCheck:
                 with other.open() as opened:
                     if {*missing} <= {*opened.schema.names}:
                         them = "it" if len(missing) == 1 else "them"
-                        return f", but {other.shown} has {them}: write {them} in all files"
+                        return f", but {other.display_name} has {them}: write {them} in all files"
             except (OSError, pa.ArrowException):
                 continue
         close = difflib.get_close_matches(missing[0], found, 1) if len(missing) == 1 else []

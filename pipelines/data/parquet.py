@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
-from pipelines.config.uri import HINT, Uri, display_uri, first_line, open_uri
+from pipelines.config.uri import HINT, Uri, open_uri, redact_uri, single_line
 from ranking.errors import LogError
 
 CHUNK_ROWS = 16_384
@@ -36,7 +36,7 @@ class LogFile:
     """
 
     name: str
-    shown: str
+    display_name: str
     path: str
     filesystem: FileSystem = field(repr=False)
     keys: dict[str, Any]
@@ -57,9 +57,9 @@ class LogFile:
             pq.ParquetFile(self.path, filesystem=self.filesystem, pre_buffer=False, buffer_size=BUFFER_BYTES), self
         )
 
-    def unreadable(self, error: Exception) -> LogError:
+    def read_error(self, error: Exception) -> LogError:
         """What to raise where reading failed."""
-        return LogError(f"{self.shown}: cannot be read ({first_line(error)}); restore the file or move it away")
+        return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
 
 
 class OpenFile:
@@ -82,7 +82,7 @@ class OpenFile:
         self._parquet.close()
 
     @property
-    def group_rows(self) -> list[int]:
+    def row_group_sizes(self) -> list[int]:
         """Rows of each row group."""
         metadata = self._parquet.metadata
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -93,7 +93,7 @@ class OpenFile:
         self._parquet.metadata.write_metadata_file(footer)
         return hashlib.blake2b(footer.getvalue(), digest_size=8).hexdigest()
 
-    def groups(self, rows: pc.Expression | None) -> list[int]:
+    def row_groups_matching(self, rows: pc.Expression | None) -> list[int]:
         """The row groups that may hold such rows, by the footer's statistics."""
         if rows is None:
             return list(range(self._parquet.metadata.num_row_groups))
@@ -129,7 +129,7 @@ class OpenFile:
             yield self._with_keys(held, columns)
         if read + held.num_rows != whole:
             raise LogError(
-                f"{self._file.shown}: row group {group} holds {read + held.num_rows:,} rows, "
+                f"{self._file.display_name}: row group {group} holds {read + held.num_rows:,} rows, "
                 f"its footer says {whole:,}; restore the file or move it away"
             )
 
@@ -150,21 +150,21 @@ def find_files(where: Uri) -> list[LogFile]:
     """
     filesystem, root, kind = open_uri(where)
     if kind == FileType.NotFound:
-        raise LogError(f"{display_uri(where)}: no such log; name a Parquet file or a folder of them")
+        raise LogError(f"{redact_uri(where)}: no such log; name a Parquet file or a folder of them")
     if kind == FileType.File:
-        return [LogFile(PurePosixPath(root).name, display_uri(where), root, filesystem, {})]
+        return [LogFile(PurePosixPath(root).name, redact_uri(where), root, filesystem, {})]
     root = root.rstrip("/")
     try:
         found = filesystem.get_file_info(FileSelector(root, recursive=True))
     except (OSError, pa.ArrowException) as error:
-        raise LogError(f"{display_uri(where)}: cannot be listed ({first_line(error)}); {HINT}") from None
+        raise LogError(f"{redact_uri(where)}: cannot be listed ({single_line(error)}); {HINT}") from None
     paths = sorted(info.path for info in found if _is_data(info, root))
     if not paths:
-        raise LogError(f"{display_uri(where)}: holds no Parquet file; an empty log trains nothing")
+        raise LogError(f"{redact_uri(where)}: holds no Parquet file; an empty log trains nothing")
     files = []
     for path, keys in zip(paths, _partition_keys(filesystem, root, paths), strict=True):
         name = path[len(root) + 1 :]
-        files.append(LogFile(name, f"{display_uri(where)}/{name}", path, filesystem, keys))
+        files.append(LogFile(name, f"{redact_uri(where)}/{name}", path, filesystem, keys))
     return files
 
 

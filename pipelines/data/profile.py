@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.config.config import Config, LogsConfig
-from pipelines.config.uri import display_uri
+from pipelines.config.uri import redact_uri
 from pipelines.console import Progress
-from pipelines.data.days import count_days, missing_days, named
-from pipelines.data.index import Entry, Index
-from pipelines.data.reader import LogReader, error_context
-from pipelines.data.splits import SPLITS, rows_in_range, split_bounds
-from ranking.artifacts.atomic_files import os_error_text, require_folder
+from pipelines.data.days import count_days, format_gaps, missing_days
+from pipelines.data.index import IndexedChunk, LogIndex
+from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.splits import SPLITS, rows_in_range, split_range
+from ranking.artifacts.atomic_files import os_error_text, check_folder
 from ranking.encoding.encoder import encode_labels
 from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
@@ -63,7 +63,7 @@ class LogProfile:
     nulls: Counter[str] = field(default_factory=Counter)
     labels: dict[str, dict[str, LabelProfile]] = field(default_factory=dict)
     days: Counter[date] = field(default_factory=Counter)
-    index: Index = field(default_factory=lambda: Index([]))
+    index: LogIndex = field(default_factory=lambda: LogIndex([]))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -122,27 +122,27 @@ def profile_log(
     """
     found = LogProfile(labels={split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS})
     progress = Progress("reading the log", unit="rows")
-    with quarantine_file(quarantine) as sink:
+    with open_quarantine(quarantine) as sink:
         for cleaned in reader.scan(since=logs.train_from):
             progress.advance(cleaned.rows.num_rows)
             found.duplicates += cleaned.duplicates
             found.bad.update(cleaned.bad["reason"].to_pylist())
-            write_bad(cleaned.bad, sink)
+            write_bad_rows(cleaned.bad, sink)
             found.days += count_days(cleaned.rows[schema.columns.time])
             usable = {}
             for split in SPLITS:
-                rows = rows_in_range(cleaned.rows, schema.columns.time, *split_bounds(logs, split))
+                rows = rows_in_range(cleaned.rows, schema.columns.time, *split_range(logs, split))
                 usable[split] = rows.num_rows
                 if rows.num_rows:
                     _count(found, split, rows, schema)
                     if split == "train" and on_train is not None:
-                        with error_context(cleaned.file):
+                        with as_log_error(cleaned.file):
                             on_train(rows)
-            found.index.entries.append(Entry(cleaned.chunk, usable, cleaned.left_out))
+            found.index.entries.append(IndexedChunk(cleaned.chunk, usable, cleaned.excluded))
     progress.close()
     if not sum(found.rows.values()):
         why = f"all rows are bad: {dict(found.bad)}" if found.bad else "the log is empty"
-        raise LogError(f"{display_uri(logs.path)}: no usable row, {why}")
+        raise LogError(f"{redact_uri(logs.path)}: no usable row, {why}")
     return found
 
 
@@ -154,7 +154,7 @@ def require_learnable(found: LogProfile, config: Config) -> None:
             in training.
     """
     logs = config.logs
-    path = display_uri(logs.path)
+    path = redact_uri(logs.path)
     if found.rows["train"] < 2:
         raise LogError(f"{path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
     if not found.rows["validation"]:
@@ -165,8 +165,8 @@ def require_learnable(found: LogProfile, config: Config) -> None:
     gaps = missing_days(found.days)
     if gaps and not logs.allow_missing_days:
         raise LogError(
-            f"{path}: no usable row on {named(gaps)}, between {min(found.days)} and {max(found.days)}; restore these "
-            "days, mend times that lie far off, or set logs.allow_missing_days = true"
+            f"{path}: no usable row on {format_gaps(gaps)}, between {min(found.days)} and {max(found.days)}; restore "
+            "these days, fix times that are far off, or set logs.allow_missing_days = true"
         )
     for task in config.tasks:
         label = found.labels["train"][task.name]
@@ -196,7 +196,7 @@ def _count(found: LogProfile, split: str, rows: pa.Table, schema: Schema) -> Non
             label.low, label.high = min(label.low, float(known.min())), max(label.high, float(known.max()))
 
 
-def write_bad(bad: pa.Table, stream: IO[str]) -> None:
+def write_bad_rows(bad: pa.Table, stream: IO[str]) -> None:
     """Appends ``Cleaned.bad`` to a quarantine, a JSON object a line."""
     for record in bad.to_pylist():
         row = record.pop("row")
@@ -204,14 +204,14 @@ def write_bad(bad: pa.Table, stream: IO[str]) -> None:
 
 
 @contextmanager
-def quarantine_file(path: Path | None) -> Iterator[IO[str]]:
+def open_quarantine(path: Path | None) -> Iterator[IO[str]]:
     """Where bad rows are written; None: nowhere.
 
     Raises:
         OutputError: it cannot be written.
     """
     if path is not None:
-        require_folder(path.parent)
+        check_folder(path.parent)
     try:
         with open(path or os.devnull, "w") as stream:  # noqa: PTH123 — os.devnull is a plain name
             yield stream

@@ -17,20 +17,21 @@ import pyarrow.parquet as pq
 from pydantic_core import to_json
 
 from pipelines.config.config import LogsConfig
-from pipelines.config.uri import Uri, display_uri, first_line, open_uri
+from pipelines.config.uri import Uri, open_uri, redact_uri, single_line
 from pipelines.data.dedup import DuplicateFilter
-from pipelines.data.index import Chunk, Entry
+from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.labels import mark_labels
 from pipelines.data.log_schema import ColumnCheck, required_columns
 from pipelines.data.parquet import LogFile, find_files
-from pipelines.data.splits import range_overlaps, rows_in_range, split_bounds
-from ranking.encoding.columns import FeatureTable, fill_features, invalid_rows, mark
+from pipelines.data.splits import range_overlaps, rows_in_range, split_range
+from ranking.encoding.columns import invalid_rows, add_reason
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError
 from ranking.schema import Owner, Schema
 
 
 @dataclass(frozen=True)
-class CleanChunk:
+class ScannedChunk:
     """What became of one chunk of a log.
 
     Attributes:
@@ -48,7 +49,7 @@ class CleanChunk:
     duplicates: int
     file: str
     chunk: Chunk
-    left_out: npt.NDArray[np.int32]
+    excluded: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
 
 
@@ -68,11 +69,11 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
         try:
             table = pq.read_table(path, filesystem=filesystem)
             wanted = [c for c in schema.columns_of(owner) if c in table.column_names]
-            with error_context(display_uri(where)):
+            with as_log_error(redact_uri(where)):
                 tables[owner] = FeatureTable(table.select([key, *wanted]) if key in table.column_names else table, key)
                 fill_features(table.slice(0, 1), schema, {})  # types
         except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{display_uri(where)}: cannot be read as Parquet ({first_line(error)})") from None
+            raise LogError(f"{redact_uri(where)}: cannot be read as Parquet ({single_line(error)})") from None
     return tables
 
 
@@ -97,7 +98,7 @@ class LogReader:
 
     def scan(
         self, since: datetime | None = None, until: datetime | None = None, *, drop_duplicates: bool = True
-    ) -> Iterator[CleanChunk]:
+    ) -> Iterator[ScannedChunk]:
         """Chunks of the rows with since ≤ time < until (None: no bound), in order of files.
 
         Rows without a time belong to no span; they appear in every one, as bad ones.
@@ -115,9 +116,9 @@ class LogReader:
                     new = np.ones(len(asked), np.bool_)
                     if drop_duplicates:
                         new = seen.first_seen(_taken(table, asked))
-                    yield self._clean(table, asked[new], asked[~new], chunk, first_row, file.shown)
+                    yield self._clean(table, asked[new], asked[~new], chunk, first_row, file.display_name)
 
-    def read_indexed(self, entries: Sequence[Entry], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
+    def read_indexed(self, entries: Sequence[IndexedChunk], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
         """The rows of a split that ``clean`` found good in neighbouring chunks of one file, a table a chunk.
 
         Only the columns that the schema names are read. Nothing is checked again but that the log is still the same.
@@ -133,27 +134,31 @@ class LogReader:
         try:
             with file.open() as opened:
                 if opened.digest() != chunk.digest:
-                    raise LogError(f"{file.shown}: changed since the log was surveyed; restore it, or train again")
+                    raise LogError(
+                        f"{file.display_name}: changed since the log was surveyed; restore it, or train again"
+                    )
                 for group, those in groupby(entries, key=lambda entry: entry.chunk.group):
                     wanted = {entry.chunk.start: entry for entry in those}
                     start = 0
                     for table in opened.chunks(group, columns, max(wanted) + 1, threads=False):
                         if start in wanted:
-                            yield self._split(table, wanted[start], split, logs, file.shown)
+                            yield self._split(table, wanted[start], split, logs, file.display_name)
                         start += table.num_rows
         except FileNotFoundError:
-            raise LogError(f"{file.shown}: is gone since the log was surveyed; restore it, or train again") from None
+            raise LogError(
+                f"{file.display_name}: is gone since the log was surveyed; restore it, or train again"
+            ) from None
         except (OSError, pa.ArrowException) as error:
-            raise file.unreadable(error) from None
+            raise file.read_error(error) from None
 
-    def _split(self, table: pa.Table, entry: Entry, split: str, logs: LogsConfig, file: str) -> pa.Table:
+    def _split(self, table: pa.Table, entry: IndexedChunk, split: str, logs: LogsConfig, file: str) -> pa.Table:
         """The usable rows of one split of a chunk, completed."""
-        table = _taken(table, np.delete(np.arange(table.num_rows), entry.left_out))
-        if entry.usable[split] < table.num_rows:
-            table = rows_in_range(table, self._schema.columns.time, *split_bounds(logs, split))
-        if table.num_rows != entry.usable[split]:
+        table = _taken(table, np.delete(np.arange(table.num_rows), entry.excluded))
+        if entry.rows_by_split[split] < table.num_rows:
+            table = rows_in_range(table, self._schema.columns.time, *split_range(logs, split))
+        if table.num_rows != entry.rows_by_split[split]:
             raise LogError(f"{file}: changed since the log was surveyed; restore it, or train again")
-        with error_context(file):
+        with as_log_error(file):
             return fill_features(table, self._schema, self._tables)
 
     def _partitions(self) -> list[list[LogFile]]:
@@ -174,14 +179,14 @@ class LogReader:
                 if since is not None or until is not None:
                     time = self._schema.columns.time
                     span = range_overlaps(time, opened.schema.field(time).type, since, until)
-                digest, sizes = opened.digest(), opened.group_rows
-                for group in opened.groups(span):
+                digest, sizes = opened.digest(), opened.row_group_sizes
+                for group in opened.row_groups_matching(span):
                     start = 0
                     for table in opened.chunks(group, None, None, threads=True):
                         yield Chunk(file.name, digest, group, start, table.num_rows), table, sum(sizes[:group]) + start
                         start += table.num_rows
         except (OSError, pa.ArrowException) as error:
-            raise file.unreadable(error) from None
+            raise file.read_error(error) from None
 
     def _inside(self, table: pa.Table, since: datetime | None, until: datetime | None) -> npt.NDArray[np.int64]:
         """Positions of the rows in a span of time or without a time."""
@@ -203,10 +208,10 @@ class LogReader:
         chunk: Chunk,
         first_row: int,
         file: str,
-    ) -> CleanChunk:
+    ) -> ScannedChunk:
         """Sorts the asked-for rows of a chunk into good and bad ones."""
         table = _taken(table, asked)
-        with error_context(file):
+        with as_log_error(file):
             whole = fill_features(table, self._schema, self._tables)
             reasons = self._mark_bad(whole)
         good = reasons.is_null()
@@ -223,19 +228,19 @@ class LogReader:
         )
         left_out = np.sort(np.concatenate([wrong_positions, repeated])).astype(np.int32)
         positions = first_row + asked[good.to_numpy(zero_copy_only=False)]
-        return CleanChunk(whole.filter(good), bad, len(repeated), file, chunk, left_out, positions)
+        return ScannedChunk(whole.filter(good), bad, len(repeated), file, chunk, left_out, positions)
 
     def _mark_bad(self, table: pa.Table) -> pa.Array:
         """Reason by row why it cannot be used; null where it can."""
         schema = self._schema
         reasons = pa.nulls(table.num_rows, pa.string())
         for feature, broken, how in invalid_rows(table, schema):
-            reasons = mark(reasons, broken, f"feature '{feature.name}' {how}")
-        reasons = mark(reasons, table[schema.columns.item].combine_chunks().is_null(), "the item id is null")
+            reasons = add_reason(reasons, broken, f"feature '{feature.name}' {how}")
+        reasons = add_reason(reasons, table[schema.columns.item].combine_chunks().is_null(), "the item id is null")
         if not self._labels:
             return reasons
         time = table[schema.columns.time].combine_chunks()
-        reasons = mark(reasons, time.is_null(), "the time is null")
+        reasons = add_reason(reasons, time.is_null(), "the time is null")
         return mark_labels(reasons, table, schema)
 
 
@@ -245,7 +250,7 @@ def _taken(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
 
 
 @contextmanager
-def error_context(file: str) -> Iterator[None]:
+def as_log_error(file: str) -> Iterator[None]:
     """Turns a complaint about a column into one that names the file.
 
     Raises:

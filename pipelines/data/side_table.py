@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipelines.config.uri import Uri, display_uri
+from pipelines.config.uri import Uri, redact_uri
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.parquet import LogFile, find_files
-from pipelines.data.reader import error_context
-from ranking.encoding.columns import as_type, fill_features, invalid_rows
+from pipelines.data.reader import as_log_error
+from ranking.encoding.columns import cast_ids, invalid_rows
+from ranking.encoding.feature_table import fill_features
 from ranking.errors import InvalidInputError, LogError
 from ranking.schema import Owner, Schema
 
@@ -50,26 +51,26 @@ class SideTableReader:
     def __init__(self, where: Uri, schema: Schema, owner: Owner) -> None:
         self._files, self._key = find_files(where), str(schema.id_column(owner))
         names: dict[str, None] = {}
-        self.total = 0
+        self.num_rows = 0
         for file in self._files:
             try:
                 with file.open() as opened:
-                    self.total += sum(opened.group_rows)
+                    self.num_rows += sum(opened.row_group_sizes)
                     found = [*opened.schema.names, *file.keys]
             except (OSError, pa.ArrowException) as error:
-                raise file.unreadable(error) from None
+                raise file.read_error(error) from None
             if self._key not in found:
                 raise LogError(
-                    f"{file.shown}: has no column '{self._key}', which holds the ids (found: {_list(found)})"
+                    f"{file.display_name}: has no column '{self._key}', which holds the ids (found: {_list(found)})"
                 )
             names |= dict.fromkeys(found)
         wanted = schema.columns_of(owner)
         self.columns = [column for column in wanted if column in names]
-        self.lacking = [column for column in wanted if column not in names]
-        self.left_out = [column for column in names if column not in wanted and column != self._key]
+        self.missing_columns = [column for column in wanted if column not in names]
+        self.ignored_columns = [column for column in names if column not in wanted and column != self._key]
         if not self.columns:
             raise LogError(
-                f"{display_uri(where)}: has no column that the ranker reads for {owner}s "
+                f"{redact_uri(where)}: has no column that the ranker reads for {owner}s "
                 f"({_list(wanted) or 'it reads none'})"
             )
         given = [feature for feature in schema.inputs if feature.owner == owner]
@@ -88,7 +89,7 @@ class SideTableReader:
             for rows in self._read(file):
                 new = seen.first_seen(pa.table({self._key: rows.ids}))
                 if not new.all():
-                    with error_context(file.shown):
+                    with as_log_error(file.display_name):
                         repeated = start + int(new.argmin())
                         raise InvalidInputError(
                             self._key, "its id stands in an earlier row: keep one row per id", repeated
@@ -109,14 +110,14 @@ class SideTableReader:
         start = 0
         try:
             with file.open() as opened:
-                for group in range(len(opened.group_rows)):
+                for group in range(len(opened.row_group_sizes)):
                     for table in opened.chunks(group, [self._key, *self.columns], None, threads=True):
-                        with error_context(file.shown):
+                        with as_log_error(file.display_name):
                             rows = self._checked(table, start)
                         yield rows
                         start += table.num_rows
         except (OSError, pa.ArrowException) as error:
-            raise file.unreadable(error) from None
+            raise file.read_error(error) from None
 
     def _checked(self, table: pa.Table, start: int) -> SideTableChunk:
         """The rows of a chunk, the first of which is row ``start`` of its file."""
@@ -138,7 +139,7 @@ def _ids(column: pa.Array, key: str) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     whole = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return as_type(column, pa.int64() if whole else pa.string(), key)
+    return cast_ids(column, pa.int64() if whole else pa.string(), key)
 
 
 def _list(names: list[str]) -> str:

@@ -12,7 +12,7 @@ from pipelines.config.config import LogsConfig
 SPLITS = ("train", "validation", "test")
 
 
-def split_bounds(logs: LogsConfig, split: str) -> tuple[datetime | None, datetime | None]:
+def split_range(logs: LogsConfig, split: str) -> tuple[datetime | None, datetime | None]:
     """[since, until) of a split; the three are disjoint and cover all time from ``logs.train_from``."""
     return {
         "train": (logs.train_from, logs.validation_from),

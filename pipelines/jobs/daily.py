@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.config import Config, LogsConfig
-from pipelines.config.uri import display_uri
-from pipelines.console import log
+from pipelines.config.uri import redact_uri
+from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_bounds
+from pipelines.data.splits import split_range
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.promotion import Regression, find_regressions
-from pipelines.evaluation.sources_opening import resolve_scorers
+from pipelines.evaluation.sources import resolve_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
@@ -27,9 +27,9 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.warm_start import WarmStart
 from ranking.artifacts import repository
 from ranking.artifacts.atomic_files import write_json
-from ranking.artifacts.checksums import SUMS
+from ranking.artifacts.checksums import CHECKSUM_FILE
 from ranking.artifacts.release import CURRENT
-from ranking.errors import LogError, RefusedError, UsageError
+from ranking.errors import LogError, QualityGateError, UsageError
 
 BUNDLE = "bundle"
 RECORD = "daily.json"
@@ -69,17 +69,17 @@ def daily(
     folder, name = runs / day.isoformat(), config.name
     version = _version_of(folder / BUNDLE, repo, name)
     if version is not None:
-        log(f"{day}: is published already")
+        print_status(f"{day}: is published already")
         return _record(folder, json.loads((folder / RECORD).read_text()) | {"version": version})
-    served = repository.release(repo, name).version if (repo / name / CURRENT).exists() else None
-    earlier = None if served is None or fresh else _run_of(repository.folder(repo, name, served), runs)
+    served = repository.read_release(repo, name).version if (repo / name / CURRENT).exists() else None
+    earlier = None if served is None or fresh else _run_of(repository.bundle_folder(repo, name, served), runs)
     config = config.model_copy(update={"logs": _splits(config.logs, day, earlier)})
     _require_rows(config, day)
     _tell_start(day, name, served, earlier)
     run = train(
         config, folder, resume=True, warm=None if earlier is None else WarmStart(earlier, False), command=command
     )
-    lost = [] if served is None else _lost(repository.folder(repo, name, served), run, margin)
+    lost = [] if served is None else _lost(repository.bundle_folder(repo, name, served), run, margin)
     record = {
         "day": day.isoformat(),
         "model": name,
@@ -90,7 +90,7 @@ def daily(
     }
     _record(folder, record)
     if lost:
-        raise RefusedError(
+        raise QualityGateError(
             f"{day} is not published, it is worse than version {served} of {name} by more than {margin:.1%}: "
             f"{'; '.join(map(str, lost))}. {folder} is kept; mend the log or the settings, or allow more with --margin"
         )
@@ -102,7 +102,10 @@ def daily(
 
 def _version_of(bundle: Path, repo: Path, name: str) -> int | None:
     """The version that a bundle was published as."""
-    return next((v for v in repository.versions(repo, name) if _same(bundle, repository.folder(repo, name, v))), None)
+    return next(
+        (v for v in repository.list_versions(repo, name) if _same(bundle, repository.bundle_folder(repo, name, v))),
+        None,
+    )
 
 
 def _run_of(published: Path, runs: Path) -> RunFolder | None:
@@ -112,7 +115,7 @@ def _run_of(published: Path, runs: Path) -> RunFolder | None:
 
 def _same(bundle: Path, other: Path) -> bool:
     """Whether two bundles are copies of each other."""
-    sums = [folder / SUMS for folder in (bundle, other)]
+    sums = [folder / CHECKSUM_FILE for folder in (bundle, other)]
     return all(file.exists() for file in sums) and sums[0].read_bytes() == sums[1].read_bytes()
 
 
@@ -130,18 +133,20 @@ def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfi
 
 
 def _require_rows(config: Config, day: date) -> None:
-    reader = LogReader(config.logs.path, config.log_schema, load_tables(config.logs, config.log_schema))
-    if not any(cleaned.rows.num_rows for cleaned in reader.scan(*split_bounds(config.logs, "test"))):
-        raise LogError(f"{display_uri(config.logs.path)}: has no row of {day}, by which the model would be judged")
+    reader = LogReader(config.logs.path, config.training_schema, load_tables(config.logs, config.training_schema))
+    if not any(cleaned.rows.num_rows for cleaned in reader.scan(*split_range(config.logs, "test"))):
+        raise LogError(f"{redact_uri(config.logs.path)}: has no row of {day}, by which the model would be judged")
 
 
 def _tell_start(day: date, name: str, served: int | None, earlier: RunFolder | None) -> None:
     if earlier is not None:
-        log(f"{day}: goes on from {earlier.path}, version {served} of {name}")
+        print_status(f"{day}: goes on from {earlier.path}, version {served} of {name}")
     elif served is None:
-        log(f"{day}: nothing is served as {name} yet, so training begins from the start, and nothing is compared")
+        print_status(
+            f"{day}: nothing is served as {name} yet, so training begins from the start, and nothing is compared"
+        )
     else:
-        log(f"{day}: trains from the start, because no run of version {served} is used")
+        print_status(f"{day}: trains from the start, because no run of version {served} is used")
 
 
 def _lost(served: Path, run: RunFolder, margin: float) -> list[Regression]:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import config
-from pipelines.console import log
+from pipelines.config.config import load_config
+from pipelines.console import print_status
 from pipelines.datasets.synthetic import generate
-from pipelines.evaluation.format import table
+from pipelines.evaluation.format import format_evaluation
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
@@ -47,16 +47,16 @@ def demo(folder: Path) -> None:
         raise LogError(f"{folder} exists: remove it (rm -r {folder}) or name another folder with --dir")
     check_creatable(folder)
     logs, run, bundle, repository = (folder / name for name in ("logs", "run", "bundle", "repository"))
-    log(f"1/5 generating {ROWS:,} impressions")
+    print_status(f"1/5 generating {ROWS:,} impressions")
     generate(logs, ROWS)
-    log("2/5 training")
-    train(config.load(logs / "ranker.toml"), run)
-    print(table(json.loads((run / "evaluation.json").read_text())))
-    log("3/5 freezing")
+    print_status("2/5 training")
+    train(load_config(logs / "ranker.toml"), run)
+    print(format_evaluation(json.loads((run / "evaluation.json").read_text())))
+    print_status("3/5 freezing")
     freeze_run(run, bundle)
-    log("4/5 publishing")
+    print_status("4/5 publishing")
     name, version = publish(bundle, repository)
-    log("5/5 serving, and ranking 20 candidates for one user")
+    print_status("5/5 serving, and ranking 20 candidates for one user")
     with service(repository) as url:
         answer = post(f"{url}/v1/rank", REQUEST)
     print(_ranked(answer))

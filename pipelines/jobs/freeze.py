@@ -12,10 +12,10 @@ import pyarrow as pa
 import torch
 
 from pipelines.config.config import LogsConfig
-from pipelines.config.uri import display_uri
-from pipelines.console import log
+from pipelines.config.uri import redact_uri
+from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_bounds
+from pipelines.data.splits import split_range
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.artifacts import bundle
@@ -51,7 +51,7 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     if isinstance(config.model.gate, SingleTaskConfig):
         parts = ", ".join(str(run.of_task(task)) for task in config.task_names)
         raise BundleError(f"{path} holds a model for each task, which share nothing: freeze them one by one ({parts})")
-    schema = config.schema_only
+    schema = config.serving_schema
     model, encoder = load_model(run, config)
     tables = load_tables(config.logs, schema)
     trained = run.load_selection()
@@ -73,25 +73,24 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
         raise BundleError(
             f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written"
         )
-    log(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
+    print_status(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
     ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
     try:
-        bundle.write(ranker, held_out.slice(0, GOLDEN_ROWS), out)
+        bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out)
     except InvalidInputError as error:  # what a table holds is encoded now, row by row
         owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
         place = {"user": config.logs.users, "item": config.logs.items}[owner]
-        raise LogError(f"{display_uri(place)}: column {error}") from None
+        raise LogError(f"{redact_uri(place)}: column {error}") from None
     return ranker
 
 
 def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
     """Up to VERIFIED_ROWS rows of the validation split."""
-    for cleaned in reader.scan(*split_bounds(logs, "validation")):
+    for cleaned in reader.scan(*split_range(logs, "validation")):
         if cleaned.rows.num_rows:
             return cleaned.rows.slice(0, VERIFIED_ROWS)
     raise LogError(
-        f"{display_uri(logs.path)}: the validation split has no rows left to verify the frozen graph on; "
-        "restore the log"
+        f"{redact_uri(logs.path)}: the validation split has no rows left to verify the frozen graph on; restore the log"
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import redis
 
-from pipelines.config.uri import Uri, first_line
-from pipelines.console import Progress, log
+from pipelines.config.uri import Uri, single_line
+from pipelines.console import Progress, print_status
 from pipelines.data.side_table import SideTableChunk, SideTableReader
-from ranking.artifacts.feature_store_keys import key_prefix, redact_address, unsupported_address
+from ranking.artifacts.feature_store_keys import key_prefix, redact_address, unsupported_option_message
 from ranking.errors import OutputError, UsageError
 from ranking.schema import Owner, Schema
 
@@ -44,16 +44,16 @@ def load_features(
         UsageError: an option of the address means nothing.
     """
     writer, rows = Writer(url, ttl), SideTableReader(where, schema, owner)
-    if rows.left_out:
-        log(f"left out, for the ranker does not read them: {', '.join(rows.left_out)}")
-    if rows.lacking:
-        log(f"not there, and as the bundle has them: {', '.join(rows.lacking)}")
-    checking = Progress(f"checking {owner}s", unit="rows", total=rows.total)
+    if rows.ignored_columns:
+        print_status(f"left out, for the ranker does not read them: {', '.join(rows.ignored_columns)}")
+    if rows.missing_columns:
+        print_status(f"not there, and as the bundle has them: {', '.join(rows.missing_columns)}")
+    checking = Progress(f"checking {owner}s", unit="rows", total=rows.num_rows)
     for count in rows.check():
         checking.advance(count)
     checking.close()
     begin = key_prefix(prefix, model, owner)
-    loading = Progress(f"loading {owner}s", unit="rows", total=rows.total)
+    loading = Progress(f"loading {owner}s", unit="rows", total=rows.num_rows)
     written = 0
     try:
         for batch in _batches(rows, begin):
@@ -62,8 +62,8 @@ def load_features(
             loading.advance(len(batch))
     except redis.RedisError as error:
         raise OutputError(
-            f"{redact_address(url)}: cannot be written ({first_line(error)}); "
-            f"it has {written:,} of {rows.total:,} {owner}s, "
+            f"{redact_address(url)}: cannot be written ({single_line(error)}); "
+            f"it has {written:,} of {rows.num_rows:,} {owner}s, "
             "each of them whole: mend it and load again"
         ) from None
     loading.close()
@@ -88,12 +88,12 @@ class Writer:
             self._redis = redis.Redis.from_url(url, protocol=2, socket_timeout=SECONDS, socket_connect_timeout=SECONDS)
             self._redis.connection_pool.make_connection()
         except (TypeError, ValueError, redis.RedisError):
-            raise UsageError(unsupported_address(url)) from None
+            raise UsageError(unsupported_option_message(url)) from None
         try:
             self._redis.ping()
         except redis.RedisError as error:
             raise OutputError(
-                f"{redact_address(url)}: cannot be reached ({first_line(error)}); "
+                f"{redact_address(url)}: cannot be reached ({single_line(error)}); "
                 "check the address, the password and the network"
             ) from None
 

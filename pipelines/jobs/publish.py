@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from pipelines.console import log
+from pipelines.console import print_status
 from ranking.artifacts import bundle, checksums, repository
 from ranking.artifacts.atomic_files import atomic_directory, fsync, os_error_text
 from ranking.artifacts.release import CURRENT, Release
@@ -43,18 +43,18 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
             shutil.copytree(source, draft, dirs_exist_ok=True)
             checksums.verify_files(draft)
         with repository.lock_model(repo, name):
-            version = max(repository.versions(repo, name), default=0) + 1
-            _move(work / "new", repository.folder(repo, name, version))
+            version = max(repository.list_versions(repo, name), default=0) + 1
+            _move(work / "new", repository.bundle_folder(repo, name, version))
             before = _released(repo, name)
             if before is not None and before.pinned:
-                log(
+                print_status(
                     f"{name} is pinned to version {before.version}: version {version} is published but not current; "
                     f"'ranker release {repo} {name} --version {version}' makes it so"
                 )
                 after = before
             else:
                 after = Release(version=version) if before is None else before.promoted(version)
-                repository.put_release(repo, name, after)
+                repository.write_release(repo, name, after)
             if keep is not None:
                 _retire(repo, name, keep, after, work)
     return name, version
@@ -62,15 +62,15 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
 
 def _released(repo: Path, name: str) -> Release | None:
     """What is to be served of the model so far."""
-    return repository.release(repo, name) if (repo / name / CURRENT).exists() else None
+    return repository.read_release(repo, name) if (repo / name / CURRENT).exists() else None
 
 
 def _retire(repo: Path, name: str, keep: int, release: Release, work: Path) -> None:
     """Moves old versions away, so that each goes at once and not file by file; whoever has loaded one keeps it."""
-    for version in repository.versions(repo, name)[:-keep]:
+    for version in repository.list_versions(repo, name)[:-keep]:
         if version not in release.versions:
-            _move(repository.folder(repo, name, version), work / str(version))
-            log(f"{name} version {version} is removed")
+            _move(repository.bundle_folder(repo, name, version), work / str(version))
+            print_status(f"{name} version {version} is removed")
 
 
 def _move(folder: Path, target: Path) -> None:

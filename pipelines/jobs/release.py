@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ranking.artifacts import repository
-from ranking.artifacts.release import CURRENT, Release, parse
+from ranking.artifacts.release import CURRENT, Release, parse_release
 from ranking.errors import BundleError
 
 
@@ -27,21 +27,21 @@ def change_release(repo: Path, name: str, changes: Mapping[str, Any]) -> Release
         BundleError: no such model or version, changes that do not fit together, or a damaged current.json.
         OutputError: the repository cannot be written.
     """
-    if not repository.versions(repo, name):
-        raise BundleError(f"{repo} has no model '{name}': it has {', '.join(repository.names(repo)) or 'none'}")
+    if not repository.list_versions(repo, name):
+        raise BundleError(f"{repo} has no model '{name}': it has {', '.join(repository.list_models(repo)) or 'none'}")
     if not changes:
-        return repository.release(repo, name)
+        return repository.read_release(repo, name)
     with repository.lock_model(repo, name):
         before = _before(repo, name, changes)
-        release = parse({**before.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
-        repository.put_release(repo, name, release)
+        release = parse_release({**before.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
+        repository.write_release(repo, name, release)
     return release
 
 
 def _before(repo: Path, name: str, changes: Mapping[str, Any]) -> Release:
     if "version" not in changes:
-        return repository.release(repo, name)
+        return repository.read_release(repo, name)
     try:
-        return repository.release(repo, name).promoted(changes["version"])
+        return repository.read_release(repo, name).promoted(changes["version"])
     except BundleError:
         return Release(version=changes["version"])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.config.uri import Uri, display_uri
-from pipelines.console import Progress, log
-from pipelines.data.profile import quarantine_file, write_bad
-from pipelines.data.reader import LogReader, error_context
-from ranking.artifacts.atomic_files import os_error_text, require_writable
+from pipelines.config.uri import Uri, redact_uri
+from pipelines.console import Progress, print_status
+from pipelines.data.profile import open_quarantine, write_bad_rows
+from pipelines.data.reader import LogReader, as_log_error
+from ranking.artifacts.atomic_files import os_error_text, check_writable
 from ranking.errors import LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker, score_table
 
@@ -35,7 +35,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
         InvalidInputError: an unknown task.
     """
     chosen = ranker.tasks(tasks)
-    require_writable(out)
+    check_writable(out)
     columns = ranker.schema.columns
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
     draft, quarantine = out.with_name(f".{out.name}.draft"), out.with_name(f"{out.name}.quarantine.jsonl")
@@ -43,11 +43,11 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     progress = Progress("scoring", unit="rows")
     writer = None
     try:
-        with quarantine_file(quarantine) as bad_rows:
+        with open_quarantine(quarantine) as bad_rows:
             for cleaned in reader.scan(drop_duplicates=False):
-                write_bad(cleaned.bad, bad_rows)
+                write_bad_rows(cleaned.bad, bad_rows)
                 names = [c for c in (columns.user, columns.item, columns.time) if c in cleaned.rows.column_names]
-                with error_context(cleaned.file):
+                with as_log_error(cleaned.file):
                     scored = score_table(ranker.score_completed(cleaned.rows, chosen)[0], chosen)
                 table = pa.table({c: cleaned.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
                 writer = writer or pq.ParquetWriter(draft, table.schema)
@@ -56,7 +56,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                 counts["bad"] += cleaned.bad.num_rows
                 progress.advance(table.num_rows)
         if writer is None:
-            raise LogError(f"{display_uri(logs)}: the log is empty, there is nothing to score")
+            raise LogError(f"{redact_uri(logs)}: the log is empty, there is nothing to score")
         writer.close()
         draft.replace(out)
     except OSError as error:
@@ -69,7 +69,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
             quarantine.unlink(missing_ok=True)
     progress.close()
     if counts["bad"]:
-        log(f"{counts['bad']:,} bad rows are left out, see {quarantine}")
+        print_status(f"{counts['bad']:,} bad rows are left out, see {quarantine}")
     return counts
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from pipelines.config.config import Config
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.evaluation.evaluate import evaluate
-from pipelines.evaluation.run_sources import run_scorer
+from pipelines.evaluation.sources import run_scorer
 from pipelines.runs import single_task
 from pipelines.runs.provenance import provenance
 from pipelines.runs.run import RunFolder
@@ -75,7 +75,7 @@ def train(
         _require_divisible(config, world)
         with _run_folder(config, folder, world, command, resume=resume) as run:
             if run.finished:
-                log(f"{folder}: training has finished already")
+                print_status(f"{folder}: training has finished already")
             else:
                 _tracked(config, run, world, warm, on_check)
     return run
@@ -88,7 +88,7 @@ def _train_each(config: Config, folder: Path, resume: bool, command: Sequence[st
     with _run_folder(config, folder, DistContext(), command, resume=resume) as run:
         each = {}
         for task, alone in single_task.configs(config).items():
-            log(f"task {task} by itself")
+            print_status(f"task {task} by itself")
             each[task] = train(alone, run.of_task(task), resume=resume, command=command)
         if all(part.evaluation.exists() for part in each.values()):
             write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
@@ -177,7 +177,7 @@ def _train(
 
 def _conclude(config: Config, run: RunFolder, trainer: Trainer, validation: BatchLoader, found: dict[str, Any]) -> None:
     """What is told of a finished training; selection.json comes last and says that it is finished."""
-    schema = config.schema_only
+    schema = config.serving_schema
     model, encoder = load_model(run, config)  # the best weights, which need not be the last
     selection, load = chosen(model, schema, validation.epoch(0))
     convergence = trainer.convergence

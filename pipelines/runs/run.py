@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config
-from pipelines.config.diff import differences
-from ranking.artifacts.atomic_files import os_error_text, require_empty
+from pipelines.config.config import Config, load_config
+from pipelines.config.diff import diff_configs
+from ranking.artifacts.atomic_files import os_error_text, check_empty
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.frozen.calibration import Calibration
 
@@ -61,7 +60,7 @@ class RunFolder:
         Raises:
             OutputError: something is there already, or it cannot be written.
         """
-        require_empty(path)
+        check_empty(path)
         run = cls(path)
         try:
             run.checkpoints.mkdir(parents=True)
@@ -84,7 +83,7 @@ class RunFolder:
                 draft.unlink(missing_ok=True)
                 run.checkpoints.rmdir()
             return cls.create(path, config)
-        other = [key for key, *_ in differences(run.load_config(), config) if key not in CHANGEABLE]
+        other = [key for key, *_ in diff_configs(run.load_config(), config) if key not in CHANGEABLE]
         if other:
             raise OutputError(
                 f"{path} was begun with another {', '.join(other)}: --resume goes on with what is in {run.config}; "
@@ -136,7 +135,7 @@ class RunFolder:
             LogError: it cannot be read.
         """
         try:
-            return configs.load(self.config)
+            return load_config(self.config)
         except ConfigError as error:
             raise LogError(f"{error}; the run is damaged, or of another version: train again") from None
 

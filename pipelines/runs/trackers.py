@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 from pipelines.config.config import Config, Tracker
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.runs.run import RunFolder
 from ranking.errors import ConfigError
 
@@ -98,7 +98,7 @@ class Trackers:
         except Exception as error:
             self._open.pop(name, None)
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log(f"warning: {name} failed and is told no more, the training goes on ({why})")
+            print_status(f"warning: {name} failed and is told no more, the training goes on ({why})")
 
 
 def require_installed(trackers: Sequence[Tracker]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.runs.run import RunFolder
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.artifacts.atomic_files import write_json
@@ -67,15 +67,17 @@ def fit(task: Task, logits: Array, labels: Array) -> Platt | Isotonic | None:
     rarer = int(min(labels.sum(), len(labels) - labels.sum()))
     seen = f"task '{task.name}': the validation split has {rarer} rows of its rarer class"
     if rarer < FEWEST_FOR_PLATT:
-        log(f"{seen}, calibration needs {FEWEST_FOR_PLATT}: left uncalibrated")
+        print_status(f"{seen}, calibration needs {FEWEST_FOR_PLATT}: left uncalibrated")
         return None
     if task.calibration == "isotonic" and rarer >= FEWEST_FOR_ISOTONIC:
         return isotonic(logits, labels)
     if task.calibration == "isotonic":
-        log(f"{seen}, isotonic calibration needs {FEWEST_FOR_ISOTONIC}: calibrated by Platt's method")
+        print_status(f"{seen}, isotonic calibration needs {FEWEST_FOR_ISOTONIC}: calibrated by Platt's method")
     found = platt(logits, labels)
     if found is None:
-        log(f"task '{task.name}': its scores do not rise with the label in the validation split: left uncalibrated")
+        print_status(
+            f"task '{task.name}': its scores do not rise with the label in the validation split: left uncalibrated"
+        )
     return found
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from pipelines.config.uri import first_line
-from pipelines.console import log
+from pipelines.config.uri import single_line
+from pipelines.console import print_status
 from pipelines.training.distributed import DistContext
 from ranking.artifacts.atomic_files import files_in, fsync, os_error_text, sha256
 from ranking.errors import LogError, OutputError
@@ -135,7 +135,7 @@ class Checkpoints:
                 return self._verified(self._path(step))
             except (OSError, ValueError, KeyError) as error:
                 if self._world.first:
-                    log(f"{self._path(step)} is torn and left aside ({error})")
+                    print_status(f"{self._path(step)} is torn and left aside ({error})")
         return None
 
     def restore_best(self, checkpoint: Checkpoint | None) -> None:
@@ -169,4 +169,4 @@ def _cause(error: BaseException) -> str:
     """The first reason behind what torch.distributed.checkpoint wraps."""
     if isinstance(error, dcp.CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    return os_error_text(error) if isinstance(error, OSError) else first_line(error)
+    return os_error_text(error) if isinstance(error, OSError) else single_line(error)

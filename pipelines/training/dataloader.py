@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.config.config import LogsConfig, TrainingConfig
-from pipelines.data.index import Entry, Index
+from pipelines.data.index import IndexedChunk, LogIndex
 from pipelines.data.parquet import CHUNK_ROWS
-from pipelines.data.reader import LogReader, error_context
+from pipelines.data.reader import LogReader, as_log_error
 from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.prefetch import SharedIterator, ordered_map, prefetch
 from ranking.errors import ConfigError
@@ -42,7 +42,7 @@ class EpochSlice(NamedTuple):
 class Read(NamedTuple):
     """Neighbouring chunks of one file, which belong to one block, and what reads a table of each."""
 
-    run: list[Entry]
+    run: list[IndexedChunk]
     tables: Callable[[], list[pa.Table]]
 
 
@@ -75,7 +75,7 @@ class BatchLoader:
     def __init__(
         self,
         reader: LogReader,
-        index: Index,
+        index: LogIndex,
         encode: Callable[[pa.Table], LabeledBatch],
         logs: LogsConfig,
         settings: TrainingConfig,
@@ -92,9 +92,9 @@ class BatchLoader:
             )
         self._reader, self._encode, self._logs, self._settings = reader, encode, logs, settings
         self._split, self._shuffled, self._rank, self._world = split, shuffled, rank, world
-        self._units = index.units(split)
+        self._units = index.read_units(split)
         self._batch = settings.batch_size // world
-        self.rows = index.rows(split)
+        self.rows = index.num_rows(split)
 
     def steps(self, pieces: Sequence[EpochSlice] | None = None) -> int:
         """Batches of an epoch, or of these pieces: the same on every rank.
@@ -129,23 +129,23 @@ class BatchLoader:
     def _every(self, epoch: int) -> list[EpochSlice]:
         return [EpochSlice(i, 0, sum(map(self._rows_of, block))) for i, block in enumerate(self._blocks(epoch))]
 
-    def _rows_of(self, entries: Sequence[Entry]) -> int:
-        return sum(entry.usable[self._split] for entry in entries)
+    def _rows_of(self, entries: Sequence[IndexedChunk]) -> int:
+        return sum(entry.rows_by_split[self._split] for entry in entries)
 
-    def _blocks(self, epoch: int) -> list[list[list[Entry]]]:
+    def _blocks(self, epoch: int) -> list[list[list[IndexedChunk]]]:
         """The epoch's blocks of what is read at once; a unit of the index may begin in one and end in the next."""
         units, least = self._units, CHUNK_ROWS
         if self._shuffled:
             order = np.random.default_rng((self._settings.seed, epoch, ORDER)).permutation(len(units))
             units, least = [units[i] for i in order], self._settings.shuffle_rows
-        blocks: list[list[tuple[int, Entry]]] = []
+        blocks: list[list[tuple[int, IndexedChunk]]] = []
         rows = least
         for unit, entry in ((unit, entry) for unit, entries in enumerate(units) for entry in entries):
             if rows >= least:
                 blocks.append([])
                 rows = 0
             blocks[-1].append((unit, entry))
-            rows += entry.usable[self._split]
+            rows += entry.rows_by_split[self._split]
         return [[[entry for _, entry in run] for _, run in groupby(block, itemgetter(0))] for block in blocks]
 
     def _batches(self, epoch: int, pieces: Sequence[EpochSlice] | None) -> Generator[LabeledBatch, None, None]:
@@ -181,7 +181,7 @@ class BatchLoader:
         random = np.random.default_rng((self._settings.seed, epoch, ROWS + piece.block))
         return random.permutation(rows)[piece.start : piece.stop]
 
-    def _reads(self, runs: Iterable[list[Entry]]) -> Iterator[Read]:
+    def _reads(self, runs: Iterable[list[IndexedChunk]]) -> Iterator[Read]:
         """What threads read: a row group that many blocks share is decoded once, one part after the other."""
         for those in _continued(runs):
             tables = SharedIterator(
@@ -190,13 +190,13 @@ class BatchLoader:
             yield from (Read(run, tables.turn(len(run))) for run in those)
 
     def _examples(self, read: Read) -> LabeledBatch:
-        with error_context(read.run[0].chunk.file):
+        with as_log_error(read.run[0].chunk.file):
             return LabeledBatch.concat([self._encode(table) for table in read.tables()])
 
 
-def _continued(runs: Iterable[list[Entry]]) -> Iterator[list[list[Entry]]]:
+def _continued(runs: Iterable[list[IndexedChunk]]) -> Iterator[list[list[IndexedChunk]]]:
     """Consecutive runs together where each goes on in the row group in which the one before it ended."""
-    those: list[list[Entry]] = []
+    those: list[list[IndexedChunk]] = []
     for run in runs:
         last, first = those[-1][-1].chunk if those else None, run[0].chunk
         if last and (last.file, last.group) == (first.file, first.group) and last.start < first.start:

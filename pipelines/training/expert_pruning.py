@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.training.gate_schedule import GateSchedule
 from ranking.gates import Gate
 from ranking.model.mmoe import MMoE
@@ -15,24 +15,24 @@ def narrow(model: MMoE, optimiser: torch.optim.Optimizer, convergence: GateSched
     """Goes on with the experts that are left, and with the final choice among them once it is made."""
     if model.gate.serving_gate() is not model.gate:
         distil(model, optimiser)
-        log(f"step {step}: the gate is distilled into one that serves; experts are fixed from here")
+        print_status(f"step {step}: the gate is distilled into one that serves; experts are fixed from here")
         return
     keep_experts(model, optimiser, convergence.experts)
     left = f"{len(convergence.experts)} of {model.gate.num_experts} experts"
     if not convergence.done:
         _forget_gate(model, optimiser)
-        log(f"step {step}: the budget leaves {left}; only these train on")
+        print_status(f"step {step}: the budget leaves {left}; only these train on")
         return
     if convergence.snapped_codes:
-        log(
+        print_status(
             f"step {step}: {convergence.snapped_codes} selectors were not binary when the ramp ended and were "
             "snapped; more steps, a longer ramp or a larger training.learning_rate.gates lets them choose"
         )
     if model.gate.per_example:
-        log(f"step {step}: the choice is exact for every example, at most {model.gate.k} experts a task")
+        print_status(f"step {step}: the choice is exact for every example, at most {model.gate.k} experts a task")
     else:
         since = f"binary since step {convergence.binary_at_step}"
-        log(f"step {step}: the gates chose {left} ({since}); only these train on")
+        print_status(f"step {step}: the gates chose {left} ({since}); only these train on")
 
 
 def distil(model: MMoE, optimiser: torch.optim.Optimizer) -> None:

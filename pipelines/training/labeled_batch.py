@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.config.config import LogsConfig
-from pipelines.data.reader import CleanChunk, LogReader, error_context
-from pipelines.data.splits import split_bounds
+from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
+from pipelines.data.splits import split_range
 from ranking.encoding.batch import EncodedBatch, Float32, Int64
 from ranking.encoding.encoder import Encoder, encode_labels, encode_weights
 from ranking.encoding.vocabulary import hash_column
@@ -91,12 +91,12 @@ def encode(table: pa.Table, encoder: Encoder, side: Encoder | None = None) -> La
 
 def read(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> Iterator[LabeledBatch]:
     """Streams one split of a log as examples, in order of files."""
-    return _encoded(reader.scan(*split_bounds(logs, split)), encoder)
+    return _encoded(reader.scan(*split_range(logs, split)), encoder)
 
 
-def _encoded(stream: Iterable[CleanChunk], encoder: Encoder, side: Encoder | None = None) -> Iterator[LabeledBatch]:
+def _encoded(stream: Iterable[ScannedChunk], encoder: Encoder, side: Encoder | None = None) -> Iterator[LabeledBatch]:
     for cleaned in stream:
         if cleaned.rows.num_rows:
-            with error_context(cleaned.file):
+            with as_log_error(cleaned.file):
                 examples = encode(cleaned.rows, encoder, side)
             yield examples

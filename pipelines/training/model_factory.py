@@ -27,12 +27,12 @@ def build_model(config: Config, encoder: Encoder, side_encoder: Encoder | None =
 
 
 def _embeddings(encoder: Encoder) -> Embeddings:
-    return Embeddings(encoder.schema, {name: space.size for name, space in encoder.id_spaces.items()})
+    return Embeddings(encoder.schema, {name: space.size for name, space in encoder.id_mappings.items()})
 
 
 def read_side_encoder(run: RunFolder, config: Config) -> Encoder | None:
     """The encoder of the side tower that a run was trained with; None without one."""
-    schema = config.side_schema
+    schema = config.position_schema
     return None if schema is None else Encoder.read(run.side_encoder, schema)
 
 
@@ -43,7 +43,7 @@ def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
         LogError: a file of the run is damaged.
     """
     try:
-        encoder = Encoder.read(run.encoder, config.schema_only)
+        encoder = Encoder.read(run.encoder, config.serving_schema)
         weights = load_file(run.best)
         model = build_model(config, encoder, read_side_encoder(run, config))
         model.gate = model.gate.serving_gate()  # only weights with a final choice are kept

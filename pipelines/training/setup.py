@@ -13,8 +13,8 @@ import pyarrow as pa
 import torch
 
 from pipelines.config.config import Config
-from pipelines.console import log
-from pipelines.data.index import Index
+from pipelines.console import print_status
+from pipelines.data.index import LogIndex
 from pipelines.data.profile import profile_log, require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.runs.run import RunFolder
@@ -45,7 +45,7 @@ class TrainingData:
     reader: LogReader
     encoder: Encoder
     side_encoder: Encoder | None
-    index: Index
+    index: LogIndex
     survey: dict[str, Any]
 
 
@@ -62,7 +62,7 @@ def prepare(config: Config, run: RunFolder, world: DistContext, warm: WarmStart 
         LogError: the log cannot be used or cannot be learnt from.
         OutputError: the run folder cannot be written.
     """
-    schema = config.log_schema
+    schema = config.training_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     if world.first and not run.encoder.exists():
         _survey(config, run, reader, warm)
@@ -71,24 +71,24 @@ def prepare(config: Config, run: RunFolder, world: DistContext, warm: WarmStart 
         raise LogError(
             f"{run.path} is not seen by rank {world.rank}: all ranks need one file system for the run folder"
         )
-    encoder, side_encoder = Encoder.read(run.encoder, config.schema_only), read_side_encoder(run, config)
-    return TrainingData(reader, encoder, side_encoder, Index.read(run.index), json.loads(run.survey.read_text()))
+    encoder, side_encoder = Encoder.read(run.encoder, config.serving_schema), read_side_encoder(run, config)
+    return TrainingData(reader, encoder, side_encoder, LogIndex.read(run.index), json.loads(run.survey.read_text()))
 
 
 def _survey(config: Config, run: RunFolder, reader: LogReader, warm: WarmStart | None) -> None:
     """One pass over the log; writes what it finds, the encoder last: where that is, all is."""
-    fitter = EncoderFitter(config.schema_only)
-    side = None if config.side_schema is None else EncoderFitter(config.side_schema)
+    fitter = EncoderFitter(config.serving_schema)
+    side = None if config.position_schema is None else EncoderFitter(config.position_schema)
 
     def fit(rows: pa.Table) -> None:
         fitter.add(rows)
         if side is not None:
             side.add(rows)
 
-    found = profile_log(reader, config.logs, config.log_schema, run.quarantine, on_train=fit)
+    found = profile_log(reader, config.logs, config.training_schema, run.quarantine, on_train=fit)
     require_learnable(found, config)
     if found.bad:
-        log(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
+        print_status(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
     write_json(found.to_json(), run.survey)
     found.index.write(run.index)
     if side is not None:

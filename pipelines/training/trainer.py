@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from pipelines.config.config import Config
-from pipelines.console import Progress, log
+from pipelines.console import Progress, print_status
 from pipelines.runs.run import RunFolder
 from pipelines.training import model_state
 from pipelines.training.checkpoint import Checkpoint, Checkpoints
@@ -74,7 +74,7 @@ class Trainer:
         self._on_check = on_check
         self.steps = self._settings.epochs * feed.steps()
         if self.steps < FEW_STEPS and model.gate.concludes and not chosen:
-            log(
+            print_status(
                 f"only {self.steps} steps: the gates need a few hundred to choose their experts; "
                 "lower training.batch_size or raise training.epochs"
             )
@@ -302,4 +302,4 @@ class Trainer:
         self._best = math.inf if state["best"] is None else state["best"]
         self._checks_since_best = state["checks_since_best"]
         self._wrapped = data_parallel(self._objective, self._world)
-        log(f"resumed at step {self._step:,} of {self.steps:,}")
+        print_status(f"resumed at step {self._step:,} of {self.steps:,}")

@@ -28,12 +28,11 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config
-from pipelines.config.diff import differences
+from pipelines.config.config import Config, load_config
+from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
 from pipelines.tuning.search_space import Range, override, search_space
-from ranking.artifacts.atomic_files import os_error_text, require_folder
+from ranking.artifacts.atomic_files import os_error_text, check_folder
 from ranking.errors import ConfigError, OutputError
 
 OUTCOME, REASON, TAKES_UP = "outcome", "reason", "takes_up"
@@ -81,7 +80,7 @@ class StudyFolder:
         self.path = path
         self.config_file = path / "config.toml"
         self.best_file = path / "best.toml"
-        self.config = configs.load(self.config_file)
+        self.config = load_config(self.config_file)
         self.space: dict[str, Range] = search_space(self.config)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna.create_study(
@@ -103,7 +102,7 @@ class StudyFolder:
         if config.model.gate.kind == "single_task":
             raise ConfigError("single_task trains a model for each task: tune a configuration of one task instead")
         search_space(config)
-        require_folder(path)
+        check_folder(path)
         file = path / "config.toml"
         try:
             (path / "trials").mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,7 @@ class StudyFolder:
                     config.write(file)
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
-        for setting, before, now in differences(configs.load(file), config):
+        for setting, before, now in diff_configs(load_config(file), config):
             raise ConfigError(
                 f"{path} is a study of another configuration: {setting} was {before!r}, now it is {now!r}; "
                 "name another folder"

@@ -7,7 +7,7 @@ import math
 import traceback
 from typing import Any
 
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.jobs.train import train
 from pipelines.tuning.search_space import override
 from pipelines.tuning.study import CONVERGED, FAILED, PRUNED, UNCONVERGED, StudyFolder, TrialLease
@@ -54,7 +54,7 @@ def run(study: StudyFolder, claim: TrialLease) -> str:
     with folder.with_suffix(".log").open("w") as log_file, contextlib.redirect_stderr(log_file):
         how, why = _train(study, claim, watch)
         if why:
-            log(why)
+            print_status(why)
     study.finish(claim, how, watch.best if how == CONVERGED else None, why)
     loss = f"validation loss {watch.best:.5f}" if math.isfinite(watch.best) else "no validation loss"
     return f"trial {claim.trial.number}: {how}, {loss}" + (f" ({why})" if why else "")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.config import Config
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.tuning import trial
 from pipelines.tuning.study import StudyFolder, outcome
 from ranking.errors import RankerError
@@ -54,7 +54,7 @@ def tune(config: Config, folder: Path, trials: int, workers: int = 1, timeout: f
             del alive[worker]
             if process.exitcode < 0 and restarts:  # killed: what it left is taken up
                 restarts -= 1
-                log(f"worker {worker} was killed by signal {-process.exitcode}; another takes its trial up")
+                print_status(f"worker {worker} was killed by signal {-process.exitcode}; another takes its trial up")
                 alive[worker] = started(worker)
             failed += process.exitcode != 0 and worker not in alive
     if failed:
@@ -70,9 +70,9 @@ def work(folder: Path, trials: int, worker: int = 0, until: float | None = None)
             claim = study.claim(trials, worker)
             if claim is None:
                 return
-            log(trial.run(study, claim))
+            print_status(trial.run(study, claim))
     except RankerError as error:
-        log(f"worker {worker}: {error}")
+        print_status(f"worker {worker}: {error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)

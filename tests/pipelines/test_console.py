@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.console import LINE_SECONDS, Progress, log
+from pipelines.console import LINE_SECONDS, Progress, print_status
 
 
 class Terminal(io.StringIO):
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def test_messages_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    log("half way")
+    print_status("half way")
     assert capsys.readouterr() == ("", "half way\n")
 
 
@@ -89,7 +89,7 @@ class TestOnATerminal:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         progress = Progress("training", unit="steps", total=10)
-        log("the gates chose 3 experts")
+        print_status("the gates chose 3 experts")
         progress.close()
         before, after = terminal.getvalue().split("the gates chose 3 experts\n")
         assert before.endswith("\r")

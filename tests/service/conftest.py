@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import ranking
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
 from pipelines.jobs.release import change_release
@@ -49,7 +49,7 @@ def request_body() -> dict[str, Any]:
 def candidate(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of the same features and tasks as the shared one, whose scores are others; read only."""
     folder = tmp_path_factory.mktemp("candidate")
-    trained = train(configs.load(logs / "ranker.toml", [*SMALL, "training.seed=1"]), folder / "run")
+    trained = train(load_config(logs / "ranker.toml", [*SMALL, "training.seed=1"]), folder / "run")
     freeze_run(trained.path, folder / "bundle")
     return folder / "bundle"
 

@@ -64,14 +64,14 @@ def toml(tmp_path: Path) -> Path:
 def message(file: Path, *overrides: str) -> str:
     """What loading says; it must begin with the file."""
     with pytest.raises((ConfigError, UsageError)) as caught:
-        configs.load(file, overrides)
+        configs.load_config(file, overrides)
     text = str(caught.value)
     assert "\n" not in text
     return text
 
 
 def test_holds_what_the_file_says(toml: Path) -> None:
-    config = configs.load(toml)
+    config = configs.load_config(toml)
     assert config.name == "shop"
     assert config.columns.time == "at"
     assert config.columns.user == "user_id"
@@ -83,16 +83,16 @@ def test_holds_what_the_file_says(toml: Path) -> None:
 
 
 def test_the_schema_alone_leaves_out_logs_model_training_and_serving(toml: Path) -> None:
-    config = configs.load(toml)
-    only = config.schema_only
+    config = configs.load_config(toml)
+    only = config.serving_schema
     assert set(only.model_dump()) == {"name", "columns", "features", "tasks"}
     assert only.features == config.features
     assert only.tasks == config.tasks
 
 
 def test_the_objective_is_the_first_task_unless_one_is_given(toml: Path) -> None:
-    assert configs.load(toml).objective == {"click": 1.0}
-    assert configs.load(toml, ["serving.objective.watch=2"]).objective == {"watch": 2.0}
+    assert configs.load_config(toml).objective == {"click": 1.0}
+    assert configs.load_config(toml, ["serving.objective.watch=2"]).objective == {"watch": 2.0}
 
 
 class TestPaths:
@@ -100,7 +100,7 @@ class TestPaths:
         elsewhere = toml.parent / "elsewhere"
         elsewhere.mkdir()
         monkeypatch.chdir(elsewhere)
-        logs = configs.load(Path("../ranker.toml")).logs
+        logs = configs.load_config(Path("../ranker.toml")).logs
         assert logs.path.is_absolute()
         assert logs.path.resolve() == toml.parent / "log"
         assert logs.users is not None
@@ -108,14 +108,14 @@ class TestPaths:
         assert logs.items is None
 
     def test_absolute_ones_stay(self, toml: Path) -> None:
-        assert configs.load(toml, ["logs.path=/data/log"]).logs.path == Path("/data/log")
+        assert configs.load_config(toml, ["logs.path=/data/log"]).logs.path == Path("/data/log")
 
     def test_uris_stay_as_they_are_through_a_run_folder(self, toml: Path, tmp_path: Path) -> None:
         uri = "s3://bucket/a//b?endpoint_override=localhost:9000&scheme=http"
-        config = configs.load(toml, [f"logs.path='{uri}'", "logs.items='gs://bucket/items.parquet'"])
+        config = configs.load_config(toml, [f"logs.path='{uri}'", "logs.items='gs://bucket/items.parquet'"])
         assert (config.logs.path, config.logs.items) == (uri, "gs://bucket/items.parquet")
         config.write(tmp_path / "config.toml")
-        assert configs.load(tmp_path / "config.toml") == config
+        assert configs.load_config(tmp_path / "config.toml") == config
 
 
 class TestUnknownKeys:
@@ -245,7 +245,7 @@ class TestValuesThatMakeNoRanker:
         assert message(toml, override).startswith(f"{toml}: {says}")
 
     def test_whole_numbers_are_numbers_and_dates_are_moments(self, toml: Path) -> None:
-        config = configs.load(toml, ["training.weight_decay=1", "logs.validation_from=2026-01-08"])
+        config = configs.load_config(toml, ["training.weight_decay=1", "logs.validation_from=2026-01-08"])
         assert config.training.weight_decay == 1.0
         assert config.logs.validation_from == datetime(2026, 1, 8)
 
@@ -275,10 +275,14 @@ class TestGates:
 
     @pytest.mark.parametrize("kind", KINDS.replace(" or ", ", ").split(", "))
     def test_are_chosen_by_one_setting(self, toml: Path, kind: str) -> None:
-        assert configs.load(toml, [f"model.gate.kind={kind}"]).model.gate.kind == kind
+        assert configs.load_config(toml, [f"model.gate.kind={kind}"]).model.gate.kind == kind
 
     def test_are_dselect_k_unless_a_kind_is_given(self, toml: Path) -> None:
-        assert configs.load(toml).model.gate == configs.load(toml, ["model.gate.k=2"]).model.gate == DSelectKConfig()
+        assert (
+            configs.load_config(toml).model.gate
+            == configs.load_config(toml, ["model.gate.k=2"]).model.gate
+            == DSelectKConfig()
+        )
 
     @pytest.mark.parametrize("kind", ["softmx", "3", "DSelectK"])
     def test_of_an_unknown_kind_are_refused_with_the_kinds(self, toml: Path, kind: str) -> None:
@@ -316,7 +320,7 @@ class TestGates:
     @pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors"])
     def test_cannot_use_more_experts_than_there_are(self, toml: Path, kind: str) -> None:
         overrides = [f"model.gate.kind={kind}", "model.experts=6"]
-        assert configs.load(toml, [*overrides, "model.gate.experts_budget=6"]).model.gate.kind == kind
+        assert configs.load_config(toml, [*overrides, "model.gate.experts_budget=6"]).model.gate.kind == kind
         assert "model: gate.experts_budget = 7 of 6 experts" in message(toml, *overrides, "model.gate.experts_budget=7")
         assert "model.gate.experts_budget: " in message(toml, *overrides, "model.gate.experts_budget=0")
 
@@ -327,7 +331,7 @@ class TestGates:
 
     @pytest.mark.parametrize("kind", ["softmax", "attentive", "shared_bottom", "single_task"])
     def test_without_k_need_one_expert_only(self, toml: Path, kind: str) -> None:
-        assert configs.load(toml, [f"model.gate.kind={kind}", "model.experts=1"]).model.experts == 1
+        assert configs.load_config(toml, [f"model.gate.kind={kind}", "model.experts=1"]).model.experts == 1
 
     @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax"])
     @pytest.mark.parametrize("key", ["similarity_same", "similarity_different"])
@@ -335,7 +339,7 @@ class TestGates:
         overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=0.1"]
         assert f"model.gate: {key.split('_')[0]}" in message(toml, *overrides)
         assert "set per_example = true" in message(toml, *overrides)
-        assert configs.load(toml, [*overrides, "model.gate.per_example=true"]).model.gate.kind == kind
+        assert configs.load_config(toml, [*overrides, "model.gate.per_example=true"]).model.gate.kind == kind
 
     @pytest.mark.parametrize("moment", ["0.6", "0.7"])
     def test_meet_their_budget_before_the_choice_is_final(self, toml: Path, moment: str) -> None:
@@ -363,44 +367,44 @@ class TestGates:
     def test_may_use_a_quarter_of_the_experts_but_at_least_k_unless_a_budget_is_given(
         self, toml: Path, settings: list[str], budget: int | None
     ) -> None:
-        assert configs.load(toml, ["model.experts=12", *settings]).model.experts_budget == budget
+        assert configs.load_config(toml, ["model.experts=12", *settings]).model.experts_budget == budget
 
     @pytest.mark.parametrize(
         "settings", [settings for settings in GATES.values() if settings], ids=[name for name, s in GATES.items() if s]
     )
     def test_are_written_and_read_again(self, toml: Path, tmp_path: Path, settings: list[str]) -> None:
-        config = configs.load(toml, settings)
+        config = configs.load_config(toml, settings)
         config.write(tmp_path / "config.toml")
-        assert configs.load(tmp_path / "config.toml") == config
+        assert configs.load_config(tmp_path / "config.toml") == config
 
 
 class TestOverrides:
     def test_numbers(self, toml: Path) -> None:
-        training = configs.load(toml, ["training.epochs=3", "training.learning_rate.trunk=2e-4"]).training
+        training = configs.load_config(toml, ["training.epochs=3", "training.learning_rate.trunk=2e-4"]).training
         assert training.epochs == 3
         assert training.learning_rate.trunk == 2e-4
 
     def test_lists(self, toml: Path) -> None:
-        assert configs.load(toml, ["model.expert_layers=[256, 64]"]).model.expert_layers == (256, 64)
+        assert configs.load_config(toml, ["model.expert_layers=[256, 64]"]).model.expert_layers == (256, 64)
 
     def test_bare_words_are_strings(self, toml: Path) -> None:
-        config = configs.load(toml, ["name=feed", "logs.path=some/where.parquet"])
+        config = configs.load_config(toml, ["name=feed", "logs.path=some/where.parquet"])
         assert config.name == "feed"
         assert config.logs.path == toml.parent / "some" / "where.parquet"
 
     def test_quoted_strings(self, toml: Path) -> None:
-        assert configs.load(toml, ['name="feed"']).name == "feed"
+        assert configs.load_config(toml, ['name="feed"']).name == "feed"
 
     def test_moments(self, toml: Path) -> None:
-        config = configs.load(toml, ["logs.validation_from=2026-01-08T12:30:00", "logs.test_from=2026-01-09"])
+        config = configs.load_config(toml, ["logs.validation_from=2026-01-08T12:30:00", "logs.test_from=2026-01-09"])
         assert config.logs.validation_from == datetime(2026, 1, 8, 12, 30)
         assert config.logs.test_from == datetime(2026, 1, 9)
 
     def test_of_sections_that_the_file_lacks(self, toml: Path) -> None:
-        assert configs.load(toml, ["training.convergence.gamma=2.5"]).training.convergence.gamma == 2.5
+        assert configs.load_config(toml, ["training.convergence.gamma=2.5"]).training.convergence.gamma == 2.5
 
     def test_the_last_of_two_holds(self, toml: Path) -> None:
-        assert configs.load(toml, ["training.epochs=3", "training.epochs=4"]).training.epochs == 4
+        assert configs.load_config(toml, ["training.epochs=3", "training.epochs=4"]).training.epochs == 4
 
     @pytest.mark.parametrize("wrong", ["training.epochs", "", "=3", "training.=3", ".epochs=3", "training..epochs=3"])
     def test_of_another_form_are_errors_that_show_the_form(self, toml: Path, wrong: str) -> None:
@@ -417,14 +421,14 @@ class TestOverrides:
 class TestWrittenAgain:
     def test_it_loads_as_the_same_configuration(self, toml: Path, tmp_path: Path) -> None:
         overrides = ["model.expert_layers=[32, 16]", "serving.objective={click = 1, watch = -0.5}", "training.seed=7"]
-        config = configs.load(toml, overrides)
+        config = configs.load_config(toml, overrides)
         again = tmp_path / "elsewhere" / "config.toml"
         again.parent.mkdir()
         config.write(again)
-        assert configs.load(again) == config
+        assert configs.load_config(again) == config
 
     def test_it_holds_every_setting_with_its_default(self, toml: Path, tmp_path: Path) -> None:
-        configs.load(toml).write(tmp_path / "config.toml")
+        configs.load_config(toml).write(tmp_path / "config.toml")
         written = tomllib.loads((tmp_path / "config.toml").read_text())
         no_default = {"clip_norm"}
         assert set(written["training"]) == set(configs.TrainingConfig.model_fields) - no_default
@@ -433,9 +437,9 @@ class TestWrittenAgain:
 
     def test_time_zones_survive(self, toml: Path, tmp_path: Path) -> None:
         zoned = ["logs.validation_from=2026-01-09T00:00:00Z", "logs.test_from=2026-01-10T00:00:00+08:00"]
-        config = configs.load(toml, zoned)
+        config = configs.load_config(toml, zoned)
         config.write(tmp_path / "config.toml")
-        again = configs.load(tmp_path / "config.toml")
+        again = configs.load_config(tmp_path / "config.toml")
         assert again == config
         assert again.logs.validation_from == datetime(2026, 1, 9, tzinfo=UTC)
 
@@ -453,17 +457,17 @@ class TestWrittenAgain:
             overrides = [f"training.seed={seed}", f"training.convergence.gamma={gamma!r}"]
             overrides += [f"training.learning_rate.gates={rate!r}"]
             overrides += [f"serving.objective.{task}={weight!r}" for task, weight in weights.items()]
-            config = configs.load(file, overrides)
+            config = configs.load_config(file, overrides)
             assert config.training.seed == seed
             assert config.training.convergence.gamma == gamma
             assert config.training.learning_rate.gates == rate
             assert config.objective == weights
             config.write(Path(folder) / "config.toml")
-            assert configs.load(Path(folder) / "config.toml") == config
+            assert configs.load_config(Path(folder) / "config.toml") == config
 
 
 def test_a_configuration_cannot_be_changed(toml: Path) -> None:
-    config = configs.load(toml)
+    config = configs.load_config(toml)
     assert isinstance(config, Config)
     with pytest.raises(ValueError, match="frozen"):
         config.training.epochs = 3  # type: ignore[misc]

@@ -14,7 +14,7 @@ from ranking.errors import ConfigError
 
 def message(file: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        toml.read(file)
+        toml.read_toml(file)
     return str(caught.value)
 
 

@@ -15,9 +15,8 @@ from moto.server import ThreadedMotoServer
 from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
 
 from pipelines.cli.main import main
-from pipelines.config import config as configs
-from pipelines.config.config import Config
-from pipelines.config.uri import display_uri, open_uri, parse_uri
+from pipelines.config.config import Config, load_config
+from pipelines.config.uri import open_uri, parse_uri, redact_uri
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.jobs.train import train
@@ -38,8 +37,8 @@ class TestPlaces:
         assert parse_uri(text) == Path(text)
 
     def test_are_shown_without_password_and_options(self) -> None:
-        assert display_uri("s3://key:secret@bucket/log/?endpoint_override=h:1&scheme=http") == "s3://bucket/log"
-        assert display_uri(Path("a/b")) == "a/b"
+        assert redact_uri("s3://key:secret@bucket/log/?endpoint_override=h:1&scheme=http") == "s3://bucket/log"
+        assert redact_uri(Path("a/b")) == "a/b"
 
     @pytest.mark.parametrize(
         ("uri", "says"),
@@ -52,7 +51,7 @@ class TestPlaces:
     def test_that_mean_nothing_are_named(self, uri: str, says: str) -> None:
         with pytest.raises(LogError, match=says) as caught:
             open_uri(uri)
-        assert str(caught.value).startswith(f"{display_uri(uri)}: cannot be reached (")
+        assert str(caught.value).startswith(f"{redact_uri(uri)}: cannot be reached (")
         assert "secret" not in str(caught.value)
 
     def test_of_files_can_be_uris(self, shop: Shop) -> None:
@@ -107,7 +106,7 @@ def there(bucket: Bucket, logs: Path) -> Config:
     """The configuration of the generated log, with everything in the bucket."""
     bucket.upload(logs)
     places = {name: bucket.uri(file) for name, file in NAMES.items()}
-    return configs.load(logs / "ranker.toml", [*SMALL, *(f"logs.{name}='{uri}'" for name, uri in places.items())])
+    return load_config(logs / "ranker.toml", [*SMALL, *(f"logs.{name}='{uri}'" for name, uri in places.items())])
 
 
 NAMES = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
@@ -117,7 +116,7 @@ class TestS3:
     def test_holds_the_same_log(self, there: Config, config: Config) -> None:
         found = []
         for each in (there, config):
-            schema = each.schema_only
+            schema = each.serving_schema
             reader = LogReader(each.logs.path, schema, load_tables(each.logs, schema))
             found.append(profile_log(reader, each.logs, schema))
         assert found[0].to_json() == found[1].to_json()

@@ -5,7 +5,7 @@ from datetime import date, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from pipelines.data.days import count_days, missing_days, named
+from pipelines.data.days import count_days, format_gaps, missing_days
 
 
 @pytest.mark.parametrize("count", [10, 13])
@@ -13,8 +13,8 @@ def test_gaps_that_are_many_are_cut_short(count: int) -> None:
     day = date(2026, 1, 1)
     gaps = missing_days(day + timedelta(days=2 * i) for i in range(count + 1))
     assert len(gaps) == count
-    assert named(gaps).count("2026") == 10
-    assert named(gaps).endswith(f" and {count - 10} more gaps") == (count > 10)
+    assert format_gaps(gaps).count("2026") == 10
+    assert format_gaps(gaps).endswith(f" and {count - 10} more gaps") == (count > 10)
 
 
 def test_days_are_those_of_the_columns_own_zone() -> None:

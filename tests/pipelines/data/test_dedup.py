@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.data.dedup import DuplicateFilter, row_hashes
+from pipelines.data.dedup import DuplicateFilter, hash_rows
 
 COLUMNS = {
     "number": (pa.int64(), st.sampled_from([None, 0, 1, -1, 2])),
@@ -53,20 +53,20 @@ def test_rows_are_remembered_from_table_to_table(rows: list[tuple[Any, ...]], cu
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=2, max_size=2, unique=True))
 def test_integers_that_differ_are_told_apart(values: list[int | None]) -> None:
-    first, second = row_hashes(pa.table({"n": pa.array(values, pa.int64())}))
+    first, second = hash_rows(pa.table({"n": pa.array(values, pa.int64())}))
     assert first != second
 
 
 @pytest.mark.parametrize("values", [(0, -(2**63)), (1, 1 - 2**63), (2**62, -(2**62))])
 def test_integers_that_differ_in_their_highest_bits_are_told_apart(values: tuple[int, int]) -> None:
-    first, second = row_hashes(pa.table({"n": pa.array(values, pa.int64())}))
+    first, second = hash_rows(pa.table({"n": pa.array(values, pa.int64())}))
     assert first != second
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(allow_nan=False).filter(bool), min_size=2, max_size=2, unique=True))
 def test_floats_that_differ_are_told_apart(values: list[float]) -> None:
-    first, second = row_hashes(pa.table({"x": values}))
+    first, second = hash_rows(pa.table({"x": values}))
     assert first != second
 
 
@@ -86,7 +86,7 @@ def test_chunks_and_dictionaries_make_no_difference() -> None:
     plain = pa.table({"a": ["x", "y", "x"], "n": [1, 2, 1]})
     chunked = pa.concat_tables([plain.slice(0, 1), plain.slice(1)])
     encoded = plain.set_column(0, "a", plain["a"].dictionary_encode())
-    assert row_hashes(plain).tolist() == row_hashes(chunked).tolist() == row_hashes(encoded).tolist()
+    assert hash_rows(plain).tolist() == hash_rows(chunked).tolist() == hash_rows(encoded).tolist()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_rows_are_remembered_over_many_tables() -> None:
     ids=str,
 )
 def test_values_that_differ_are_told_apart(one: pa.Array, other: pa.Array) -> None:
-    assert row_hashes(pa.table({"x": one})).tolist() != row_hashes(pa.table({"x": other})).tolist()
+    assert hash_rows(pa.table({"x": one})).tolist() != hash_rows(pa.table({"x": other})).tolist()
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_values_that_differ_are_told_apart(one: pa.Array, other: pa.Array) -> No
     ],
 )
 def test_slices_hash_as_the_whole_does(values: pa.Array) -> None:
-    whole = row_hashes(pa.table({"x": values})).tolist()
-    assert row_hashes(pa.table({"x": values.slice(1, 3)})).tolist() == whole[1:4]
+    whole = hash_rows(pa.table({"x": values})).tolist()
+    assert hash_rows(pa.table({"x": values.slice(1, 3)})).tolist() == whole[1:4]

@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.data.index import Chunk, Entry, Index
+from pipelines.data.index import Chunk, IndexedChunk, LogIndex
 from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.data.profile import profile_log
-from pipelines.data.splits import split_bounds
+from pipelines.data.splits import split_range
 from ranking.errors import LogError
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 
-def made(shop: Shop, table: pa.Table, name: str = "part-0.parquet") -> Index:
+def made(shop: Shop, table: pa.Table, name: str = "part-0.parquet") -> LogIndex:
     """The index of a log, once this file is written to it."""
     shop.write(table, name)
     return profile_log(shop.reader(), shop.logs(), shop.schema).index
@@ -37,11 +37,11 @@ class TestIndex:
             0,
             30,
         )
-        assert first.left_out.tolist() == [5]
-        assert second.left_out.tolist() == [20, 21, 22]
-        assert third.left_out.tolist() == [0, 1, 2, 3, 4]
-        assert third.usable == {"train": 30, "validation": 10, "test": 10}
-        assert {split: found.index.rows(split) for split in found.rows} == found.rows
+        assert first.excluded.tolist() == [5]
+        assert second.excluded.tolist() == [20, 21, 22]
+        assert third.excluded.tolist() == [0, 1, 2, 3, 4]
+        assert third.rows_by_split == {"train": 30, "validation": 10, "test": 10}
+        assert {split: found.index.num_rows(split) for split in found.rows} == found.rows
 
     def test_gives_the_rows_that_a_pass_over_the_log_gives(self, shop: Shop) -> None:
         table = shop.replaced(shop.table(100), "is_click", 83, 5)
@@ -51,11 +51,11 @@ class TestIndex:
         for split in ("train", "validation", "test"):
             read = [
                 moment
-                for entries in index.units(split)
+                for entries in index.read_units(split)
                 for part in reader.read_indexed(entries, split, shop.logs())
                 for moment in part["time"].to_pylist()
             ]
-            bounds = split_bounds(shop.logs(), split)
+            bounds = split_range(shop.logs(), split)
             whole = [moment for batch in reader.scan(*bounds) for moment in batch.rows["time"].to_pylist()]
             assert read == whole
 
@@ -64,17 +64,17 @@ class TestIndex:
         logs = shop.logs().model_copy(update={"train_from": datetime(2026, 1, 6, 12)})
         found = profile_log(shop.reader(), logs, shop.schema)
         assert found.rows == {"train": 25, "validation": 10, "test": 10}
-        assert [entry.chunk.group for entry in found.index.units("train")[0]] == [6, 7, 8, 9]
-        assert found.index.entries[0].usable == {"train": 1, "validation": 0, "test": 0}
+        assert [entry.chunk.group for entry in found.index.read_units("train")[0]] == [6, 7, 8, 9]
+        assert found.index.entries[0].rows_by_split == {"train": 1, "validation": 0, "test": 0}
 
     def test_comes_back_from_its_file(self, shop: Shop, tmp_path: Path) -> None:
         table = shop.replaced(shop.table(100), "item_id", 5, None)
         index = made(shop, pa.concat_tables([table, table.slice(3, 2)]))
         index.write(tmp_path / "index.parquet")
-        (before,), (after,) = index.entries, Index.read(tmp_path / "index.parquet").entries
+        (before,), (after,) = index.entries, LogIndex.read(tmp_path / "index.parquet").entries
         assert after.chunk == before.chunk
-        assert after.usable == before.usable
-        assert after.left_out.tolist() == before.left_out.tolist() == [5, 100, 101]
+        assert after.rows_by_split == before.rows_by_split
+        assert after.excluded.tolist() == before.excluded.tolist() == [5, 100, 101]
 
     @pytest.mark.parametrize("content", [None, b"", b"no Parquet"])
     def test_that_is_damaged_is_named(self, tmp_path: Path, content: bytes | None) -> None:
@@ -82,7 +82,7 @@ class TestIndex:
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(LogError, match="train again") as caught:
-            Index.read(file)
+            LogIndex.read(file)
         assert str(caught.value).startswith(f"{file}: cannot be read")
 
 
@@ -91,10 +91,13 @@ class TestUnits:
     def units(*chunks: tuple[str, int, int, int]) -> list[list[tuple[str, int, int]]]:
         """File, row group and first row of the chunks (file, row group, first row, rows), as they are read at once."""
         entries = [
-            Entry(Chunk(file, "", group, start, rows), {"train": rows}, np.empty(0, np.int32))
+            IndexedChunk(Chunk(file, "", group, start, rows), {"train": rows}, np.empty(0, np.int32))
             for file, group, start, rows in chunks
         ]
-        return [[(e.chunk.file, e.chunk.group, e.chunk.start) for e in unit] for unit in Index(entries).units("train")]
+        return [
+            [(e.chunk.file, e.chunk.group, e.chunk.start) for e in unit]
+            for unit in LogIndex(entries).read_units("train")
+        ]
 
     def test_are_row_groups(self) -> None:
         n = CHUNK_ROWS
@@ -113,5 +116,5 @@ class TestUnits:
         ]
 
     def test_leave_out_what_holds_no_row_of_the_split(self) -> None:
-        entries = [Entry(Chunk("a", "", 0, 0, 9), {"train": 0}, np.empty(0, np.int32))]
-        assert Index(entries).units("train") == []
+        entries = [IndexedChunk(Chunk("a", "", 0, 0, 9), {"train": 0}, np.empty(0, np.int32))]
+        assert LogIndex(entries).read_units("train") == []

@@ -211,7 +211,7 @@ class TestMissingDays:
     def test_are_listed_with_the_mend(self, shop: Shop) -> None:
         assert self.says(shop, {1, 2, 4, 8, 9, 10}) == (
             f"{shop.log}: no usable row on 2026-01-03, 2026-01-05 to 2026-01-07, between 2026-01-01 and 2026-01-10; "
-            "restore these days, mend times that lie far off, or set logs.allow_missing_days = true"
+            "restore these days, fix times that are far off, or set logs.allow_missing_days = true"
         )
 
     def test_may_be_allowed(self, shop: Shop) -> None:

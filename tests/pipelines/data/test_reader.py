@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from pipelines.config.config import LogsConfig
 from pipelines.data.parquet import CHUNK_ROWS
-from pipelines.data.reader import CleanChunk, LogReader, load_tables
-from pipelines.data.splits import SPLITS, rows_in_range, split_bounds
-from ranking.encoding.columns import FeatureTable
+from pipelines.data.reader import LogReader, ScannedChunk, load_tables
+from pipelines.data.splits import SPLITS, rows_in_range, split_range
+from ranking.encoding.feature_table import FeatureTable
 from ranking.errors import LogError
 from ranking.schema import Schema
 from tests.pipelines.conftest import FIRST_DAY
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MORNING = datetime(2026, 1, 5)
 
 
-def numbers(batches: Iterable[CleanChunk]) -> list[int]:
+def numbers(batches: Iterable[ScannedChunk]) -> list[int]:
     """Column ``n`` of the good rows."""
     return [n for batch in batches for n in batch.rows["n"].to_pylist()]
 
@@ -95,7 +95,7 @@ class TestStreaming:
     def test_times_may_be_in_any_order(self, shop: Shop) -> None:
         table = shop.table(60).take(pa.array(np.random.default_rng(0).permutation(60)))
         shop.write(table, row_group_size=7)
-        read = [n for split in SPLITS for n in numbers(shop.reader().scan(*split_bounds(shop.logs(), split)))]
+        read = [n for split in SPLITS for n in numbers(shop.reader().scan(*split_range(shop.logs(), split)))]
         assert sorted(read) == list(range(60))
 
 
@@ -153,7 +153,7 @@ class TestSplits:
     ) -> None:
         logs = LogsConfig(path=hours[kind], validation_from=cuts[0], test_from=cuts[1])
         reader = LogReader(hours[kind], clicks, {})
-        rows = {split: set(numbers(reader.scan(*split_bounds(logs, split)))) for split in SPLITS}
+        rows = {split: set(numbers(reader.scan(*split_range(logs, split)))) for split in SPLITS}
         assert set().union(*rows.values()) == set(range(48))
         assert sum(map(len, rows.values())) == 48
 
@@ -167,7 +167,7 @@ class TestSplits:
     ) -> None:
         logs = LogsConfig(path=hours[kind], validation_from=cuts[0], test_from=cuts[1])
         reader = LogReader(hours[kind], clicks, {})
-        rows = {split: set(numbers(reader.scan(*split_bounds(logs, split)))) for split in SPLITS}
+        rows = {split: set(numbers(reader.scan(*split_range(logs, split)))) for split in SPLITS}
         moment = {n: MORNING + timedelta(hours=n) for n in range(48)}
         assert rows["train"] == {n for n in moment if moment[n] < cuts[0]}
         assert rows["validation"] == {n for n in moment if cuts[0] <= moment[n] < cuts[1]}
@@ -204,7 +204,7 @@ class TestSplits:
             return whole(self, size, groups, *rest, **more)
 
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", noted)
-        assert numbers(shop.reader().scan(*split_bounds(logs, "train"))) == list(range(55, 80))
+        assert numbers(shop.reader().scan(*split_range(logs, "train"))) == list(range(55, 80))
         assert decoded == [5, 6, 7]
 
     def test_keep_the_positions_of_rows_in_their_file(self, shop: Shop) -> None:
@@ -215,14 +215,14 @@ class TestSplits:
     def test_rows_without_a_time_are_in_none(self, shop: Shop) -> None:
         shop.write(shop.replaced(shop.table(10), "time", 4, None))
         reader = shop.reader()
-        rows = [n for split in SPLITS for n in numbers(reader.scan(*split_bounds(shop.logs(), split)))]
+        rows = [n for split in SPLITS for n in numbers(reader.scan(*split_range(shop.logs(), split)))]
         assert sorted(rows) == [n for n in range(10) if n != 4]
 
     def test_a_table_is_split_as_the_log_is(self, shop: Shop) -> None:
         table = shop.table(50)
         shop.write(table)
         for split in SPLITS:
-            bounds = split_bounds(shop.logs(), split)
+            bounds = split_range(shop.logs(), split)
             read = numbers(shop.reader().scan(*bounds))
             assert rows_in_range(table, "time", *bounds)["n"].to_pylist() == read
             assert read
@@ -272,7 +272,7 @@ class TestDuplicates:
     def test_are_dropped_in_every_split(self, shop: Shop, split: str) -> None:
         table = shop.table(30)
         shop.write(pa.concat_tables([table, table]))
-        bounds = split_bounds(shop.logs(), split)
+        bounds = split_range(shop.logs(), split)
         assert numbers(shop.reader().scan(*bounds)) == rows_in_range(table, "time", *bounds)["n"].to_pylist()
 
     def test_with_nulls_and_lists_are_dropped(self, shop: Shop) -> None:

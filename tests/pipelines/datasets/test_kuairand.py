@@ -11,8 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config
+from pipelines.config.config import Config, load_config
 from pipelines.data.profile import LogProfile, profile_log
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets.kuairand import UNKNOWN, convert
@@ -32,7 +31,7 @@ def converted(kuairand_raw: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def config(converted: Path) -> Config:
-    return configs.load(converted / "ranker.toml")
+    return load_config(converted / "ranker.toml")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def log(converted: Path) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def found(config: Config) -> LogProfile:
-    schema = config.schema_only
+    schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     return profile_log(reader, config.logs, schema)
 
@@ -186,8 +185,8 @@ class TestLayouts:
 
     def rows(self, folder: Path) -> pa.Table:
         """The log as training sees it, completed with users and items, in order of time."""
-        config = configs.load(folder / "ranker.toml")
-        schema = config.schema_only
+        config = load_config(folder / "ranker.toml")
+        schema = config.serving_schema
         batches = LogReader(config.logs.path, schema, load_tables(config.logs, schema)).scan()
         columns = [feature.column for feature in schema.features] + [task.label for task in schema.tasks]
         table = pa.concat_tables(

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli.main import main
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.data.profile import profile_log, require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets import synthetic
@@ -109,13 +109,13 @@ class TestFiles:
 
 class TestConfiguration:
     def test_loads_with_eight_tasks(self, large: Path) -> None:
-        config = configs.load(large / "ranker.toml")
+        config = load_config(large / "ranker.toml")
         kinds = {task.name: task.kind for task in config.tasks}
         assert kinds == {**dict.fromkeys(BASE_RATES, "binary"), **dict.fromkeys(REGRESSIONS, "regression")}
         assert {task.group for task in config.tasks} == {"engagement", "satisfaction"}
 
     def test_has_features_of_every_kind_and_owner_and_none_from_after_the_impression(self, large: Path) -> None:
-        config = configs.load(large / "ranker.toml")
+        config = load_config(large / "ranker.toml")
         assert {feature.kind for feature in config.features} == {"categorical", "bag", "numeric"}
         assert {feature.owner for feature in config.features} == {"user", "item", "context"}
         labels = {task.label for task in config.tasks}
@@ -128,8 +128,8 @@ class TestConfiguration:
         assert synthetic._config(rows)["training"] == {"batch_size": size}
 
     def test_finds_nothing_bad_in_the_log(self, large: Path) -> None:
-        config = configs.load(large / "ranker.toml")
-        schema = config.schema_only
+        config = load_config(large / "ranker.toml")
+        schema = config.serving_schema
         found = profile_log(LogReader(config.logs.path, schema, load_tables(config.logs, schema)), config.logs, schema)
         require_learnable(found, config)
         assert not found.bad

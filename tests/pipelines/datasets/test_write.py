@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.datasets.write import feature, task, write_logs
 from ranking.errors import OutputError
 
@@ -73,7 +73,7 @@ def test_the_partition_takes_the_place_of_a_date_column(tmp_path: Path, log: pa.
 
 def test_the_configuration_loads_and_finds_the_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     write_logs(tmp_path / "out", config, log, USERS, ITEMS)
-    loaded = configs.load(tmp_path / "out" / "ranker.toml")
+    loaded = load_config(tmp_path / "out" / "ranker.toml")
     assert loaded.logs.path == tmp_path / "out" / "log"
     assert loaded.logs.users == tmp_path / "out" / "users.parquet"
     assert loaded.logs.items == tmp_path / "out" / "items.parquet"
@@ -88,7 +88,7 @@ def test_the_configuration_can_move_with_its_files(tmp_path: Path, log: pa.Table
     written = tomllib.loads((tmp_path / "out" / "ranker.toml").read_text())
     assert written["logs"]["path"] == "log"
     (tmp_path / "out").rename(tmp_path / "moved")
-    assert configs.load(tmp_path / "moved" / "ranker.toml").logs.path == tmp_path / "moved" / "log"
+    assert load_config(tmp_path / "moved" / "ranker.toml").logs.path == tmp_path / "moved" / "log"
 
 
 def test_makes_the_folders_above(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:

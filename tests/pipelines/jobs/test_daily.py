@@ -65,11 +65,11 @@ class Feed:
 
     @property
     def published(self) -> list[int]:
-        return repository.versions(self.repository, "feed")
+        return repository.list_versions(self.repository, "feed")
 
     @property
     def current(self) -> int:
-        return repository.release(self.repository, "feed").version
+        return repository.read_release(self.repository, "feed").version
 
 
 @pytest.fixture(scope="module")
@@ -186,4 +186,4 @@ class TestWorseModel:
         assert spoilt.daily(TENTH, *self.POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
         assert "training has finished already" in capsys.readouterr().err
         assert spoilt.published == [1, 2]
-        bundle.load(repository.folder(spoilt.repository, "feed", 2))
+        bundle.load(repository.bundle_folder(spoilt.repository, "feed", 2))

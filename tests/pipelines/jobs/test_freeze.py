@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import ranking
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_bounds
+from pipelines.data.splits import split_range
 from pipelines.jobs.freeze import TOLERANCE, freeze_run, largest_difference
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
@@ -30,9 +30,9 @@ def copy(run: RunFolder, tmp_path: Path) -> RunFolder:
 def held_out(run: RunFolder) -> pa.Table:
     """Completed rows of the validation split."""
     config = run.load_config()
-    schema = config.schema_only
+    schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    return pa.concat_tables([batch.rows for batch in reader.scan(*split_bounds(config.logs, "validation"))])
+    return pa.concat_tables([batch.rows for batch in reader.scan(*split_range(config.logs, "validation"))])
 
 
 def change(run: RunFolder, **weights: float) -> None:
@@ -126,7 +126,7 @@ class TestBundle:
 
     def test_carries_schema_objective_tables_and_how_it_was_trained(self, run: RunFolder, bundle: Path) -> None:
         config, ranker = run.load_config(), ranking.load(bundle)
-        assert ranker.schema == config.schema_only
+        assert ranker.schema == config.serving_schema
         assert ranker.objective == config.objective
         assert set(ranker.tables) == {"user", "item"}
         assert ranker.details["training"]["seed"] == config.training.seed
@@ -185,7 +185,7 @@ class TestRunsThatCannotBeFrozen:
     def test_a_run_whose_items_hold_a_bad_number(self, copy: RunFolder, run: RunFolder, tmp_path: Path) -> None:
         logs = run.load_config().logs
         items = pq.read_table(logs.items)
-        number = next(f.column for f in run.load_config().schema_only.numerics if f.owner == "item")
+        number = next(f.column for f in run.load_config().serving_schema.numerics if f.owner == "item")
         values = items[number].to_pylist()
         values[17] = float("nan")
         items = items.set_column(items.column_names.index(number), number, pa.array(values, pa.float64()))

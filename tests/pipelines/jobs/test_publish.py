@@ -28,7 +28,7 @@ class TestVersions:
     def test_count_from_one(self, bundle: Path, tmp_path: Path) -> None:
         repository = tmp_path / "repository"
         assert [publish(bundle, repository) for _ in range(3)] == [("feed", 1), ("feed", 2), ("feed", 3)]
-        assert repositories.versions(repository, "feed") == [1, 2, 3]
+        assert repositories.list_versions(repository, "feed") == [1, 2, 3]
 
     def test_are_whole_bundles(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path / "repository")
@@ -39,7 +39,7 @@ class TestVersions:
         for version in (1, 2):
             publish(bundle, tmp_path)
             assert json.loads((tmp_path / "feed" / "current.json").read_text()) == {"version": version}
-            assert repositories.release(tmp_path, "feed").version == version
+            assert repositories.read_release(tmp_path, "feed").version == version
 
     def test_become_current_by_replacing_the_file_and_not_by_rewriting_it(self, bundle: Path, tmp_path: Path) -> None:
         """Whoever reads current.json meanwhile sees the old one or the new one, never half."""
@@ -77,8 +77,8 @@ class TestNames:
     def test_are_the_bundles_unless_one_is_given(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path)
         publish(bundle, tmp_path, "trial-2")
-        assert repositories.names(tmp_path) == ["feed", "trial-2"]
-        assert repositories.versions(tmp_path, "trial-2") == [1]
+        assert repositories.list_models(tmp_path) == ["feed", "trial-2"]
+        assert repositories.list_versions(tmp_path, "trial-2") == [1]
 
     @pytest.mark.parametrize(
         "name", ["", ".", "..", "../up", "a/b", "/etc", "a b", ".hidden", "-rf", "a\\b", "feed\n", "größe", "a\0b"]
@@ -147,21 +147,21 @@ class TestSeveralPublishers:
         with ThreadPoolExecutor(4) as pool:
             published = list(pool.map(lambda _: publish(bundle, tmp_path), range(4)))
         assert sorted(published) == [("feed", version) for version in (1, 2, 3, 4)]
-        assert repositories.release(tmp_path, "feed").version == 4
+        assert repositories.read_release(tmp_path, "feed").version == 4
         for version in (1, 2, 3, 4):
             assert files(tmp_path / "feed" / str(version)) == files(bundle)
 
     def test_who_has_another_lock_than_ours_does_not_lose_a_version_to_us(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        versions = repositories.versions
+        versions = repositories.list_versions
 
         def meanwhile(repository: Path, name: str) -> list[int]:
             found = versions(repository, name)
             (tmp_path / "feed" / "1" / "theirs").mkdir(parents=True, exist_ok=True)
             return found
 
-        monkeypatch.setattr(repositories, "versions", meanwhile)
+        monkeypatch.setattr(repositories, "list_versions", meanwhile)
         with pytest.raises(OutputError, match=r"feed/1: cannot be written \(Directory not empty\)"):
             publish(bundle, tmp_path)
         assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1"}
@@ -172,7 +172,7 @@ class TestPinned:
         publish(bundle, tmp_path)
         change_release(tmp_path, "feed", {"pinned": True})
         assert publish(bundle, tmp_path) == ("feed", 2)
-        assert repositories.release(tmp_path, "feed") == Release(version=1, pinned=True)
+        assert repositories.read_release(tmp_path, "feed") == Release(version=1, pinned=True)
         said = capsys.readouterr().err
         assert "feed is pinned to version 1: version 2 is published but not current" in said
         assert f"'ranker release {tmp_path} feed --version 2' makes it so" in said
@@ -184,7 +184,7 @@ class TestPinned:
         change_release(tmp_path, "feed", {"canary": canary, "shadow": 1})
         publish(bundle, tmp_path)
         expected = Release(version=3, canary=Canary.model_validate(canary), shadow=1)
-        assert repositories.release(tmp_path, "feed") == expected
+        assert repositories.read_release(tmp_path, "feed") == expected
 
 
 class TestKeeping:
@@ -192,7 +192,7 @@ class TestKeeping:
         for _ in range(3):
             publish(bundle, tmp_path)
         publish(bundle, tmp_path, keep=2)
-        assert repositories.versions(tmp_path, "feed") == [3, 4]
+        assert repositories.list_versions(tmp_path, "feed") == [3, 4]
         assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
 
     def test_never_what_is_served(self, bundle: Path, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ class TestKeeping:
         release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
         change_release(tmp_path, "feed", release)
         publish(bundle, tmp_path, keep=1)
-        assert repositories.versions(tmp_path, "feed") == [1, 2, 3, 6]
+        assert repositories.list_versions(tmp_path, "feed") == [1, 2, 3, 6]
 
     def test_a_version_goes_at_once_and_not_file_by_file(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +210,7 @@ class TestKeeping:
         remove, seen = shutil.rmtree, []
 
         def watched(folder: Path, **how: Any) -> None:
-            seen.append((repositories.versions(tmp_path, "feed"), files(Path(folder) / "1")))
+            seen.append((repositories.list_versions(tmp_path, "feed"), files(Path(folder) / "1")))
             remove(folder, **how)
 
         monkeypatch.setattr(shutil, "rmtree", watched)
@@ -293,23 +293,23 @@ class TestCrashes:
     @pytest.mark.parametrize("moment", range(MOMENTS))
     def test_leave_the_old_version_current_and_whole(self, copies: Path, repository: Path, moment: int) -> None:
         left = copies / str(moment)
-        assert repositories.names(left) == ["feed"]
-        assert repositories.release(left, "feed").version == 1
+        assert repositories.list_models(left) == ["feed"]
+        assert repositories.read_release(left, "feed").version == 1
         assert files(left / "feed" / "1") == files(repository / "feed" / "1")
 
     @pytest.mark.parametrize("moment", range(MOMENTS))
     def test_leave_no_version_that_is_not_whole(self, copies: Path, moment: int) -> None:
         left = copies / str(moment)
-        for version in repositories.versions(left, "feed"):
-            checksums.verify_files(repositories.folder(left, "feed", version))
+        for version in repositories.list_versions(left, "feed"):
+            checksums.verify_files(repositories.bundle_folder(left, "feed", version))
 
     @pytest.mark.parametrize("moment", range(0, MOMENTS, 3))
     def test_do_not_hinder_the_next_publication(self, bundle: Path, copies: Path, moment: int, tmp_path: Path) -> None:
         left = shutil.copytree(copies / str(moment), tmp_path / "left")
         name, version = publish(bundle, left)
-        assert (name, repositories.release(left, name).version) == ("feed", version)
+        assert (name, repositories.read_release(left, name).version) == ("feed", version)
         assert version in (2, 3)
-        ranking.load(repositories.folder(left, name, version))
+        ranking.load(repositories.bundle_folder(left, name, version))
         versions = {str(published) for published in range(1, version + 1)}
         assert {file.name for file in (left / name).iterdir()} == {*versions, "current.json", ".lock"}
 
@@ -317,7 +317,7 @@ class TestCrashes:
         copies = crashed(bundle, tmp_path / "none yet", tmp_path, 4)
         for moment in range(4):
             left = copies / str(moment)
-            assert not left.exists() or repositories.names(left) == []
+            assert not left.exists() or repositories.list_models(left) == []
             publish(bundle, left)
-            assert repositories.names(left) == ["feed"]
-            ranking.load(repositories.folder(left, "feed", repositories.release(left, "feed").version))
+            assert repositories.list_models(left) == ["feed"]
+            ranking.load(repositories.bundle_folder(left, "feed", repositories.read_release(left, "feed").version))

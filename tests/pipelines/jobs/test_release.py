@@ -24,7 +24,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 def released(repo: Path) -> Release:
-    return repository.release(repo, "feed")
+    return repository.read_release(repo, "feed")
 
 
 def test_rolls_back_and_pins(repo: Path) -> None:

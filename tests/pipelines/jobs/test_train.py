@@ -12,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config
+from pipelines.config.config import Config, load_config
 from pipelines.evaluation.evaluate import evaluate_all
-from pipelines.evaluation.run_sources import run_scorers
+from pipelines.evaluation.sources import run_scorers
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
@@ -50,7 +49,7 @@ class TestRunFolder:
 
     def test_holds_the_configuration_as_resolved(self, run: RunFolder, config: Config) -> None:
         assert run.load_config() == config
-        assert configs.load(run.path / "config.toml").logs.path.is_absolute()
+        assert load_config(run.path / "config.toml").logs.path.is_absolute()
 
     def test_can_move(self, run: RunFolder, tmp_path: Path) -> None:
         moved = shutil.copytree(run.path, tmp_path / "moved")
@@ -62,7 +61,7 @@ class TestRunFolder:
         shop.write(table.set_column(table.column_names.index("user_id"), "user_id", pa.array(users)))
         run = train(shop.config(), shop.folder / "run")
         encoder = Encoder.read(run.encoder, shop.schema)
-        assert encoder.id_spaces["user_id"].size == 3  # missing, unseen, old
+        assert encoder.id_mappings["user_id"].size == 3  # missing, unseen, old
 
     def test_lists_bad_rows_in_its_quarantine_and_trains_on_the_others(self, shop: Shop) -> None:
         shop.write(shop.replaced(shop.table(300), "item_id", 7, None))

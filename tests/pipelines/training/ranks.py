@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.jobs import train as training
 from pipelines.training.distributed import init_distributed
 from pipelines.training.model_state import trunk
@@ -37,7 +37,7 @@ def main() -> None:
     with init_distributed() as world:
         training.init_distributed = lambda: nullcontext(world)
         for number, settings in enumerate(trainings):
-            training.train(configs.load(Path(toml), settings.split()), Path(folder) / str(number))
+            training.train(load_config(Path(toml), settings.split()), Path(folder) / str(number))
 
 
 main()

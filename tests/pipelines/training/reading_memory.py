@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
 from pipelines.training.dataloader import BatchLoader
@@ -22,8 +22,8 @@ def peak() -> int:
 
 
 def main(toml: Path) -> None:
-    config = configs.load(toml)
-    schema = config.schema_only
+    config = load_config(toml)
+    schema = config.serving_schema
     before = peak()
     reader, fitter = LogReader(config.logs.path, schema, {}), EncoderFitter(schema)
     index = profile_log(reader, config.logs, schema, on_train=fitter.add).index

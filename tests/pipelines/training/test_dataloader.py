@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config.config import LogsConfig, TrainingConfig
-from pipelines.data.index import Chunk, Entry, Index
+from pipelines.data.index import Chunk, IndexedChunk, LogIndex
 from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
@@ -32,19 +32,19 @@ class Numbered:
     def __init__(self, sizes: list[int]) -> None:
         starts = np.cumsum([0, *sizes])
         self.first = {f"{group}.parquet": int(start) for group, start in enumerate(starts[:-1])}
-        self.index = Index(
+        self.index = LogIndex(
             [
-                Entry(
+                IndexedChunk(
                     Chunk(file, "", 0, 0, size), {"train": size, "validation": size, "test": 0}, np.empty(0, np.int32)
                 )
                 for file, size in zip(self.first, sizes, strict=True)
             ]
         )
 
-    def read_indexed(self, entries: list[Entry], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
+    def read_indexed(self, entries: list[IndexedChunk], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
         for entry in entries:
             start = self.first[entry.chunk.file] + entry.chunk.start
-            yield pa.table({"n": range(start, start + entry.usable[split])})
+            yield pa.table({"n": range(start, start + entry.rows_by_split[split])})
 
 
 LOGS = LogsConfig(path=Path("log"), validation_from=FIRST_DAY, test_from=FIRST_DAY.replace(day=2))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
@@ -58,7 +58,7 @@ def together(logs: Path, once: Once) -> Path:
 
 class TestTwoRanks:
     def test_train_as_well_as_one_process(self, logs: Path, together: Path, tmp_path: Path) -> None:
-        alone = train(configs.load(logs / "ranker.toml", SETTINGS), tmp_path / "alone")
+        alone = train(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "alone")
         runs = (alone, RunFolder.open(together / "run"))
         lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
         assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
@@ -91,7 +91,7 @@ class TestTwoRanks:
         monkeypatch.setattr("pipelines.jobs.train.init_distributed", lambda: nullcontext(DistContext(size=2)))
         says = "training.batch_size = 63 is that of all 2 ranks together: choose a multiple of 2"
         with pytest.raises(ConfigError, match=says):
-            train(configs.load(logs / "ranker.toml", [*SETTINGS, "training.batch_size=63"]), tmp_path / "run")
+            train(load_config(logs / "ranker.toml", [*SETTINGS, "training.batch_size=63"]), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -128,7 +128,7 @@ class TestALostRank:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train(configs.load(logs / "ranker.toml", self.LONG), run.path, resume=True, on_check=look)
+            train(load_config(logs / "ranker.toml", self.LONG), run.path, resume=True, on_check=look)
         assert resumed[0] > step
         steps = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
         assert steps == sorted(set(steps))
@@ -139,7 +139,7 @@ class TestALostRank:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train(configs.load(logs / "ranker.toml", SETTINGS), tmp_path / "run", on_check=stop)
+            train(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", on_check=stop)
         done = started(ranks(logs, tmp_path / "run", "--resume"))
         assert done.returncode == 0, done.stderr
         assert "resumed at step" in done.stderr

@@ -16,8 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config, ServingConfig
+from pipelines.config.config import Config, ServingConfig, load_config
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.errors import OutputError, RankerError
@@ -61,13 +60,13 @@ def assert_same(one: RunFolder, other: RunFolder) -> None:
 @pytest.fixture
 def small(logs: Path) -> Callable[[str], Config]:
     """Name of a gate in GATES → the configuration of a training with it in which everything random happens."""
-    return lambda gate: configs.load(logs / "ranker.toml", SETTINGS + GATES[gate])
+    return lambda gate: load_config(logs / "ranker.toml", SETTINGS + GATES[gate])
 
 
 @pytest.fixture(scope="session")
 def whole(logs: Path, once: Once) -> RunFolder:
     """A run with DSelect-k that was never interrupted; read only."""
-    config = configs.load(logs / "ranker.toml", SETTINGS)
+    config = load_config(logs / "ranker.toml", SETTINGS)
     return RunFolder.open(once("run without a break", lambda folder: train(config, folder)))
 
 
@@ -112,7 +111,7 @@ class TestInterrupted:
         assert_same(whole, train(small("dselect_k"), tmp_path / "run", resume=True))
 
     def test_single_task_goes_on_with_the_task_it_was_at(self, logs: Path, tmp_path: Path) -> None:
-        config = configs.load(logs / "ranker.toml", [*SETTINGS, "model.gate.kind=single_task"])
+        config = load_config(logs / "ranker.toml", [*SETTINGS, "model.gate.kind=single_task"])
         config = config.model_copy(update={"tasks": config.tasks[:2], "serving": ServingConfig()})
         run = train(config, tmp_path / "run")
         first, second = (RunFolder(run.of_task(task)) for task in config.task_names)
@@ -156,14 +155,14 @@ class TestResume:
         assert "training has finished already" in capsys.readouterr().err
 
     def test_with_another_configuration_is_refused_by_name(self, logs: Path, tmp_path: Path) -> None:
-        interrupted(configs.load(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
-        other = configs.load(logs / "ranker.toml", [*SETTINGS, "training.learning_rate.gates=0.5", "model.experts=8"])
+        interrupted(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
+        other = load_config(logs / "ranker.toml", [*SETTINGS, "training.learning_rate.gates=0.5", "model.experts=8"])
         with pytest.raises(OutputError, match=r"begun with another model\.experts, training\.learning_rate\.gates"):
             train(other, tmp_path / "run", resume=True)
 
     def test_may_change_what_no_weight_depends_on(self, logs: Path, tmp_path: Path) -> None:
-        interrupted(configs.load(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
-        other = configs.load(logs / "ranker.toml", [*SETTINGS, "training.keep_checkpoints=1"])
+        interrupted(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
+        other = load_config(logs / "ranker.toml", [*SETTINGS, "training.keep_checkpoints=1"])
         assert train(other, tmp_path / "run", resume=True).finished
 
     @pytest.mark.parametrize("draft", [False, True])
@@ -227,7 +226,7 @@ class TestKilled:
         try:
             wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("step-*")))
             with pytest.raises(OutputError, match="another process trains in this folder; name another one"):
-                train(configs.load(logs / "ranker.toml", [*SETTINGS, long]), tmp_path / "run", resume=True)
+                train(load_config(logs / "ranker.toml", [*SETTINGS, long]), tmp_path / "run", resume=True)
         finally:
             first.kill()
             first.communicate()

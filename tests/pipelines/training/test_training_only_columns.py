@@ -18,7 +18,7 @@ import ranking
 from pipelines.cli.main import main
 from pipelines.config.config import Config
 from pipelines.evaluation.evaluate import evaluate, evaluate_all
-from pipelines.evaluation.run_sources import run_scorers
+from pipelines.evaluation.sources import run_scorers
 from pipelines.evaluation.sources import bundle_scorer
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.score import score_log

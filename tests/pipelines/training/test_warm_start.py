@@ -49,7 +49,7 @@ def warmly(config: Config, folder: Path, earlier: RunFolder, *, reopened: bool =
 
 def filled(config: Config, run: RunFolder, earlier: RunFolder, *, reopened: bool) -> Any:
     """The model as a warm start begins."""
-    model = build_model(config, Encoder.read(run.encoder, config.schema_only))
+    model = build_model(config, Encoder.read(run.encoder, config.serving_schema))
     WarmStart(earlier, reopened).fill(model)
     return model.eval()
 
@@ -59,7 +59,7 @@ class TestEncoder:
         new_days(shop)
         run = warmly(shop.config(model=BUDGET), shop.folder / "run", earlier)
         before, after = (Encoder.read(one.encoder, shop.schema) for one in (earlier, run))
-        known, extended = (encoder.id_spaces["user_id"].ids.to_pylist() for encoder in (before, after))
+        known, extended = (encoder.id_mappings["user_id"].ids.to_pylist() for encoder in (before, after))
         assert extended[: len(known)] == known
         assert sorted(extended[len(known) :]) == [f"new{i}" for i in range(5)]
 

@@ -9,7 +9,7 @@ import optuna
 import pytest
 from pydantic import ValidationError
 
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.tuning.search_space import DEFAULTS, Range, override, search_space
 from ranking.errors import ConfigError
 from tests.conftest import GATES
@@ -56,7 +56,7 @@ class TestRange:
 
 class TestSpace:
     def test_has_the_ranges_of_the_papers_appendix_d(self, logs: Path) -> None:
-        found = search_space(configs.load(logs / "ranker.toml"))
+        found = search_space(load_config(logs / "ranker.toml"))
         assert set(found) == set(DEFAULTS) - {"model.gate.sparsity_weight"}
         assert found["model.gate.k"].choices == (2, 4)
         assert found["training.convergence.gamma"].choices == (0.1, 1.0, 10.0)
@@ -65,7 +65,7 @@ class TestSpace:
 
     @pytest.mark.parametrize("gate", [gate for gate in GATES if "experts" not in gate])
     def test_has_only_settings_that_the_gate_has(self, logs: Path, gate: str) -> None:
-        config = configs.load(logs / "ranker.toml", GATES[gate])
+        config = load_config(logs / "ranker.toml", GATES[gate])
         for path, values in search_space(config).items():
             for value in values.extremes:
                 override(config, {path: value})
@@ -73,7 +73,7 @@ class TestSpace:
         assert ("model.gate.sparsity_weight" in search_space(config)) == (gate == "gumbel_softmax")
 
     def test_leaves_out_a_default_that_does_not_fit(self, logs: Path) -> None:
-        assert "model.gate.k" not in search_space(configs.load(logs / "ranker.toml", ["model.experts=3"]))
+        assert "model.gate.k" not in search_space(load_config(logs / "ranker.toml", ["model.experts=3"]))
 
     def test_takes_tune_of_the_document_before_the_defaults(self, shop: Shop) -> None:
         config = shop.config(tune={"model.dropout": [0.1], "training.weight_decay": {"low": 0.0, "high": 0.1}})
@@ -102,7 +102,7 @@ class TestSpace:
     def test_survives_being_written(self, shop: Shop, tmp_path: Path) -> None:
         config = shop.config(tune={"model.expert_layers": [[8], [16, 8]], "model.dropout": {"low": 0.0, "high": 0.5}})
         config.write(tmp_path / "ranker.toml")
-        assert configs.load(tmp_path / "ranker.toml").tune == config.tune
+        assert load_config(tmp_path / "ranker.toml").tune == config.tune
 
 
 def test_settings_change_nothing_else(shop: Shop) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.config import config as configs
-from pipelines.config.config import Config
+from pipelines.config.config import Config, load_config
 from pipelines.runs.run import RunFolder
 from pipelines.tuning import trial
 from pipelines.tuning.study import StudyFolder, outcome
@@ -68,7 +67,7 @@ class TestTrials:
         assert [t.value for t in study.ranked()] == [1.0, 2.0, 3.0]
         best = study.ranked()[0]
         run = RunFolder(study.run_of(best.number))
-        assert configs.load(study.best_file) == configs.load(run.config) == study.settings(best)
+        assert load_config(study.best_file) == load_config(run.config) == study.settings(best)
 
     def test_of_losing_trials_keep_no_weights(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         made_up(monkeypatch, ending(3.0), ending(1.0), ending(2.0), ending(0.5, converged=False))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli.main import main
-from pipelines.config import config as configs
+from pipelines.config.config import load_config
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.tuning.study import StudyFolder
@@ -60,7 +60,7 @@ def until(what: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 
 def test_unconverged_trials_are_disregarded_and_the_best_configuration_trains(shop: Shop, tmp_path: Path) -> None:
-    study = StudyFolder.create(tmp_path / "study", configs.load(config_file(shop, tune=TUNE)))
+    study = StudyFolder.create(tmp_path / "study", load_config(config_file(shop, tune=TUNE)))
     work(study.path, 6)
     seen = set()
     for tried in study.trials():
@@ -74,7 +74,7 @@ def test_unconverged_trials_are_disregarded_and_the_best_configuration_trains(sh
             assert tried.value == [check for check in checks if check["best"]][-1]["validation_total"]
             assert run.best.exists()
     assert seen == {True, False}
-    best = configs.load(study.best_file)
+    best = load_config(study.best_file)
     assert best.training.convergence.final_gamma == 1e-3
     assert best.logs == study.config.logs
     again = train(best, tmp_path / "run")

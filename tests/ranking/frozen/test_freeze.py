@@ -15,7 +15,7 @@ import torch
 
 from pipelines.config.config import Config
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_bounds
+from pipelines.data.splits import split_range
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.encoding.encoder import Encoder
@@ -53,10 +53,10 @@ class Pair:
 def trained(run: RunFolder, config: Config) -> Pair:
     """The run's model, and some rows of its validation split."""
     model, encoder = load_model(run, config)
-    tables = load_tables(config.logs, config.schema_only)
+    tables = load_tables(config.logs, config.serving_schema)
     ranker = freeze(model, encoder, tables, config.objective)
-    reader = LogReader(config.logs.path, config.schema_only, tables)
-    rows = pa.concat_tables(cleaned.rows for cleaned in reader.scan(*split_bounds(config.logs, "validation")))
+    reader = LogReader(config.logs.path, config.serving_schema, tables)
+    rows = pa.concat_tables(cleaned.rows for cleaned in reader.scan(*split_range(config.logs, "validation")))
     return Pair(model, ranker, rows.slice(0, 200))
 
 
