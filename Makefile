@@ -33,6 +33,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/vocabulary.py
 
 # Checks the locked packages for known vulnerabilities.
 # AUDIT=--if-possible: do not fail if the advisories cannot be reached.
