@@ -1,4 +1,4 @@
-"""What an operator may set."""
+"""Settings of the service, from the command line, the environment and a file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pydantic import (
 )
 
 from ranking.artifacts.atomic_files import os_error_text
-from ranking.artifacts.feature_store_keys import PREFIX as STORE_PREFIX
-from ranking.artifacts.feature_store_keys import require_address
+from ranking.artifacts.feature_store_keys import DEFAULT_PREFIX as STORE_PREFIX
+from ranking.artifacts.feature_store_keys import check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
 from service.backends.base import Precision
@@ -31,54 +31,60 @@ from service.backends.select import BackendName
 from service.telemetry.logs import LogFormat
 
 PREFIX = "RANKER_"
-"""Of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
+"""Prefix of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
 
 
 class Settings(BaseModel):
-    """Settings of a service.
+    """Settings of the service.
 
     Attributes:
-        repository: folder of published bundles; of each model what its current.json names is served.
-        poll_seconds: between two looks at the repository for what is to be served.
-        default_model: answers ``POST /v1/rank``; may be left out if the repository holds one model.
-        max_candidates: items of one request; more are refused with 413.
-        max_batch_rows: candidates, of one request or many, that are scored at a time; with more each costs hardly less,
-            and whoever comes next waits for longer.
-        max_body_bytes: size of a request; more is refused with 413.
-        max_string_length: characters of any text in a request: ids, features, names; more is refused with 422.
-        max_queue_rows: candidates of the requests that have come and are not answered; who would be one too many is
-            refused with 429. One request is always admitted to an empty service, whatever its size.
-        max_queue_requests: how many such requests; small ones cost more than their candidates.
-        default_deadline_ms: of requests that name none.
-        max_deadline_ms: the latest deadline; a request that names a later one, or none, gets this one.
-        max_connections: open at a time in each process; more are refused with 503.
-        max_header_bytes: of a request's line and headers; more is refused with 431.
-        header_seconds: a request's headers must come within this time of the connection or their first byte, else 408.
-        read_seconds: a request's body must come within this time of its headers, else 408; and its answer be taken.
-        keep_alive_seconds: until a connection without requests is closed; longer than a load balancer keeps it.
-        drain_seconds: after SIGTERM the service goes on for so long, not ready, so that load balancers notice.
-        grace_seconds: then what was admitted is finished within this time.
-        backend: what executes the models; ``auto``: a GPU if there is one, else ONNX Runtime, else PyTorch.
-        precision: of a GPU's products.
-        workers: processes.
-        threads: of each process that score; default: the cores divided by the workers. More than there are cores
-            makes everything slower by far.
-        keys: file of API keys, as 'ranker keys new' writes it; without one whoever reaches the port may do everything.
-        no_keys: serve without keys, though other machines can reach the service.
-        operations_port: a port of its own for metrics and admin operations; default: 8001 if other machines can reach
-            the service, else the port of all the rest.
-        feedback_dir: folder of JSON lines, of what POST /v1/feedback brings; without one it answers 404.
-        feedback_max_bytes: of a file of feedback; then the next one is begun.
-        feedback_max_seconds: that a file of feedback is written to.
-        server_timing: answers say in a Server-Timing header how long each stage of the request took.
-        slow_ms: a request that took longer is logged, with the time of each stage.
-        log_format: of log lines; default: text on a terminal, else JSON.
-        store: address of a Redis in which items and users are looked up before the bundle's tables; it may hold a
-            password, and is never shown with it. Default: only the bundle's tables.
-        store_timeout_ms: that a look-up there may take; then the request goes on without, and is degraded.
-        store_prefix: of the store's keys.
-        store_breaker_failures: look-ups in a row that fail before the store is left alone,
-        store_breaker_seconds: and for how long, until one look-up tries again.
+        repository: Folder of published bundles. The service serves the versions that each model's current.json names.
+        poll_seconds: Seconds between polls of the repository.
+        default_model: Model that answers ``POST /v1/rank``. Optional if the repository holds one model.
+        max_candidates: Maximum number of candidates per request. Larger requests are rejected with 413.
+        max_batch_rows: Maximum number of candidates per batch. A larger batch makes every request wait longer and
+            costs hardly less per candidate.
+        max_body_bytes: Maximum size of a request body. Larger bodies are rejected with 413.
+        max_string_length: Maximum number of characters of any text in a request (ids, features, names). Longer text is
+            rejected with 422.
+        max_queue_rows: Maximum number of candidates of admitted requests. Requests above this limit are rejected with
+            429. An idle service admits one request of any size.
+        max_queue_requests: Maximum number of admitted requests. Small requests cost more than their candidates.
+        default_deadline_ms: Deadline of requests that set none.
+        max_deadline_ms: Upper bound on every request's deadline, including requests that set none.
+        max_connections: Maximum number of open connections per process. Connections above it are rejected with 503.
+        max_header_bytes: Maximum size of the request line and headers. Larger ones are rejected with 431.
+        header_seconds: Time limit for the headers, from the connection or their first byte. Slower requests are
+            rejected with 408.
+        read_seconds: Time limit for the body, from the headers, and for the client to read the response. Slower bodies
+            are rejected with 408.
+        keep_alive_seconds: Seconds until an idle connection is closed; must exceed the load balancer's idle timeout.
+        drain_seconds: Seconds after SIGTERM in which the service is not ready but still serves requests, so that load
+            balancers notice.
+        grace_seconds: Maximum seconds after that to finish admitted requests.
+        backend: Backend that executes the models. ``auto`` selects a GPU, else ONNX Runtime, else PyTorch.
+        precision: Precision of matrix products on a GPU.
+        workers: Number of processes.
+        threads: Number of scoring threads per process. Default: the number of cores divided by ``workers``. More
+            threads than cores make everything much slower.
+        keys: File of API keys written by 'ranker keys new'. Without it every client that reaches the port may call
+            every operation.
+        no_keys: Serve without API keys although other machines can reach the service.
+        operations_port: Separate port for metrics and admin operations. Default: 8001 if other machines can reach the
+            service, otherwise the service's port.
+        feedback_dir: Folder for the JSON lines of POST /v1/feedback. Without it that request returns 404.
+        feedback_max_bytes: Size at which a feedback file is closed.
+        feedback_max_seconds: Age at which a feedback file is closed.
+        server_timing: Add a Server-Timing header with the time of each stage to responses.
+        slow_ms: Requests slower than this are logged with the time of each stage.
+        log_format: Format of log lines. Default: text on a terminal, otherwise JSON.
+        store: Address of a Redis that is queried for item and user features before the bundle's tables. It may contain
+            a password and is never shown with it. Default: only the bundle's tables.
+        store_timeout_ms: Maximum time to wait for the store. After that the request continues without it, and its
+            response is degraded.
+        store_prefix: Prefix of the store's keys.
+        store_breaker_failures: Consecutive failed lookups that open the circuit breaker.
+        store_breaker_seconds: Seconds between probes while the circuit breaker is open.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -122,55 +128,57 @@ class Settings(BaseModel):
 
     @field_validator("store")
     @classmethod
-    def _store_has_an_address(cls, store: SecretStr | None) -> SecretStr | None:
+    def _check_store_address(cls, store: SecretStr | None) -> SecretStr | None:
         if store is not None:
-            require_address(store.get_secret_value())
+            check_address(store.get_secret_value())
         return store
 
     @model_validator(mode="after")
-    def _keys_or_none(self) -> Settings:
+    def _check_keys(self) -> Settings:
         if self.keys is not None and self.no_keys:
-            raise ValueError("keys and no_keys exclude each other: leave one out")
+            raise ValueError("keys and no_keys are mutually exclusive; set only one")
         return self
 
     @model_validator(mode="before")
     @classmethod
-    def _threads_fill_the_cores(cls, given: dict[str, Any]) -> dict[str, Any]:
-        workers = given.get("workers", 1)
-        if given.get("threads") is None and isinstance(workers, int) and workers > 0:
-            return given | {"threads": max(1, len(os.sched_getaffinity(0)) // workers)}
-        return given
+    def _set_default_threads(cls, values: dict[str, Any]) -> dict[str, Any]:
+        workers = values.get("workers", 1)
+        if values.get("threads") is None and isinstance(workers, int) and workers > 0:
+            return values | {"threads": max(1, len(os.sched_getaffinity(0)) // workers)}
+        return values
 
 
-def read(given: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from all the places where an operator may write them.
+def load_settings(
+    options: Mapping[str, Any], file: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Load settings from the command line, the environment and a file, in this order of precedence.
 
     Args:
-        given: on the command line; these win, None stands for what was not given.
-        file: TOML; a setting is taken from it that neither the command line nor the environment has.
-        environ: variables, ``PREFIX`` and a setting's name in capitals; others are not looked at.
+        options: Settings from the command line; None values are ignored.
+        file: TOML file of settings.
+        environ: Environment variables. Only ``PREFIX`` + upper-case name of a setting is read.
 
     Raises:
-        ConfigError: the file cannot be read, or a setting is unknown or wrong; says where.
+        ConfigError: The file cannot be read, or a setting is unknown or invalid. The message names the source.
     """
-    places: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _toml(file)}
-    places["the environment"] = {
+    sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_toml(file)}
+    sources["the environment"] = {
         name: environ[PREFIX + name.upper()] for name in Settings.model_fields if PREFIX + name.upper() in environ
     }
-    places["the command line"] = {name: value for name, value in given.items() if value is not None}
-    merged = {name: value for place in places.values() for name, value in place.items()}
+    sources["the command line"] = {name: value for name, value in options.items() if value is not None}
+    merged = {name: value for values in sources.values() for name, value in values.items()}
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        wrong = {str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}
-        where = [place for place, settings in places.items() if wrong & settings.keys()] or ["settings"]
+        invalid = {str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}
+        where = [source for source, values in sources.items() if invalid & values.keys()] or ["settings"]
         raise ConfigError(f"{' and '.join(where)}: {format_validation_error(error, merged)}") from None
 
 
-def _toml(file: Path) -> dict[str, Any]:
+def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({os_error_text(error)})") from None
-    except ValueError as error:  # no UTF-8, no TOML
-        raise ConfigError(f"{file} is no TOML: {error}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None

@@ -231,7 +231,7 @@ def run_load(arguments: argparse.Namespace) -> None:
 def run_serve(arguments: argparse.Namespace) -> None:
     """``ranker serve``."""
     from service.main import serve
-    from service.settings import read
+    from service.settings import load_settings
 
     given = {
         "repository": arguments.repository,
@@ -244,7 +244,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         "operations_port": arguments.operations_port,
         "log_format": arguments.log_format,
     }
-    serve(read(given, arguments.settings), arguments.host, arguments.port)
+    serve(load_settings(given, arguments.settings), arguments.host, arguments.port)
 
 
 def run_new_key(arguments: argparse.Namespace) -> None:
@@ -253,7 +253,7 @@ def run_new_key(arguments: argparse.Namespace) -> None:
 
     now = datetime.now(UTC).replace(microsecond=0)
     expires = None if arguments.days is None else now + timedelta(days=arguments.days)
-    secret = key_file.new(arguments.file, arguments.name, tuple(arguments.scopes), expires)
+    secret = key_file.create_key(arguments.file, arguments.name, tuple(arguments.scopes), expires)
     print(f"the key '{arguments.name}', which is shown only now ({arguments.file} holds its hash):", file=sys.stderr)
     print(secret)
 
@@ -262,7 +262,7 @@ def run_list_keys(arguments: argparse.Namespace) -> None:
     """``ranker keys list``."""
     from service.http.auth import key_file
 
-    keys = [key_file.told(key) for key in key_file.read(arguments.file)]
+    keys = [key_file.describe_key(key) for key in key_file.read_keys(arguments.file)]
     if arguments.json:
         print(as_json({"keys": keys}))
         return
@@ -276,7 +276,7 @@ def run_revoke_key(arguments: argparse.Namespace) -> None:
     """``ranker keys revoke``."""
     from service.http.auth import key_file
 
-    key_file.revoke(arguments.file, arguments.name)
+    key_file.revoke_key(arguments.file, arguments.name)
 
 
 def run_bench(arguments: argparse.Namespace) -> None:

@@ -1,1 +1,1 @@
-"""What users did with what was ranked: lines of files, for the next training log."""
+"""Feedback on ranked items: written to JSON Lines files by one thread per process."""

@@ -1,7 +1,8 @@
-"""Files of lines that one process writes: named ``.part`` until they are finished, and every line in them whole."""
+"""JSON Lines files of one process: ``.part`` while they are written, complete lines at any time."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -16,29 +17,29 @@ from ranking.errors import OutputError
 
 log = logging.getLogger("ranker.service")
 
-PART, DONE = ".jsonl.part", ".jsonl"
+PART_SUFFIX, FINISHED_SUFFIX = ".jsonl.part", ".jsonl"
 
 
 class RotatingJsonlFile:
-    """Appends to a file of its own, and finishes it when it is large or old: flushed to disk, then renamed.
+    """Appends to its own file and finishes it at a size or age: flushes it to disk and renames it.
 
-    Files that a killed process left are finished when the next one starts: whoever writes to a file locks it.
+    Each process locks the file that it writes. On construction, the unlocked files of killed processes are finished.
 
     Args:
-        folder: where; several processes may share it.
-        max_bytes: a file is finished when it is as large.
-        max_seconds: or as old.
+        folder: Folder of the files; several processes may share it.
+        max_bytes: Size in bytes at which a file is finished.
+        max_seconds: Age in seconds at which a file is due to be finished.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder is not writable.
     """
 
     def __init__(self, folder: Path, max_bytes: int, max_seconds: float) -> None:
         self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
         self._file: int | None = None
-        self._part = folder
+        self._path = folder
         self._size = 0
-        self._since = 0.0
+        self._opened = 0.0
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._finish_orphans()
@@ -46,55 +47,60 @@ class RotatingJsonlFile:
             raise OutputError(f"{folder}: feedback cannot be written ({os_error_text(error)})") from None
 
     def append(self, lines: bytes) -> None:
-        """Whole lines, by one write: all of them are there, or none.
+        """Append complete lines with a single write: either all of them or none.
 
         Raises:
-            OSError: they could not be written.
+            OSError: The lines could not be written.
         """
         if self._file is None:
             self._open()
         assert self._file is not None
         written = os.write(self._file, lines)
-        if written < len(lines):  # the disk is full: half a line is worse than none
+        if written < len(lines):  # the disk is full: remove the partial line
             os.ftruncate(self._file, self._size)
-            raise OSError(28, "no space left on device")
+            raise OSError(errno.ENOSPC, "no space left on device")
         self._size += written
         if self._size >= self._max_bytes:
             self.finish()
 
-    def wait(self) -> float | None:
-        """Seconds until the file is old enough to be finished; None: there is none."""
-        return None if self._file is None else max(0.0, self._since + self._max_seconds - time.monotonic())
+    def seconds_until_due(self) -> float | None:
+        """Return the seconds until the open file reaches its maximum age, or None if no file is open."""
+        return None if self._file is None else max(0.0, self._opened + self._max_seconds - time.monotonic())
 
     def finish(self) -> None:
-        """Flushes the file to disk and gives it its name; whoever collects files takes those."""
+        """Flush the open file to disk and rename it to its final name, if a file is open.
+
+        Raises:
+            OSError: The file could not be flushed or renamed.
+        """
         if self._file is None:
             return
         file, self._file = self._file, None
         try:
             os.fsync(file)
-            self._part.rename(_done(self._part))
+            self._path.rename(_finished(self._path))
             fsync(self._folder)
         finally:
-            os.close(file)  # and unlocked
+            os.close(file)  # also releases the lock
 
     def _open(self) -> None:
-        name = f"feedback-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:12]}{PART}"
-        self._part = self._folder / name
-        self._file = os.open(self._part, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o640)
+        name = f"feedback-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:12]}{PART_SUFFIX}"
+        self._path = self._folder / name
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o640)
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._size, self._since = 0, time.monotonic()
+        self._size, self._opened = 0, time.monotonic()
 
     def _finish_orphans(self) -> None:
-        for part in self._folder.glob(f"*{PART}"):
-            with suppress(FileNotFoundError, BlockingIOError), part.open("r+b") as orphan:  # gone; its process lives
+        for path in self._folder.glob(f"*{PART_SUFFIX}"):
+            # FileNotFoundError: another process finished it; BlockingIOError: its process is running.
+            with suppress(FileNotFoundError, BlockingIOError), path.open("r+b") as orphan:
                 fcntl.flock(orphan, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(orphan.fileno()).st_size:  # just made, perhaps, and about to be locked
+                if not os.fstat(orphan.fileno()).st_size:  # possibly new and not locked yet
                     continue
                 os.fsync(orphan.fileno())
-                part.rename(_done(part))
-                log.warning("%s was left by a process that ended without finishing it; it is finished now", part.name)
+                path.rename(_finished(path))
+                log.warning("finished %s, left by a process that ended without finishing it", path.name)
 
 
-def _done(part: Path) -> Path:
-    return part.with_name(part.name.removesuffix(PART) + DONE)
+def _finished(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(PART_SUFFIX) + FINISHED_SUFFIX)

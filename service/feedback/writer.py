@@ -1,4 +1,4 @@
-"""One thread writes what requests bring, so that no request waits for another's disk."""
+"""Thread that writes feedback, so that disk latency does not block the event loop."""
 
 from __future__ import annotations
 
@@ -15,78 +15,78 @@ from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
 
-WAITING = 1_000
-"""Requests that may wait to be written."""
+MAX_QUEUED_WRITES = 1_000
+"""Maximum number of feedback requests that wait to be written."""
 
 Reply: TypeAlias = asyncio.Future[OSError | None]
 
 
-class FullError(Exception):
-    """More is brought than the disk takes."""
+class FeedbackQueueFullError(Exception):
+    """Too many feedback requests wait to be written."""
 
 
 class FeedbackWriter:
-    """Writes lines to the files of one process.
+    """Writes feedback lines to the files of this process.
 
     Args:
-        folder: of the files.
-        max_bytes: of a file.
-        max_seconds: that a file is written to.
+        folder: Folder of the files.
+        max_bytes: Size in bytes at which a file is finished.
+        max_seconds: Age in seconds at which a file is finished.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: The folder is not writable.
     """
 
     def __init__(self, folder: Path, max_bytes: int, max_seconds: float) -> None:
         self._files = RotatingJsonlFile(folder, max_bytes, max_seconds)
-        self._queue: queue.Queue[tuple[bytes, Reply] | None] = queue.Queue(WAITING)
+        self._queue: queue.Queue[tuple[bytes, Reply] | None] = queue.Queue(MAX_QUEUED_WRITES)
         self._thread = threading.Thread(target=self._run, name="feedback", daemon=True)
         self._thread.start()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self | None:
-        """The writer that the settings ask for, if they do.
+        """Create a writer, or return None if ``feedback_dir`` is not set.
 
         Raises:
-            OutputError: the folder cannot be written.
+            OutputError: The folder is not writable.
         """
         if settings.feedback_dir is None:
             return None
         return cls(settings.feedback_dir, settings.feedback_max_bytes, settings.feedback_max_seconds)
 
     async def write(self, lines: bytes) -> None:
-        """Returns when the lines are in the file, where the end of this process cannot take them away.
+        """Write lines; they survive the end of this process once this method returns.
 
         Raises:
-            FullError: too many wait already.
-            OSError: they could not be written.
+            FeedbackQueueFullError: The queue is full.
+            OSError: The lines could not be written.
         """
         reply: Reply = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((lines, reply))
         except queue.Full:
-            raise FullError from None
+            raise FeedbackQueueFullError from None
         error = await reply
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Writes what waits and finishes the file."""
+        """Write the queued lines, finish the open file, and stop the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while True:
             try:
-                item = self._queue.get(timeout=self._files.wait())
+                entry = self._queue.get(timeout=self._files.seconds_until_due())
             except queue.Empty:
                 self._finish()
                 continue
-            if item is None:
+            if entry is None:
                 self._finish()
                 return
-            lines, reply = item
-            _answer(reply, self._append(lines))
+            lines, reply = entry
+            _send_reply(reply, self._append(lines))
 
     def _append(self, lines: bytes) -> OSError | None:
         try:
@@ -100,13 +100,13 @@ class FeedbackWriter:
         try:
             self._files.finish()
         except OSError as error:
-            log.error("a file of feedback cannot be finished: %s", error.strerror)
+            log.error("feedback file cannot be finished: %s", error.strerror)
 
 
-def _answer(reply: Reply, error: OSError | None) -> None:
-    def answer() -> None:
-        if not reply.done():  # the client went away meanwhile
+def _send_reply(reply: Reply, error: OSError | None) -> None:
+    def set_result() -> None:
+        if not reply.done():  # the client may have disconnected
             reply.set_result(error)
 
-    with suppress(RuntimeError):  # the loop is closed: nobody waits
-        reply.get_loop().call_soon_threadsafe(answer)
+    with suppress(RuntimeError):  # the event loop is closed
+        reply.get_loop().call_soon_threadsafe(set_result)

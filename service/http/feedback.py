@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.feedback.writer import FeedbackWriter, FullError
+from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
 from service.http.decode import message
 from service.http.media_types import JSON, body_format
 from service.http.openapi import documented, documented_body
@@ -41,7 +41,7 @@ def feedback_routes(settings: Settings, writer: FeedbackWriter | None) -> APIRou
             raise Problem(413, f"{len(told.events)} events: this service takes at most {most} at a time")
         try:
             await writer.write(lines(told, datetime.now(UTC)))
-        except FullError:
+        except FeedbackQueueFullError:
             raise Problem(429, "feedback comes faster than it is written", headers={"Retry-After": "1"}) from None
         except OSError:
             raise Problem(503, "feedback cannot be written now", headers={"Retry-After": "10"}) from None

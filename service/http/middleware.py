@@ -55,7 +55,7 @@ class RequestContextMiddleware:
         request_id = given if SAFE_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
         stages, name = StageTimer(), request_id.decode()
         logs.request_id.set(name)
-        scope.setdefault("state", {}).update(request_id=name, stages=stages)
+        scope.setdefault("state", {}).update(request_id=name, timer=stages)
         incoming = BodyLimiter(receive, self._max_body_bytes, self._read_seconds)
         status = 0
 
@@ -84,8 +84,8 @@ class RequestContextMiddleware:
         if not scope["path"].endswith("/rank"):
             await answer()
             return
-        self._observer.arrived()
+        self._observer.request_started()
         try:
             await answer()
         finally:
-            self._observer.answered(scope, status or 500)
+            self._observer.request_finished(scope, status or 500)

@@ -15,8 +15,8 @@ import yaml
 
 from pipelines.bench.capacity import CORES, QUEUE_ROWS
 from pipelines.cli.arguments import parser
-from service.http.auth.exposure import OPERATIONS_PORT
-from service.settings import Settings, read
+from service.main import OPERATIONS_PORT
+from service.settings import Settings, load_settings
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, render_chart
 
 DOCS = DEPLOY.parent / "docs" / "kubernetes.md"
@@ -186,7 +186,7 @@ def test_environment_variables_are_valid_service_settings(variant: str) -> None:
     setting_names = {name.removeprefix("RANKER_").lower() for name in variables if name.startswith("RANKER_")}
     assert setting_names <= Settings.model_fields.keys()
     variables["RANKER_STORE"] = "redis://redis:6379"  # Read from a Secret in the chart.
-    settings = read({"repository": "/repository"}, environ=variables)
+    settings = load_settings({"repository": "/repository"}, environ=variables)
     assert settings.grace_seconds == VALUES["settings"]["grace_seconds"]
 
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that can hold answers back."""
+"""A TCP proxy that can delay responses."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from contextlib import contextmanager
 
 
 class SlowProxy:
-    """Passes everything on; what comes back only after ``delay`` seconds, which can be changed while it runs.
+    """Forwards connections to a server on the loopback interface and delays the server's responses.
 
     Args:
-        port: of the server behind it, on this machine.
+        port: Port of the server.
+
+    Attributes:
+        delay: Seconds by which responses are delayed; may change while the proxy runs.
+        port: Port of the proxy.
     """
 
     def __init__(self, port: int) -> None:
         self.delay = 0.0
         self.port = 0
-        self._behind = port
-        self._listens = threading.Event()
+        self._server_port = port
+        self._listening = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=[self._serve()], daemon=True)
 
     @contextmanager
     def running(self) -> Iterator[SlowProxy]:
         self._thread.start()
-        assert self._listens.wait(30)
+        assert self._listening.wait(30)
         try:
             yield self
         finally:
@@ -34,26 +38,26 @@ class SlowProxy:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        self._listens.set()
+        self._listening.set()
         await self._stop.wait()
         server.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", self._behind)
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
         except OSError:
             writer.close()
             return
         await asyncio.gather(
-            self._pass(reader, behind_writer, slow=False), self._pass(behind_reader, writer, slow=True)
+            self._forward(reader, server_writer, delayed=False), self._forward(server_reader, writer, delayed=True)
         )
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slow: bool) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, delayed: bool) -> None:
         try:
             while data := await reader.read(65536):
-                if slow:
+                if delayed:
                     await asyncio.sleep(self.delay)
                 writer.write(data)
                 await writer.drain()

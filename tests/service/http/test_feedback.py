@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.feedback.writer import FeedbackWriter, FullError
+from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
 from service.settings import Settings
 
 EVENT: dict[str, Any] = {"item": "v1", "labels": {"is_click": 1, "watch_seconds": 12.5}}
@@ -101,7 +101,7 @@ def test_what_is_no_json_or_too_much_is_refused(collecting: TestClient, folder: 
     assert written(folder) == []
 
 
-@pytest.mark.parametrize(("error", "status"), [(FullError(), 429), (OSError(28, "no space left"), 503)])
+@pytest.mark.parametrize(("error", "status"), [(FeedbackQueueFullError(), 429), (OSError(28, "no space left"), 503)])
 def test_what_cannot_be_kept_is_said_and_when_to_come_again(
     collecting: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Histograms that take a request's scores at once count what one observation a value would."""
+"""BulkHistogram counts the same as prometheus_client's histogram with one observation per value."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ values = arrays.arrays(
 
 
 @given(st.lists(values, max_size=4))
-def test_counts_as_the_library_does(requests: list[npt.NDArray[np.float32]]) -> None:
+def test_bulk_histogram_equals_prometheus_histogram(requests: list[npt.NDArray[np.float32]]) -> None:
     bulk = BulkHistogram("score", "Scores.", EDGES, None)
-    one_by_one = Histogram("score", "Scores.", ["model", "task"], buckets=EDGES, registry=CollectorRegistry())
+    reference = Histogram("score", "Scores.", ["model", "task"], buckets=EDGES, registry=CollectorRegistry())
     for request in requests:
         bulk.observe("feed", ["like", "click"], request)
         for like, click in request.tolist():
-            one_by_one.labels("feed", "like").observe(like)
-            one_by_one.labels("feed", "click").observe(click)
-    counted, expected = samples(bulk.collect()), samples(one_by_one.collect())
+            reference.labels("feed", "like").observe(like)
+            reference.labels("feed", "click").observe(click)
+    counted, expected = samples(bulk.collect()), samples(reference.collect())
     assert {key: counted[key] for key in expected} == pytest.approx(expected)
 
 
-def test_large_requests_are_sampled_evenly() -> None:
+def test_observe_large_batch_samples_rows_evenly() -> None:
     bulk = BulkHistogram("score", "Scores.", EDGES, None)
     bulk.observe("feed", ["click"], np.linspace(0.0, 1.0, 500, dtype=np.float32)[:, None])
     counted = samples(bulk.collect())
@@ -57,13 +57,13 @@ def test_large_requests_are_sampled_evenly() -> None:
     assert counted["score_sum", "feed", "click"] == pytest.approx(16, abs=0.5)
 
 
-def test_tasks_that_come_later_join_those_before() -> None:
+def test_observe_new_task_keeps_earlier_counts() -> None:
     bulk = BulkHistogram("score", "Scores.", EDGES, None)
-    one = np.ones((1, 1), np.float32)
-    bulk.observe("feed", ["click"], one)
+    single = np.ones((1, 1), np.float32)
+    bulk.observe("feed", ["click"], single)
     bulk.observe("feed", ["click", "like"], np.ones((1, 2), np.float32))
-    bulk.observe("feed", ["like"], one)
-    bulk.observe("shop", ["click"], one)
+    bulk.observe("feed", ["like"], single)
+    bulk.observe("shop", ["click"], single)
     counted = samples(bulk.collect())
     assert counted["score_count", "feed", "click"] == 2
     assert counted["score_count", "feed", "like"] == 2
@@ -74,16 +74,16 @@ def _observe(folder: Path) -> None:
     BulkHistogram("score", "Scores.", EDGES, folder).observe("feed", ["click"], np.ones((3, 1), np.float32))
 
 
-def test_processes_that_share_a_folder_give_the_sum_of_all_the_dead_ones_too(tmp_path: Path) -> None:
+def test_collect_sums_all_processes_including_terminated_ones(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     for _ in range(2):
         process = spawn.Process(target=_observe, args=[tmp_path])
         process.start()
         process.join()
         assert process.exitcode == 0
-    here = BulkHistogram("score", "Scores.", EDGES, tmp_path)
-    BulkHistogram("other", "Of another name.", EDGES, tmp_path).observe("feed", ["click"], np.ones((9, 1), np.float32))
-    here.observe("feed", ["click"], np.ones((1, 1), np.float32))
-    counted = samples(here.collect())
+    histogram = BulkHistogram("score", "Scores.", EDGES, tmp_path)
+    BulkHistogram("other", "Another metric.", EDGES, tmp_path).observe("feed", ["click"], np.ones((9, 1), np.float32))
+    histogram.observe("feed", ["click"], np.ones((1, 1), np.float32))
+    counted = samples(histogram.collect())
     assert counted["score_count", "feed", "click"] == counted["score_bucket", "1.0", "feed", "click"] == 7
     assert counted["score_bucket", "0.5", "feed", "click"] == 0

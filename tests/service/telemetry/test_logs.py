@@ -1,4 +1,4 @@
-"""What a log line looks like, and that one line is one event whatever happens."""
+"""Log lines: their fields, and one line per event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.telemetry import logs
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level, hook = root.handlers[:], root.level, threading.excepthook
     root.handlers.clear()
@@ -34,7 +34,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[dict[str, Any
     return lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_line_is_an_object_with_time_level_logger_message_and_fields(lines: Callable[[], Any]) -> None:
+def test_json_line_has_time_level_logger_message_and_fields(lines: Callable[[], Any]) -> None:
     logs.configure("json")
     logging.getLogger("ranker.service").warning("slow %s", "request", extra={"status": 200, "stages": {"parse": 0.5}})
     (line,) = lines()
@@ -51,54 +51,54 @@ def test_a_line_is_an_object_with_time_level_logger_message_and_fields(lines: Ca
     assert abs(datetime.fromisoformat(time).timestamp() - datetime.now().timestamp()) < 60
 
 
-def test_the_request_that_is_being_answered_is_named(lines: Callable[[], Any]) -> None:
+def test_json_line_within_a_request_has_its_request_id(lines: Callable[[], Any]) -> None:
     logs.configure("json")
 
-    def answer() -> None:
+    def handle_request() -> None:
         logs.request_id.set("r-1")
         logging.getLogger("any").info("within")
 
-    copy_context().run(answer)
+    copy_context().run(handle_request)
     logging.getLogger("any").info("outside")
     within, outside = lines()
     assert within["request_id"] == "r-1"
     assert "request_id" not in outside
 
 
-def test_an_exception_is_a_field_of_its_line(lines: Callable[[], Any]) -> None:
+def test_json_line_with_exception_has_the_traceback_in_one_field(lines: Callable[[], Any]) -> None:
     logs.configure("json")
     try:
-        raise ValueError("of two\nlines \ud800")
+        raise ValueError("with two\nlines \ud800")
     except ValueError:
         logging.getLogger("any").exception("failed")
     (line,) = lines()
     assert line["exception"].startswith("Traceback")
-    assert "of two\nlines" in line["exception"]
+    assert "with two\nlines" in line["exception"]
 
 
-def test_uvicorn_warnings_and_ended_threads_are_lines_too(lines: Callable[[], Any]) -> None:
+def test_configure_logs_uvicorn_warnings_and_thread_failures_as_json(lines: Callable[[], Any]) -> None:
     logs.configure("json")
-    logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "Started in colour"})
+    logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "Started in color"})
     warnings.warn("old", DeprecationWarning, stacklevel=1)
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
     thread.join()
-    started, warned, ended = lines()
+    started, warning, failure = lines()
     assert started["message"] == "Started"
     assert "color_message" not in started
-    assert "DeprecationWarning: old" in warned["message"]
-    assert (ended["level"], ended["message"]) == ("critical", "a thread failed with an exception")
-    assert "ZeroDivisionError" in ended["exception"]
+    assert "DeprecationWarning: old" in warning["message"]
+    assert (failure["level"], failure["message"]) == ("critical", "a thread failed with an exception")
+    assert "ZeroDivisionError" in failure["exception"]
 
 
-def test_text_has_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_line_has_time_level_logger_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text")
     logging.getLogger("any").info("loaded", extra={"model": "feed"})
     assert capsys.readouterr().err.endswith("Z INFO any loaded model=feed\n")
 
 
 @pytest.mark.parametrize(("terminal", "is_json"), [(True, False), (False, True)])
-def test_who_reads_decides_unless_it_is_set(
+def test_configure_without_format_writes_text_to_terminals_and_json_otherwise(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, is_json: bool
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)

@@ -1,4 +1,4 @@
-"""Every metric of the service: its name, what it counts, and that Prometheus can read it."""
+"""Metrics: names, values, and the exposition format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAMILIES = {
 
 
 def samples(text: str) -> dict[str, float]:
-    """``name{label="value",…}`` → value, labels in alphabetical order."""
+    """Return ``name,label=value,…`` → value, with labels in alphabetical order."""
     return {
         sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -49,77 +49,77 @@ def samples(text: str) -> dict[str, float]:
 
 @pytest.fixture
 def client(repository: Path) -> Iterator[TestClient]:
-    """Of an app that nobody else asks."""
+    """Client of an app that receives no other requests."""
     with TestClient(create_app(Settings(repository=repository)), raise_server_exceptions=False) as client:
         yield client
 
 
-def test_all_families_are_there_from_the_start_under_their_names(client: TestClient) -> None:
+def test_exposition_has_all_families_from_the_start(client: TestClient) -> None:
     families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
     assert {name: family.type for name, family in families.items() if name.startswith("ranker_")} == FAMILIES
     assert all(family.documentation.endswith(".") for family in families.values())
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= families.keys()
 
 
-def test_a_request_is_counted_in_each(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_ranked_request_is_counted_in_every_metric(client: TestClient, request_body: dict[str, Any]) -> None:
     request_body["items"] += [{"id": "never"}]
     assert client.post("/v1/rank", json=request_body).status_code == 200
-    now = samples(client.get("/metrics").text)
-    assert now["ranker_requests_total,model=feed,status=200"] == 1
-    assert now["ranker_request_seconds_count"] == 1
+    values = samples(client.get("/metrics").text)
+    assert values["ranker_requests_total,model=feed,status=200"] == 1
+    assert values["ranker_request_seconds_count"] == 1
     for stage in ("parse", "look-up", "queue", "forward", "write"):
-        assert now[f"ranker_stage_seconds_count,stage={stage}"] == 1
-        assert now[f"ranker_stage_seconds_bucket,le=+Inf,stage={stage}"] == 1
-    assert now["ranker_rows_scored_total,model=feed,version=1"] == 13
-    assert now["ranker_batch_rows_sum"] == 13
-    assert now["ranker_missing_features_total,model=feed"] > 0
-    assert now["ranker_score_count,model=feed,task=click"] == 13
-    assert now["ranker_requests_in_flight"] == now["ranker_queue_rows"] == 0
-    assert now["ranker_model_info,model=feed,role=current,version=1"] == 1
-    assert now["ranker_model_load_seconds,model=feed"] > 0
-    assert now["ranker_experts,model=feed"] >= 1
+        assert values[f"ranker_stage_seconds_count,stage={stage}"] == 1
+        assert values[f"ranker_stage_seconds_bucket,le=+Inf,stage={stage}"] == 1
+    assert values["ranker_rows_scored_total,model=feed,version=1"] == 13
+    assert values["ranker_batch_rows_sum"] == 13
+    assert values["ranker_missing_features_total,model=feed"] > 0
+    assert values["ranker_score_count,model=feed,task=click"] == 13
+    assert values["ranker_requests_in_flight"] == values["ranker_queue_rows"] == 0
+    assert values["ranker_model_info,model=feed,role=current,version=1"] == 1
+    assert values["ranker_model_load_seconds,model=feed"] > 0
+    assert values["ranker_experts,model=feed"] >= 1
 
 
-def test_scores_are_in_the_buckets_in_which_the_answers_are(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_score_histogram_contains_the_returned_score(client: TestClient, request_body: dict[str, Any]) -> None:
     request_body |= {"tasks": ["click"], "top_n": 1}
     request_body["items"] = request_body["items"][:1]
     score = client.post("/v1/rank", json=request_body).json()["items"][0]["scores"]["click"]
-    now = samples(client.get("/metrics").text)
-    assert now["ranker_score_sum,model=feed,task=click"] == pytest.approx(score)
-    assert now["ranker_score_bucket,le=1.0,model=feed,task=click"] == 1
-    assert now["ranker_score_bucket,le=0.0,model=feed,task=click"] == 0
+    values = samples(client.get("/metrics").text)
+    assert values["ranker_score_sum,model=feed,task=click"] == pytest.approx(score)
+    assert values["ranker_score_bucket,le=1.0,model=feed,task=click"] == 1
+    assert values["ranker_score_bucket,le=0.0,model=feed,task=click"] == 0
 
 
-def test_refusals_are_counted_by_status_and_by_model_as_far_as_it_is_known(
+def test_rejected_requests_are_counted_by_status_and_known_model(
     client: TestClient, request_body: dict[str, Any]
 ) -> None:
     client.post("/v1/rank", json={"items": 3})
     client.post("/v1/models/nope/rank", json={"items": []})
     client.post("/v1/rank", json=request_body | {"deadline_ms": 1e-6})
-    now = samples(client.get("/metrics").text)
-    assert now["ranker_requests_total,model=feed,status=422"] == 1
-    assert now["ranker_requests_total,model=,status=404"] == 1
-    assert now["ranker_requests_total,model=feed,status=504"] == 1
-    assert now["ranker_rejections_total,reason=deadline"] == 1
-    assert now["ranker_rejections_total,reason=queue_full"] == 0
-    assert now["ranker_request_seconds_count"] == 3
-    assert now["ranker_rows_scored_total,model=feed,version=1"] == 0
-    assert now["ranker_requests_in_flight"] == 0
+    values = samples(client.get("/metrics").text)
+    assert values["ranker_requests_total,model=feed,status=422"] == 1
+    assert values["ranker_requests_total,model=,status=404"] == 1
+    assert values["ranker_requests_total,model=feed,status=504"] == 1
+    assert values["ranker_rejections_total,reason=deadline"] == 1
+    assert values["ranker_rejections_total,reason=queue_full"] == 0
+    assert values["ranker_request_seconds_count"] == 3
+    assert values["ranker_rows_scored_total,model=feed,version=1"] == 0
+    assert values["ranker_requests_in_flight"] == 0
 
 
-def test_what_is_no_ranking_is_not_counted(client: TestClient) -> None:
+def test_requests_other_than_ranking_are_not_counted(client: TestClient) -> None:
     client.get("/v2/health/live")
     client.get("/nowhere")
     assert samples(client.get("/metrics").text)["ranker_request_seconds_count"] == 0
 
 
-def test_two_apps_of_a_process_do_not_mix(client: TestClient, repository: Path) -> None:
+def test_two_apps_in_one_process_have_separate_metrics(client: TestClient, repository: Path) -> None:
     client.post("/v1/rank", json={"items": []})
     with TestClient(create_app(Settings(repository=repository))) as other:
         assert samples(other.get("/metrics").text)["ranker_request_seconds_count"] == 0
 
 
-def test_a_version_that_is_no_longer_served_is_0() -> None:
+def test_model_info_of_an_unloaded_version_is_0() -> None:
     metrics = Metrics()
     metrics.record_loaded("feed", "1", "canary", load_seconds=0.5, num_experts=3)
     assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 1
@@ -128,11 +128,11 @@ def test_a_version_that_is_no_longer_served_is_0() -> None:
 
 
 @pytest.mark.parts
-def test_prometheus_own_tool_finds_nothing_to_say(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_promtool_accepts_the_exposition(client: TestClient, request_body: dict[str, Any]) -> None:
     if shutil.which("promtool") is None:
-        message = "promtool is not there; install Debian's package prometheus"
+        message = "promtool is not installed (Debian: prometheus)"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
     client.post("/v1/rank", json=request_body)
     text = client.get("/metrics").content
-    found = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
-    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
+    result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")

@@ -1,107 +1,75 @@
-"""Metrics of a service of several processes: any of them answers for all."""
+"""Metrics shared by several processes: each process exposes the totals of all."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipelines.jobs.demo import post
 from service.telemetry.multiprocess import FOLDER, prune_dead_workers, shared_folder, shared_metrics
-
-WAIT = 180
-"""Seconds that starting or stopping may take on a busy machine."""
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not happened():
-        assert time.monotonic() < deadline, "the service did not come to that"
-        time.sleep(0.05)
+from tests.support.http_client import post_json
+from tests.support.ports import HOST
+from tests.support.processes import ServiceProcess, started_service
+from tests.support.waiting import TIMEOUT_SECONDS
 
 
-class Two:
-    """A service of two processes, one of which can be held up, so that the other answers."""
+def metrics(service: ServiceProcess) -> dict[str, float]:
+    """Return ``name,label=value,…`` → value, with labels in alphabetical order."""
+    return {
+        sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(service.metrics())
+        for sample in family.samples
+    }
 
-    def __init__(self, repository: Path, temporary: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        serve = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(self.port)]
-        self.log = temporary / "log"
-        with self.log.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [*serve, "--workers", "2", "--threads", "1"],
-                stderr=stderr,
-                start_new_session=True,
-                env=os.environ | {"TMPDIR": str(temporary)},
-            )
 
-    def workers(self) -> list[int]:
-        """The processes that have metrics, once there are two."""
-        with suppress(OSError):
-            found = self.metrics()
-            pids = [int(name.rpartition("=")[2]) for name in found if name.startswith("process_open_fds,pid=")]
-            return pids if len(pids) == 2 else []
-        return []
+def workers(service: ServiceProcess) -> list[int]:
+    """Return the process ids of both workers once both have metrics, until then an empty list."""
+    pids = [int(name.rpartition("=")[2]) for name in metrics(service) if name.startswith("process_open_fds,pid=")]
+    return pids if len(pids) == 2 else []
 
-    def loaded(self) -> int:
-        """How many processes have come so far that they serve."""
-        return self.log.read_text().count("serving feed version 1")
 
-    def metrics(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
-            text = response.read().decode()
-        return {
-            sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+def loaded_workers(service: ServiceProcess) -> int:
+    """Return how many processes have loaded the model since the start."""
+    return service.output().count("serving feed version 1")
 
-    @contextmanager
-    def held(self, pid: int) -> Iterator[None]:
-        """For a moment: one that does not answer for long is replaced."""
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
+
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a process briefly, so that the other worker answers; the supervisor replaces processes that hang."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
-def two(repository: Path, tmp_path: Path) -> Iterator[Two]:
-    service = Two(repository, tmp_path)
-    try:
-        until(lambda: service.loaded() == 2 and bool(service.workers()))
+def service(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceProcess]:
+    """A service of two workers whose metrics folder is in ``tmp_path``."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with started_service(repository, ["--workers", "2", "--threads", "1"]) as service:
+        service.wait_until(lambda: loaded_workers(service) == 2 and workers(service))
         yield service
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(service.process.pid, signal.SIGKILL)
-        service.process.wait()
 
 
 @pytest.mark.slow
-def test_any_process_answers_for_all_and_for_those_that_died(
-    two: Two, request_body: dict[str, Any], tmp_path: Path
+def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
+    service: ServiceProcess, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
-    first, second = two.workers()
+    first, second = workers(service)
     for other in (first, second):
-        with two.held(other):
+        with suspended(other):
             for _ in range(20):
-                post(f"{two.url}/v1/rank", request_body)
-    counted = {
+                post_json(f"{service.url}/v1/rank", request_body)
+    expected = {
         "ranker_requests_total,model=feed,status=200": 40,
         "ranker_request_seconds_count": 40,
         "ranker_stage_seconds_count,stage=forward": 40,
@@ -112,39 +80,39 @@ def test_any_process_answers_for_all_and_for_those_that_died(
         "ranker_queue_rows": 0,
     }
     for other in (first, second):
-        with two.held(other):
-            assert two.metrics().items() >= counted.items()
+        with suspended(other):
+            assert metrics(service).items() >= expected.items()
 
-    with two.held(second):  # so that the first gets a request, whose body never comes
-        waiting = socket.create_connection(("127.0.0.1", two.port))
-        waiting.sendall(
+    with suspended(second):  # the first worker receives a request whose body never arrives
+        connection = socket.create_connection((HOST, service.port))
+        connection.sendall(
             b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         )
         time.sleep(0.5)
-    assert two.metrics()["ranker_requests_in_flight"] == 1
+    assert metrics(service)["ranker_requests_in_flight"] == 1
     os.kill(first, signal.SIGKILL)
-    until(lambda: len(workers := two.workers()) == 2 and first not in workers)
-    until(lambda: two.loaded() == 3)
-    waiting.close()
-    assert two.metrics().items() >= counted.items()
-    post(f"{two.url}/v1/rank", request_body)
-    assert two.metrics()["ranker_requests_total,model=feed,status=200"] == 41
+    service.wait_until(lambda: (pids := workers(service)) and first not in pids)
+    service.wait_until(lambda: loaded_workers(service) == 3)
+    connection.close()
+    assert metrics(service).items() >= expected.items()
+    post_json(f"{service.url}/v1/rank", request_body)
+    assert metrics(service)["ranker_requests_total,model=feed,status=200"] == 41
 
     assert list(tmp_path.glob("ranker-metrics-*"))
-    two.process.terminate()
-    two.process.wait(WAIT)
+    service.process.terminate()
+    service.process.wait(TIMEOUT_SECONDS)
     assert not list(tmp_path.glob("ranker-metrics-*"))
 
 
-def test_what_a_dead_process_counted_stays_and_what_it_said_of_its_state_goes(tmp_path: Path) -> None:
+def test_prune_dead_workers_removes_gauges_and_keeps_counters(tmp_path: Path) -> None:
     for name in ("counter_7", "histogram_7", "gauge_livesum_7", "gauge_livemax_7", "counter_8", "gauge_livesum_8"):
         (tmp_path / f"{name}.db").touch()
     prune_dead_workers(tmp_path, {8, None})
-    left = {path.stem for path in tmp_path.iterdir()}
-    assert left == {"counter_7", "histogram_7", "counter_8", "gauge_livesum_8"}
+    remaining = {path.stem for path in tmp_path.iterdir()}
+    assert remaining == {"counter_7", "histogram_7", "counter_8", "gauge_livesum_8"}
 
 
-def test_a_process_alone_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_folder_is_set_only_within_shared_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     assert shared_folder() is None
     with shared_metrics() as folder:

@@ -1,4 +1,4 @@
-"""What the log says of requests: nothing of those that went well or were refused, one line of a slow or failed one."""
+"""Request logs: one line per slow or failed request, none otherwise."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from service.telemetry import logs
 
 @pytest.fixture
 def slow(repository: Path) -> Iterator[TestClient]:
-    """Of a service that finds every request slow."""
+    """Client of a service that treats every request as slow."""
     with TestClient(create_app(Settings(repository=repository, slow_ms=1e-6))) as client:
         yield client
 
 
-def test_a_slow_request_is_a_line_with_its_stages(
+def test_slow_request_is_logged_with_its_stages_and_without_ids(
     slow: TestClient, request_body: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     slow.post("/v1/rank", json=request_body | {"tasks": ["click"]}, headers={"X-Request-ID": "abc-1"})
     (record,) = [record for record in caplog.records if record.name == "ranker.slow"]
     line = vars(record)
-    told = {"status": 200, "model": "feed", "version": "1", "candidates": 12, "tasks": ["click"]}
-    assert told.items() <= line.items()
+    expected = {"status": 200, "model": "feed", "version": "1", "candidates": 12, "tasks": ["click"]}
+    assert expected.items() <= line.items()
     assert list(line["stages"]) == ["parse", "queue", "look-up", "forward", "write"]
     assert 0 < sum(line["stages"].values()) <= line["milliseconds"]
     text = logs.JsonFormatter().format(record)
@@ -38,19 +38,19 @@ def test_a_slow_request_is_a_line_with_its_stages(
     assert "v1" not in text  # a candidate
 
 
-def test_a_slow_request_that_was_refused_is_told_as_far_as_it_came(
+def test_slow_rejected_request_is_logged_with_the_fields_known_so_far(
     slow: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow.post("/v1/rank", json={"items": 3})
     slow.post("/v1/models/nope/rank", json={"items": []})
-    unread, unfound = [vars(record) for record in caplog.records if record.name == "ranker.slow"]
-    assert (unread["status"], unread["model"], unread["stages"]) == (422, "feed", {})
-    assert "candidates" not in unread
-    assert unfound["status"] == 404
-    assert "model" not in unfound
+    invalid, not_found = [vars(record) for record in caplog.records if record.name == "ranker.slow"]
+    assert (invalid["status"], invalid["model"], invalid["stages"]) == (422, "feed", {})
+    assert "candidates" not in invalid
+    assert not_found["status"] == 404
+    assert "model" not in not_found
 
 
-def test_quick_and_refused_requests_are_no_lines(
+def test_fast_and_rejected_requests_are_not_logged(
     client: TestClient, request_body: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     client.post("/v1/rank", json=request_body)
@@ -59,7 +59,7 @@ def test_quick_and_refused_requests_are_no_lines(
     assert [record for record in caplog.records if record.name.startswith(("ranker", "uvicorn"))] == []
 
 
-def test_a_failed_request_is_one_line_with_the_reason_which_the_answer_does_not_give(
+def test_failed_request_logs_the_exception_that_the_response_hides(
     repository: Path,
     request_body: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
@@ -67,7 +67,7 @@ def test_a_failed_request_is_one_line_with_the_reason_which_the_answer_does_not_
 ) -> None:
     async def fail(*_: Any) -> None:
         logging.getLogger("ranker.service").info("about to fail with id %s", logs.request_id.get())
-        raise RuntimeError("a secret of ours")
+        raise RuntimeError("a secret")
 
     monkeypatch.setattr(Engine, "rank", fail)
     with TestClient(create_app(Settings(repository=repository))) as client:
@@ -83,5 +83,5 @@ def test_a_failed_request_is_one_line_with_the_reason_which_the_answer_does_not_
     assert before.getMessage() == "about to fail with id abc-1"
     assert line.levelname == "ERROR"
     assert line.exc_info is not None
-    assert "a secret of ours" in str(line.exc_info[1])
+    assert "a secret" in str(line.exc_info[1])
     assert 'ranker_requests_total{model="feed",status="500"} 1.0' in metrics

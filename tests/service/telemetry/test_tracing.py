@@ -1,8 +1,7 @@
-"""Traces as a real receiver of OpenTelemetry's protocol gets them."""
+"""Traces as received by an OTLP endpoint."""
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import time
@@ -20,12 +19,13 @@ from ranking.errors import ConfigError
 from service.app import create_app
 from service.settings import Settings
 from service.telemetry import tracing
+from tests.support.ports import occupied_port
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Receiver:
-    """An HTTP server that keeps what it is sent."""
+    """An OTLP endpoint over HTTP that keeps the requests it receives."""
 
     def __init__(self) -> None:
         self.received: list[ExportTraceServiceRequest] = []
@@ -61,11 +61,13 @@ class Receiver:
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    def value(of: Any) -> Any:
-        kind = of.WhichOneof("value")
-        return [value(each) for each in of.array_value.values] if kind == "array_value" else getattr(of, kind)
+    def to_python(value: Any) -> Any:
+        kind = value.WhichOneof("value")
+        if kind == "array_value":
+            return [to_python(element) for element in value.array_value.values]
+        return getattr(value, kind)
 
-    return {attribute.key: value(attribute.value) for attribute in span.attributes}
+    return {attribute.key: to_python(attribute.value) for attribute in span.attributes}
 
 
 @pytest.fixture
@@ -77,22 +79,24 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     receiver.server.server_close()
 
 
-def ask(repository: Path, body: dict[str, Any], headers: dict[str, str], path: str = "/v1/rank") -> float:
-    """Asks a new service, which sends its spans at the latest when it ends; how many seconds ending took."""
+def rank_and_shut_down(
+    repository: Path, body: dict[str, Any], headers: dict[str, str], path: str = "/v1/rank"
+) -> float:
+    """Send a request to a new service, shut it down, and return the seconds that the shutdown took."""
     with TestClient(create_app(Settings(repository=repository, max_batch_rows=5))) as client:
         client.get("/v2/health/ready")
-        answer = client.post(path, json=body, headers=headers)
-        assert answer.headers.get("traceparent") == headers.get("traceparent")
-        ends = time.monotonic()
-    return time.monotonic() - ends
+        response = client.post(path, json=body, headers=headers)
+        assert response.headers.get("traceparent") == headers.get("traceparent")
+        shutdown = time.monotonic()
+    return time.monotonic() - shutdown
 
 
-def test_a_request_is_a_span_below_its_caller_s_with_one_for_each_stage(
+def test_request_span_has_the_callers_parent_and_a_child_per_stage(
     receiver: Receiver, repository: Path, request_body: dict[str, Any]
 ) -> None:
     before = time.time_ns()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-ID": "abc-1"}
-    ask(repository, request_body | {"tasks": ["click"]}, headers, "/v1/models/feed/rank")
+    rank_and_shut_down(repository, request_body | {"tasks": ["click"]}, headers, "/v1/models/feed/rank")
     server, *stages = sorted(
         receiver.spans, key=lambda span: (span.kind != Span.SPAN_KIND_SERVER, span.end_time_unix_nano)
     )
@@ -120,52 +124,55 @@ def test_a_request_is_a_span_below_its_caller_s_with_one_for_each_stage(
     assert receiver.resource()["service.name"] == "dselect-ranker"
 
 
-def test_a_caller_that_does_not_sample_is_obeyed(
+def test_request_with_an_unsampled_traceparent_sends_no_spans(
     receiver: Receiver, repository: Path, request_body: dict[str, Any]
 ) -> None:
-    ask(repository, request_body, {"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    rank_and_shut_down(repository, request_body, {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert receiver.spans == []
 
 
-def test_without_a_caller_s_trace_one_begins(
+def test_request_without_traceparent_starts_a_trace(
     receiver: Receiver, repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "feed-ranker")
-    ask(repository, request_body, {})
+    rank_and_shut_down(repository, request_body, {})
     (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
     assert server.parent_span_id == b""
     assert receiver.resource()["service.name"] == "feed-ranker"
 
 
-def test_a_refused_request_says_its_status(receiver: Receiver, repository: Path, request_body: dict[str, Any]) -> None:
-    ask(repository, request_body | {"deadline_ms": 1e-6}, {})
+def test_rejected_request_span_has_its_status_code(
+    receiver: Receiver, repository: Path, request_body: dict[str, Any]
+) -> None:
+    rank_and_shut_down(repository, request_body | {"deadline_ms": 1e-6}, {})
     (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
     assert attributes(server)["http.response.status_code"] == 504
     assert server.status.code == Status.STATUS_CODE_ERROR
 
 
-def test_a_receiver_that_is_gone_hurts_no_request_and_holds_the_end_up_for_a_moment(
+def test_unresponsive_receiver_fails_no_request_and_delays_shutdown_briefly(
     repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+    with occupied_port() as port:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
         monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.3)
-        assert ask(repository, request_body, {}) < 2.5
+        assert rank_and_shut_down(repository, request_body, {}) < 2.5
 
 
-class TestWhetherThereAreTraces:
-    def test_none_unless_a_receiver_is_named(self) -> None:
-        assert tracing.from_environment({}) is None
-        disabled = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "true"}
-        assert tracing.from_environment(disabled) is None
+def test_from_environment_without_endpoint_or_disabled_returns_none() -> None:
+    assert tracing.from_environment({}) is None
+    disabled = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "true"}
+    assert tracing.from_environment(disabled) is None
 
-    def test_another_protocol_is_refused(self) -> None:
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL: 'grpc' is not supported"):
-            tracing.from_environment(environ)
 
-    def test_where_it_is_not_installed_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-        with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*dselect-ranker\[tracing\]"):
-            tracing.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
+def test_from_environment_with_unsupported_protocol_raises_config_error() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL: 'grpc' is not supported"):
+        tracing.from_environment(environ)
+
+
+def test_from_environment_without_opentelemetry_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT is set.*dselect-ranker\[tracing\]"):
+        tracing.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})

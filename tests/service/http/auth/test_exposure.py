@@ -8,7 +8,7 @@ import pytest
 
 from ranking.errors import ConfigError
 from service.http.auth.exposure import is_loopback, operations_port, require_keys
-from service.settings import Settings, read
+from service.settings import Settings, load_settings
 
 REPOSITORY = Path("repository")
 SETTINGS = Settings(repository=REPOSITORY)
@@ -46,5 +46,5 @@ def test_which_is_not_that_of_the_rest() -> None:
 
 
 def test_keys_and_no_keys_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="keys and no_keys exclude each other"):
-        read({"repository": REPOSITORY, "no_keys": True}, None, {"RANKER_KEYS": "keys.json"})
+    with pytest.raises(ConfigError, match="keys and no_keys are mutually exclusive"):
+        load_settings({"repository": REPOSITORY, "no_keys": True}, None, {"RANKER_KEYS": "keys.json"})

@@ -28,7 +28,7 @@ class Served:
 
     def __init__(self, repository: Path, folder: Path) -> None:
         keys = folder / "keys.json"
-        self.secret = key_file.new(keys, "tests", ("rank",))
+        self.secret = key_file.create_key(keys, "tests", ("rank",))
         self.main, self.operations = free_ports(2)
         ports = ["--port", str(self.main), "--operations-port", str(self.operations)]
         command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--keys", str(keys), *ports]
@@ -92,7 +92,7 @@ def test_each_port_has_its_operations_and_only_keys_rank(served: Served) -> None
     [
         (["--host", "0.0.0.0"], "there are no API keys: make one with 'ranker keys new"),
         (["--host", "0.0.0.0", "--keys", "nowhere.json"], "nowhere.json: cannot be read"),
-        (["--keys", "nowhere.json", "--no-keys"], "keys and no_keys exclude each other"),
+        (["--keys", "nowhere.json", "--no-keys"], "keys and no_keys are mutually exclusive"),
         (["--port", "8123", "--operations-port", "8123"], "is the service's own port"),
     ],
 )
