@@ -1,4 +1,4 @@
-"""What the gates chose, as plain data, and what it costs."""
+"""The gates' selection as plain data, and its cost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Selection:
-    """The converged choice.
+    """The converged selection of experts.
 
     Attributes:
-        num_experts: n, the experts that could be chosen from.
-        k: the most experts that one task may choose.
-        tasks: task → {expert: weight}; weights of a task are ≥ 0 and sum to 1 (Gumbel-softmax: to at most 1).
-        per_example: the gate decides for each example; the weights are then means over examples, and every expert may
-            be needed, including one whose mean weight is 0.
+        num_experts: number of experts n that the gates selected from.
+        k: maximum number of experts per task.
+        tasks: weights {expert: weight} of each task, ≥ 0 with sum 1 (Gumbel-softmax: at most 1).
+        per_example: whether the gate selects per example. The weights are then means over examples, and every expert
+            may be needed, including one whose mean weight is 0.
     """
 
     num_experts: int
@@ -26,39 +26,39 @@ class Selection:
     per_example: bool = False
 
     def experts_for(self, tasks: Iterable[str]) -> list[int]:
-        """Experts that at least one of these tasks chose, ascending: what must run to score them."""
+        """Return the experts that at least one of these tasks selected, ascending."""
         return sorted({expert for task in tasks for expert in self.tasks[task]})
 
     @property
     def experts_used(self) -> list[int]:
-        """Experts that at least one task chose, ascending."""
+        """Experts that at least one task selected, ascending."""
         return self.experts_for(self.tasks)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready form; expert numbers become strings."""
+        """Return a JSON-serializable form, with expert numbers as strings."""
         return {
             "num_experts": self.num_experts,
             "k": self.k,
             "per_example": self.per_example,
-            "tasks": {task: {str(e): w for e, w in chosen.items()} for task, chosen in self.tasks.items()},
+            "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in self.tasks.items()},
             "experts_used": self.experts_used,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Reads what ``to_json`` wrote."""
-        tasks = {task: {int(e): float(w) for e, w in chosen.items()} for task, chosen in data["tasks"].items()}
+        """Create a selection from the result of ``to_json``."""
+        tasks = {task: {int(e): float(w) for e, w in weights.items()} for task, weights in data["tasks"].items()}
         return cls(data["num_experts"], data["k"], tasks, data.get("per_example", False))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Layer widths that decide the cost of scoring one row.
+    """Layer widths that determine the cost of scoring one row.
 
     Attributes:
         inputs: width of the experts' input.
         expert_layers: widths of an expert's layers.
-        tower_layers: widths of a tower's hidden layers; its output is one number.
+        tower_layers: widths of a tower's hidden layers, before its single output.
     """
 
     inputs: int
@@ -76,23 +76,23 @@ class Shape:
         return _dense_flops([self.expert_layers[-1], *self.tower_layers, 1])
 
     def mixing(self, experts: int) -> int:
-        """FLOPs of one task's weighted sum of so many experts' outputs."""
+        """Return the FLOPs of one task's weighted sum of this many expert outputs."""
         return 2 * experts * self.expert_layers[-1]
 
 
 def _dense_flops(widths: Sequence[int]) -> int:
-    """A multiplication and an addition for each weight; biases and activations are left out."""
+    """Count one multiplication and one addition per weight, without biases and activations."""
     return sum(2 * a * b for a, b in itertools.pairwise(widths))
 
 
 @dataclass(frozen=True)
 class RoutingCost:
-    """What a row costs under a per-example gate, on average over the rows that were looked at.
+    """Average cost of a row under a per-example gate.
 
     Attributes:
-        gate_flops: of the gate itself, for all tasks.
-        experts: experts that run for all tasks together.
-        experts_by_task: experts that run for each task alone.
+        gate_flops: FLOPs of the gate for all tasks.
+        experts: mean number of experts that run for all tasks together.
+        experts_by_task: mean number of experts that run for each task alone.
     """
 
     gate_flops: int
@@ -100,25 +100,25 @@ class RoutingCost:
     experts_by_task: Mapping[str, float]
 
 
-def flops(selection: Selection, shape: Shape, load: RoutingCost | None = None) -> dict[str, Any]:
-    """FLOPs a row of gate, experts, mixing and towers: ``dense`` (all), ``frozen`` (chosen), ``per_task`` (each alone).
+def flops(selection: Selection, shape: Shape, routing_cost: RoutingCost | None = None) -> dict[str, Any]:
+    """Return FLOPs per row: ``dense`` (all experts), ``frozen`` (selected experts), ``per_task`` (each task alone).
 
     Args:
-        selection: who chose what.
-        shape: of the layers.
-        load: what the rows of a per-example gate need; a static gate costs nothing and runs what it chose.
+        selection: the selected experts of each task.
+        shape: widths of the layers.
+        routing_cost: measured cost of a per-example gate; a static gate costs nothing and runs its selected experts.
     """
     tasks = len(selection.tasks)
-    load = load or RoutingCost(
-        0, len(selection.experts_used), {task: len(chosen) for task, chosen in selection.tasks.items()}
+    routing_cost = routing_cost or RoutingCost(
+        0, len(selection.experts_used), {task: len(weights) for task, weights in selection.tasks.items()}
     )
     everything = selection.num_experts * shape.expert + tasks * (shape.mixing(selection.num_experts) + shape.tower)
-    mixed = sum(shape.mixing(1) * count for count in load.experts_by_task.values())
+    mixed = sum(shape.mixing(1) * count for count in routing_cost.experts_by_task.values())
     return {
-        "dense": everything + load.gate_flops,
-        "frozen": round(load.experts * shape.expert + mixed + tasks * shape.tower + load.gate_flops),
+        "dense": everything + routing_cost.gate_flops,
+        "frozen": round(routing_cost.experts * shape.expert + mixed + tasks * shape.tower + routing_cost.gate_flops),
         "per_task": {
-            task: round(count * (shape.expert + shape.mixing(1)) + shape.tower + load.gate_flops)
-            for task, count in load.experts_by_task.items()
+            task: round(count * (shape.expert + shape.mixing(1)) + shape.tower + routing_cost.gate_flops)
+            for task, count in routing_cost.experts_by_task.items()
         },
     }

@@ -27,15 +27,15 @@ class Platt(StrictModel):
     shift: float
 
     def __call__(self, logits: Floats) -> Floats:
-        """Calibrated logits, of the same shape."""
+        """Return calibrated logits of the same shape."""
         return logits * self.slope + self.shift
 
 
 class Isotonic(StrictModel):
-    """Straight lines between knots (logit, calibrated logit); beyond the first and last knot the slope is 1.
+    """Linear interpolation between knots (logit, calibrated logit), with slope 1 beyond the first and last knot.
 
-    Lines instead of isotonic regression's steps, so that no two scores become equal: centred isotonic regression (Oron
-    and Flournoy 2017, section 2.2).
+    Interpolation replaces the steps of isotonic regression, so that distinct scores stay distinct: centered isotonic
+    regression (Oron and Flournoy 2017, section 2.2).
     """
 
     kind: Literal["isotonic"] = "isotonic"
@@ -43,18 +43,18 @@ class Isotonic(StrictModel):
     outputs: ListOf[float]
 
     @model_validator(mode="after")
-    def _rises(self) -> Self:
+    def _knots_increase(self) -> Self:
         if len(self.inputs) != len(self.outputs):
             raise ValueError(f"{len(self.inputs)} inputs, but {len(self.outputs)} outputs")
         for name, knots in (("inputs", self.inputs), ("outputs", self.outputs)):
             if any(left >= right for left, right in itertools.pairwise(knots)):
-                raise ValueError(f"{name} must rise from knot to knot")
+                raise ValueError(f"{name} must increase from knot to knot")
         return self
 
     def __call__(self, logits: Floats) -> Floats:
-        """Calibrated logits, of the same shape."""
+        """Return calibrated logits of the same shape."""
         x, y = (np.array(knots, np.float64) for knots in (self.inputs, self.outputs))
-        # one more knot on either side gives the ends their slope of 1
+        # An extra knot on each side gives the ends a slope of 1.
         x = np.concatenate([x[:1] - 1.0, x, x[-1:] + 1.0])
         y = np.concatenate([y[:1] - 1.0, y, y[-1:] + 1.0])
         left = np.clip(np.searchsorted(x, logits, side="right") - 1, 0, len(x) - 2)
@@ -68,17 +68,17 @@ _BY_TASK: TypeAdapter[dict[str, TaskCalibration]] = TypeAdapter(dict[str, TaskCa
 
 
 class Calibration:
-    """The maps of a model's tasks; tasks without one pass unchanged.
+    """Calibration maps by task; outputs of tasks without a map are unchanged.
 
     Args:
-        tasks: task → its map.
+        tasks: map of each calibrated task.
     """
 
     def __init__(self, tasks: Mapping[str, Platt | Isotonic] | None = None) -> None:
         self.tasks = dict(tasks or {})
 
     def __call__(self, outputs: Floats, tasks: Sequence[str]) -> Floats:
-        """Calibrated outputs [rows, tasks].
+        """Return calibrated outputs [rows, tasks].
 
         Args:
             outputs: logits or numbers [rows, tasks].
@@ -90,28 +90,28 @@ class Calibration:
         return np.stack([self.tasks[task](x) if task in self.tasks else x for task, x in columns], 1)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready form: task → its map."""
-        return {task: found.model_dump(mode="json") for task, found in self.tasks.items()}
+        """Return a JSON-serializable form with one entry per calibrated task."""
+        return {task: calibration.model_dump(mode="json") for task, calibration in self.tasks.items()}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Reads what ``to_json`` wrote.
+        """Create a calibration from the result of ``to_json``.
 
         Raises:
-            ValidationError: a number that is not finite, a map that does not rise, an unknown kind or key.
+            ValidationError: a number is not finite, a map is not increasing, or a kind or key is unknown.
         """
         return cls(_BY_TASK.validate_python(data))
 
 
 def to_probabilities(outputs: Floats, tasks: Sequence[Task]) -> npt.NDArray[np.float64]:
-    """Probabilities of binary tasks, (transformed) numbers of regressions [batch, tasks].
+    """Convert outputs to scores [batch, tasks]: probabilities of binary tasks, (transformed) values of regressions.
 
     Args:
-        outputs: calibrated logits and numbers [batch, tasks].
-        tasks: kinds, in the order of the columns.
+        outputs: calibrated logits and values [batch, tasks].
+        tasks: tasks in the order of the columns.
     """
-    found = outputs.astype(np.float64)
+    scores = outputs.astype(np.float64)
     binary = [task.kind == "binary" for task in tasks]
-    with np.errstate(over="ignore"):  # of a probability that is 0
-        found[:, binary] = 1.0 / (1.0 + np.exp(-found[:, binary]))
-    return found
+    with np.errstate(over="ignore"):  # exp overflows where the probability is 0.
+        scores[:, binary] = 1.0 / (1.0 + np.exp(-scores[:, binary]))
+    return scores

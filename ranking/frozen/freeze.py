@@ -1,4 +1,4 @@
-"""How a trained model becomes a ranker that scores."""
+"""Freezing: convert a converged model into a frozen ranker."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ranking.encoding.columns import FeatureTable
 from ranking.encoding.encoder import Encoder
+from ranking.encoding.feature_table import FeatureTable
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.graph import GATE
 from ranking.frozen.ranker import FrozenRanker
@@ -29,22 +29,23 @@ def freeze(
     routed: tuple[GateConfig, Selection] | None = None,
     calibration: Calibration | None = None,
 ) -> FrozenRanker:
-    """The sparse graph of a converged model: chosen experts only, batch norm folded into their first layer.
+    """Build the frozen ranker of a converged model.
 
-    What the model adds to its outputs in eval mode is folded into their biases; the side tower is left out.
+    It contains only the selected experts, with the batch norm folded into their first layer. The output biases include
+    the model's output offset. The position tower is left out.
 
     Args:
-        model: trained, in any mode.
-        encoder: that it was trained with.
+        model: trained model, in any mode.
+        encoder: encoder that the model was trained with.
         tables: features of users and items by id.
-        objective: task → weight in the score that sorts.
-        details: what else the bundle is to say of itself.
+        objective: weight of each task in the score that sorts candidates.
+        details: further entries of the bundle's manifest.
         routed: settings and mean selection of a per-example gate, which becomes part of the graph.
-        calibration: of the outputs, which becomes part of the graph too.
+        calibration: calibration of the outputs, which becomes part of the graph.
 
     Raises:
-        NotConvergedError: a gate whose choice is not final or that no graph can hold; says why.
-        ValueError: a per-example gate without ``routed``.
+        NotConvergedError: the gate's selection is not final, or the gate cannot be part of a graph.
+        ValueError: the gate is per-example and ``routed`` is missing.
     """
     schema = encoder.schema
     gate, selection = routed or (None, model.gate.selection(schema.task_names))
@@ -68,7 +69,7 @@ def freeze(
             bias = layer.bias[t].double() + (model.offset[t].double() if depth == last else 0.0)
             weights |= _named(f"tower.{task}.{depth}", layer.weight[t], bias)
     weights = {name: weight.float() for name, weight in weights.items()}
-    if gate is not None:  # in full precision: a rounded choice can fall on the other side
+    if gate is not None:  # Full precision, because rounding could change the selected experts.
         weights |= {"norm.scale": scale, "norm.shift": shift}
         weights |= {f"{GATE}{name}": value for name, value in model.gate.state_dict().items()}
     arrays = {name: weight.detach().cpu().numpy().copy() for name, weight in weights.items()}

@@ -1,4 +1,4 @@
-"""The sparse inference graph: only the chosen experts exist, and only those that a request needs run."""
+"""The frozen graph: it contains only the selected experts and runs only those that the requested tasks need."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ Layer = tuple[Tensor, Tensor]
 """Weight [inputs, outputs] and bias [outputs]."""
 
 GATE = "gate."
-"""Prefix of a per-example gate's weights."""
+"""Name prefix of the weights of a per-example gate."""
 
 
 class FrozenGraph:
-    """Tensors in, outputs out. The reference: in float64, so that a row's scores do not depend on the rows beside it.
+    """Reference implementation of the frozen model in PyTorch.
 
-    A static gate's weights are constants of the selection: the experts that the asked-for tasks chose run on all rows.
-    A per-example gate runs first, and then each expert on just the rows that chose it for one of those tasks.
+    It computes in float64, so that the scores of a row do not depend on the other rows of the batch.
 
-    Weights by name: ``embedding.TABLE`` [rows, dim]; ``expert.E.L.weight`` and ``.bias`` for layer L of expert E (the
-    batch norm is folded into layer 0); ``tower.TASK.L.weight`` and ``.bias``, the last layer giving the output. With a
-    per-example gate also ``gate.NAME``, and ``norm.scale`` and ``norm.shift``: the batch norm of what the gate reads.
+    The weights of a static gate are constants of the selection: the experts selected by the requested tasks run on all
+    rows. A per-example gate runs first; each expert then runs only on the rows that selected it for a requested task.
+
+    Weight names: ``embedding.TABLE`` [rows, dim]; ``expert.E.L.weight`` and ``.bias`` for layer L of expert E (layer 0
+    includes the batch norm); ``tower.TASK.L.weight`` and ``.bias``, where the last layer computes the output. A
+    per-example gate adds ``gate.NAME``, and ``norm.scale`` and ``norm.shift``, the batch norm of the gate's input.
 
     Args:
         schema: features and tasks.
-        selection: what the gates chose.
-        weights: by name, as above; the graph shares their memory.
+        selection: the selected experts.
+        weights: arrays by name, as above; the graph shares their memory.
         gate: settings of a per-example gate; None if the gate is static.
 
     Attributes:
-        weights: the same as tensors.
-        experts: number of each chosen expert → its layers, float64.
-        towers: task → its layers, float64; the last gives the output.
+        weights: the same weights as tensors.
+        experts: layers of each selected expert, float64, by expert number.
+        towers: layers of each task's tower, float64; the last one computes the output.
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class FrozenGraph:
         self.gate = gate
         self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
         self.towers = {task: _layers(self.weights, f"tower.{task}") for task in schema.task_names}
-        self._gate = None if gate is None else self._rebuilt(gate)
+        self._gate = None if gate is None else self._rebuild_gate(gate)
 
     def __call__(self, inputs: TorchBatch, tasks: Sequence[str]) -> Tensor:
-        """Outputs [batch, tasks] float64: a logit for a binary task, the (transformed) number else; uncalibrated."""
-        x = self._joined(inputs)
+        """Return uncalibrated outputs [batch, tasks] float64: logits (binary) and (transformed) values (regression)."""
+        x = self._embed(inputs)
         if self._gate is None:
             experts = {e: self._expert(e, x) for e in self.selection.experts_for(tasks)}
             mixed = [self._mix(experts, self.selection.tasks[task].items()) for task in tasks]
@@ -71,17 +73,17 @@ class FrozenGraph:
         return torch.cat([self._tower(task, hidden) for task, hidden in zip(tasks, mixed, strict=True)], 1)
 
     def routing(self, inputs: TorchBatch) -> Tensor:
-        """Weights of all tasks: [tasks, experts], or [batch, tasks, experts] of a per-example gate; float64."""
+        """Return the gate weights, float64: [tasks, experts], or [batch, tasks, experts] for a per-example gate."""
         if self._gate is not None:
-            return self._choose(self._joined(inputs))
+            return self._gate_weights(self._embed(inputs))
         weights = torch.zeros(len(self.schema.tasks), self.selection.num_experts, dtype=torch.float64)
         for row, task in zip(weights, self.schema.task_names, strict=True):
             for expert, weight in self.selection.tasks[task].items():
                 row[expert] = weight
         return weights
 
-    def _joined(self, inputs: TorchBatch) -> Tensor:
-        """Embeddings and dense values side by side [batch, inputs] float64."""
+    def _embed(self, inputs: TorchBatch) -> Tensor:
+        """Concatenate embeddings and dense values [batch, inputs] float64."""
         weights = self.weights
         columns = [
             weights[f"embedding.{feature.table}"][inputs.ids[:, i]]
@@ -99,18 +101,18 @@ class FrozenGraph:
         return x
 
     @staticmethod
-    def _mix(experts: Mapping[int, Tensor], chosen: Iterable[tuple[int, float]]) -> Tensor:
-        return torch.stack([experts[e] * weight for e, weight in chosen]).sum(0)
+    def _mix(experts: Mapping[int, Tensor], selected: Iterable[tuple[int, float]]) -> Tensor:
+        return torch.stack([experts[e] * weight for e, weight in selected]).sum(0)
 
-    def _choose(self, x: Tensor) -> Tensor:
+    def _gate_weights(self, x: Tensor) -> Tensor:
         assert self._gate is not None
         routing: Tensor = self._gate(x * self.weights["norm.scale"] + self.weights["norm.shift"])
         return routing
 
     def _route(self, x: Tensor, tasks: Sequence[str]) -> list[Tensor]:
-        """Each task's mixture of the experts that its rows chose, [batch, width] a task."""
+        """Mix, for each task, the experts that its rows selected; returns one [batch, width] tensor per task."""
         rank = {name: t for t, name in enumerate(self.schema.task_names)}
-        weights = self._choose(x)[:, [rank[task] for task in tasks]]
+        weights = self._gate_weights(x)[:, [rank[task] for task in tasks]]
         width = next(iter(self.experts.values()))[-1][0].shape[1]
         mixed = x.new_zeros(len(tasks), len(x), width)
         for expert in self.experts:
@@ -118,7 +120,7 @@ class FrozenGraph:
             rows = (shares > 0).any(1).nonzero().flatten()
             if len(rows):
                 share = shares[rows].T.unsqueeze(-1)
-                # a task that did not choose this expert must not see it, not even 0 times infinity
+                # The expert must not reach a task that did not select it, not even as 0 × infinity.
                 mixed[:, rows] += torch.where(share > 0, share * self._expert(expert, x[rows]), 0.0)
         return list(mixed)
 
@@ -128,9 +130,9 @@ class FrozenGraph:
             x = torch.addmm(hidden_bias, x, hidden_weight).relu_()
         return torch.addmm(bias, x, weight)
 
-    def _rebuilt(self, config: GateConfig) -> Gate:
+    def _rebuild_gate(self, config: GateConfig) -> Gate:
         inputs, width = len(self.weights["norm.scale"]), next(iter(self.experts.values()))[-1][0].shape[1]
-        with torch.random.fork_rng(devices=[]):  # scoring, which builds the graph, is to draw nothing
+        with torch.random.fork_rng(devices=[]):  # Building the graph must not advance the random state.
             gate = build_gate(config, len(self.schema.tasks), self.selection.num_experts, inputs, width).serving_gate()
         gate.load_state_dict({name[len(GATE) :]: w for name, w in self.weights.items() if name.startswith(GATE)})
         return gate.double().eval().requires_grad_(False)

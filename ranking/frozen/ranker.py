@@ -1,4 +1,4 @@
-"""A ranker that scores: tables in, tables of scores out. Its graph alone needs PyTorch."""
+"""The frozen ranker: tables of candidates in, tables of scores out. Only its graph needs PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.encoding.batch import EncodedBatch, Float32, Mask
-from ranking.encoding.columns import FeatureTable, fill_features, invalid_rows
+from ranking.encoding.columns import invalid_rows
 from ranking.encoding.encoder import Encoder
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.lookup.feature_index import FeatureIndex
@@ -25,25 +26,25 @@ if TYPE_CHECKING:
     from ranking.gates.config import GateConfig
 
 SCORE_ROWS = 4096
-"""Rows that are scored at a time; bounds the memory of a large table."""
+"""Rows scored per batch, which bounds the memory that a large table needs."""
 
 
 @dataclass(frozen=True)
 class FrozenRanker:
-    """A ranker that scores: tables in, tables of scores out.
+    """A converged ranker that contains only the selected experts.
 
     Attributes:
         schema: features and tasks.
-        encoder: columns → arrays.
-        selection: what the gates chose.
-        weights: of the graph, by the names of ``FrozenGraph``.
-        tables: features of users and items by id, for what a table of candidates leaves out.
-        objective: task → weight in the score that sorts, unless a request says otherwise.
-        details: what else the bundle says of itself (costs, training).
+        encoder: encoder of feature columns.
+        selection: the selected experts.
+        weights: arrays by the weight names of ``FrozenGraph``.
+        tables: features of users and items by id, for columns that a table of candidates leaves out.
+        objective: default weight of each task in the score that sorts candidates.
+        details: further entries of the manifest (costs, training).
         gate: settings of a per-example gate; None if the gate is static.
-        calibration: of the graph's outputs; none by default.
-        body: the graph behind the embeddings as ONNX, see ``onnx_body``; None if there is none.
-        stored: ``encoded`` as a bundle holds it; None if the ranker is not from a bundle.
+        calibration: calibration of the graph's outputs; none by default.
+        body: the graph behind the embeddings as an ONNX model, see ``onnx_body``; None if there is none.
+        stored: feature indexes of the bundle; None if the ranker was not loaded from a bundle.
     """
 
     schema: Schema
@@ -60,10 +61,10 @@ class FrozenRanker:
 
     @cached_property
     def encoded(self) -> Mapping[Owner, FeatureIndex]:
-        """The tables as a service looks them up: already encoded, of each owner that has features.
+        """Encoded feature indexes by owner, as the service uses them.
 
         Raises:
-            InvalidInputError: a table holds a column of the wrong type, a NaN or infinite number (names the row).
+            InvalidInputError: a table contains a column of the wrong type, a NaN or an infinite value (names the row).
         """
         if self.stored is not None:
             return self.stored
@@ -76,42 +77,42 @@ class FrozenRanker:
 
     @cached_property
     def graph(self) -> FrozenGraph:
-        """What gives outputs, in PyTorch: the reference for everything else that does."""
+        """The reference graph in PyTorch, with which every backend is compared."""
         import torch
 
         from ranking.frozen.graph import FrozenGraph
 
-        with torch.inference_mode(mode=False):  # the same tensors, whoever asks first
+        with torch.inference_mode(mode=False):  # Ordinary tensors, also if the first caller is in inference mode.
             return FrozenGraph(self.schema, self.selection, self.weights, self.gate)
 
     @property
     def backends(self) -> list[str]:
-        """What can execute it: ``torch`` whatever it is, the others what they can hold."""
+        """Names of the backends that can run this ranker."""
         onnx = [] if self.body is None else ["onnxruntime"]
         return [*onnx, *([] if self.gate is not None else ["cuda"]), "torch"]
 
     def score(self, table: pa.Table, tasks: Sequence[str] | None = None) -> pa.Table:
-        """Scores of each row: probabilities of binary tasks, (transformed) numbers of regressions.
+        """Score each row: probabilities of binary tasks, (transformed) values of regressions.
 
         Args:
-            table: ids and features, one row a candidate; what is left out is looked up, see ``features.complete``.
-            tasks: which; default all. Experts that none of them chose do not run.
+            table: ids and features, one row per candidate; missing columns are looked up, see ``fill_features``.
+            tasks: names of the tasks to score; default all. Experts that none of them selected do not run.
 
         Returns:
-            One float32 column a task, in the order asked for.
+            One float32 column per task, in the order of ``tasks``.
 
         Raises:
-            InvalidInputError: an unknown task, a column of the wrong type, a NaN or infinite number (names the row).
+            InvalidInputError: an unknown task, a column of the wrong type, a NaN or infinite value (names the row).
         """
         chosen = self.tasks(tasks)
         scored, _ = self.score_completed(self.complete(table), chosen)
         return score_table(scored, chosen)
 
     def complete(self, table: pa.Table) -> pa.Table:
-        """The table with every feature of the schema, looked up or null where it lacks one.
+        """Return the table with every feature of the schema; missing features are looked up or null.
 
         Raises:
-            InvalidInputError: a column of the wrong type, a NaN or infinite number (names the row).
+            InvalidInputError: a column of the wrong type, a NaN or infinite value (names the row).
         """
         whole = fill_features(table, self.schema, self.tables)
         for feature, broken, how in invalid_rows(whole, self.schema):
@@ -121,7 +122,7 @@ class FrozenRanker:
         return whole
 
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Float32, Mask]:
-        """Scores [rows, tasks] of a completed table, and which ``schema.inputs`` it lacked [rows, features]."""
+        """Score a completed table; returns scores [rows, tasks] and a mask of missing inputs [rows, features]."""
         names = [task.name for task in tasks]
         scored, missing = [np.empty((0, len(tasks)), np.float32)], [np.empty((0, len(self.schema.inputs)), np.bool_)]
         for start in range(0, table.num_rows, SCORE_ROWS):
@@ -131,21 +132,21 @@ class FrozenRanker:
         return np.concatenate(scored), np.concatenate(missing)
 
     def outputs(self, inputs: EncodedBatch, tasks: Sequence[str]) -> npt.NDArray[np.float64]:
-        """What the graph gives for these tasks [rows, tasks], see ``FrozenGraph``."""
+        """Return the reference graph's outputs for these tasks [rows, tasks] float64, see ``FrozenGraph``."""
         import torch
 
         from ranking.encoding.torch_batch import TorchBatch
 
         with torch.inference_mode():
-            found: npt.NDArray[np.float64] = self.graph(TorchBatch.from_numpy(inputs), tasks).numpy()
-        return found
+            outputs: npt.NDArray[np.float64] = self.graph(TorchBatch.from_numpy(inputs), tasks).numpy()
+        return outputs
 
     def finished(self, outputs: Floats, tasks: Sequence[str]) -> Float32:
-        """Scores [rows, tasks] of what the towers of these tasks give [rows, tasks], here or in a runtime."""
+        """Convert the outputs of these tasks' towers [rows, tasks], from any backend, to scores [rows, tasks]."""
         return to_probabilities(self.calibration(outputs, tasks), self.tasks(tasks)).astype(np.float32)
 
     def explain(self, inputs: EncodedBatch, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-        """Task → {expert: weight} that these rows' scores are made of; a per-example gate's are means over the rows."""
+        """Return the expert weights of each task; for a per-example gate, their means over the rows."""
         if self.gate is None or not len(inputs):
             return {task: self.selection.tasks[task] if self.gate is None else {} for task in tasks}
         import torch
@@ -158,25 +159,25 @@ class FrozenRanker:
         return {task: {e: w for e, w in enumerate(row) if w > 0} for task, row in zip(tasks, rows, strict=True)}
 
     def tasks(self, names: Sequence[str] | None) -> list[Task]:
-        """The named tasks, default all.
+        """Return the named tasks, default all.
 
         Raises:
-            InvalidInputError: a name that the ranker does not know, or a name twice.
+            InvalidInputError: a name is unknown or repeated.
         """
         known = {task.name: task for task in self.schema.tasks}
         if names is None:
             return list(known.values())
         if not names:
-            raise InvalidInputError("tasks", f"none is asked for: choose from {', '.join(known)}")
+            raise InvalidInputError("tasks", f"the list is empty: choose from {', '.join(known)}")
         for name in names:
             if name not in known:
                 raise InvalidInputError("tasks", f"unknown task '{name}': choose from {', '.join(known)}")
         for i, name in enumerate(names):
             if name in names[:i]:
-                raise InvalidInputError("tasks", f"task '{name}' is asked for twice")
+                raise InvalidInputError("tasks", f"task '{name}' is repeated")
         return [known[name] for name in names]
 
 
 def score_table(scored: Float32, tasks: Sequence[Task]) -> pa.Table:
-    """Scores [rows, tasks] as a table with a column for each task."""
+    """Return scores [rows, tasks] as a table with one column per task."""
     return pa.table({task.name: pa.array(column) for task, column in zip(tasks, scored.T, strict=True)})

@@ -1,4 +1,4 @@
-"""The weights of a frozen graph by name, see ``graph.FrozenGraph``: do they fit the features and each other?"""
+"""Validation of a frozen graph's weights; ``graph.FrozenGraph`` documents their names."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ Weights = Mapping[str, npt.NDArray[Any]]
 
 
 def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Selection) -> None:
-    """Embedding tables as large as the id spaces, layers that take what comes before them, and an output a task.
+    """Check that all weights exist and that their shapes match the encoder, the selection and each other.
 
     Args:
-        weights: by name.
-        encoder: of the inputs.
-        selection: which experts and tasks there are.
+        weights: arrays by name.
+        encoder: encoder of the graph's inputs.
+        selection: the selected experts of each task.
 
     Raises:
-        ValueError: names what is missing or has another shape.
+        ValueError: a weight is missing or has a different shape; the message names it.
     """
     schema = encoder.schema
     for name, feature in schema.tables.items():
-        _require_shape(weights, f"embedding.{name}", (encoder.id_spaces[name].size, feature.dim))
+        _check_shape(weights, f"embedding.{name}", (encoder.id_mappings[name].size, feature.dim))
     joined = sum(feature.dim for feature in (*schema.categoricals, *schema.bags)) + encoder.dense_size
-    widths = {_require_layers(weights, f"expert.{expert}", joined) for expert in selection.experts_used}
+    widths = {_check_layers(weights, f"expert.{expert}", joined) for expert in selection.experts_used}
     if len(widths) != 1:
-        raise ValueError(f"experts are {sorted(widths)} wide, not all alike")
+        raise ValueError(f"the experts have different widths: {sorted(widths)}")
     (width,) = widths
     for task in schema.task_names:
-        if (last := _require_layers(weights, f"tower.{task}", width)) != 1:
-            raise ValueError(f"'tower.{task}' ends in {last} outputs, not in one")
+        if (last := _check_layers(weights, f"tower.{task}", width)) != 1:
+            raise ValueError(f"'tower.{task}' has {last} outputs instead of 1")
 
 
-def _require_layers(weights: Weights, name: str, width: int) -> int:
-    """How wide the last of these layers is, of which the first reads so many numbers."""
+def _check_layers(weights: Weights, name: str, width: int) -> int:
+    """Check the shapes of consecutive layers, the first of which reads ``width`` values; return the last width."""
     depth = 0
     while depth == 0 or f"{name}.{depth}.weight" in weights:
         layer = f"{name}.{depth}"
         outputs = _shape(weights, f"{layer}.weight")[-1:]
-        _require_shape(weights, f"{layer}.weight", (width, *outputs))
-        _require_shape(weights, f"{layer}.bias", outputs)
+        _check_shape(weights, f"{layer}.weight", (width, *outputs))
+        _check_shape(weights, f"{layer}.bias", outputs)
         (width,), depth = outputs, depth + 1
     return width
 
 
-def _require_shape(weights: Weights, name: str, shape: tuple[int, ...]) -> None:
-    if (found := _shape(weights, name)) != shape:
-        raise ValueError(f"'{name}' is {list(found)}, not {list(shape)}")
+def _check_shape(weights: Weights, name: str, shape: tuple[int, ...]) -> None:
+    if (actual := _shape(weights, name)) != shape:
+        raise ValueError(f"'{name}' has shape {list(actual)} instead of {list(shape)}")
 
 
 def _shape(weights: Weights, name: str) -> tuple[int, ...]:
     if name not in weights:
-        raise ValueError(f"weights.safetensors holds no '{name}'")
+        raise ValueError(f"weights.safetensors does not contain '{name}'")
     return weights[name].shape

@@ -1,4 +1,4 @@
-"""Embedding tables: the one module of the library that imports TorchRec."""
+"""Embedding tables; the only module of ``ranking`` that imports TorchRec."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TorchRec's imports warn of features of PyTorch that we do not use
+    warnings.simplefilter("ignore")  # TorchRec's imports warn about PyTorch features that are not used here.
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.schema import Schema
 
-logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRec calls what PyTorch has renamed
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRec calls a renamed PyTorch function.
 
 INITIAL_STD = 0.01
-"""Embeddings start near zero; the batch norm behind them sets their scale."""
+"""Standard deviation of initial embeddings; the following batch norm sets their scale."""
 
 
 class Embeddings(nn.Module):
-    """Looks up and pools every sparse feature.
+    """Look up and pool every sparse feature.
 
     Args:
-        schema: the features.
-        sizes: embedding table → its rows.
+        schema: features.
+        sizes: number of rows of each embedding table.
     """
 
     def __init__(self, schema: Schema, sizes: Mapping[str, int]) -> None:
@@ -36,9 +36,9 @@ class Embeddings(nn.Module):
         self.widths = [feature.dim for feature in schema.sparse]
         self.width = sum(self.widths)
         self._num_categorical = len(schema.categoricals)
-        pooling = dict.fromkeys(schema.tables, PoolingType.SUM)  # of one id a row, which any pooling leaves as it is
+        pooling = dict.fromkeys(schema.tables, PoolingType.SUM)  # One id per row: every pooling gives the same result.
         pooling |= {bag.table: PoolingType[bag.pooling.upper()] for bag in schema.bags}
-        # those of one pooling together: TorchRec's fused tables take the outputs to come in that order
+        # Grouped by pooling, because TorchRec's fused tables assume that order of outputs.
         tables = sorted(schema.tables.items(), key=lambda table: pooling[table[0]] is PoolingType.MEAN)
         self.collection = EmbeddingBagCollection(
             tables=[
@@ -55,7 +55,7 @@ class Embeddings(nn.Module):
         )
 
     def forward(self, inputs: TorchBatch) -> Tensor:
-        """Embeddings side by side [batch, width]: categorical features, then bags, in order of declaration."""
+        """Concatenate embeddings [batch, width]: categorical features, then bags, in order of declaration."""
         if not self.names:
             return inputs.dense.new_zeros(len(inputs), 0)
         values = torch.cat([inputs.ids.T.flatten(), *(bag.values for bag in inputs.bags)])
@@ -65,6 +65,6 @@ class Embeddings(nn.Module):
         return torch.cat([pooled[name] for name in self.names], 1)
 
     def weight(self, table: str) -> Tensor:
-        """Weights of one table [rows, dim]."""
+        """Return the weights of one table [rows, dim]."""
         weight: Tensor = self.collection.embedding_bags[table].weight
         return weight

@@ -1,4 +1,4 @@
-"""How a gate divides rows among experts: the measures of both papers, gathered batch by batch."""
+"""Statistics of how a gate distributes rows among experts, accumulated over batches (measures of both papers)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ranking.schema import Task
 
 
 class GateStatistics:
-    """Running sums over rows; a static gate routes every row alike.
+    """Running sums over rows; a static gate routes every row identically.
 
     Entropies are in bits. H_s and H_u are equations 1 and 2 of Krishnamurthy et al.; the mutual information I(E;Y) is
     their equation 3 with the expected counts of appendix A: cᵢⱼ sums the weights of expert i over the rows of class j.
 
     Args:
-        tasks: T, in the order of the gate's output.
-        num_experts: n.
+        tasks: tasks in the order of the gate's output.
+        num_experts: number of experts n.
     """
 
     def __init__(self, tasks: Sequence[Task], num_experts: int) -> None:
@@ -35,28 +35,28 @@ class GateStatistics:
 
     @torch.no_grad()
     def add(self, weights: Tensor, labels: Tensor) -> None:
-        """Takes in rows.
+        """Add rows.
 
         Args:
-            weights: [tasks, experts] of a static gate, else [rows, tasks, experts].
-            labels: [rows, tasks], NaN where unknown.
+            weights: gate weights [tasks, experts] of a static gate, or [rows, tasks, experts].
+            labels: labels [rows, tasks], NaN where unknown.
         """
         rows = len(labels)
         weights = weights.double().expand(rows, *weights.shape[-2:])
-        each = weights if weights.stride(0) else weights[:1]  # a static gate's rows are all alike
-        times = rows / max(len(each), 1)
+        distinct = weights if weights.stride(0) else weights[:1]  # All rows of a static gate are equal.
+        times = rows / max(len(distinct), 1)
         self._rows += rows
-        p = each / each.sum(-1, keepdim=True).clamp(min=1e-300)
-        self._weights += times * each.sum(0)
+        p = distinct / distinct.sum(-1, keepdim=True).clamp(min=1e-300)
+        self._weights += times * distinct.sum(0)
         self._entropy += times * entropy(p).sum(0)
-        used = (each > 0).double()
+        used = (distinct > 0).double()
         self._used += times * used.sum((0, -1))
         self._union += times * float(used.amax(1).sum())
         both = used @ used.mT
         either = used.sum(-1).unsqueeze(-1) + used.sum(-1).unsqueeze(-2) - both
         self._jaccard += times * (both / either.clamp(min=1.0)).sum(0)
         classes = torch.stack([labels == 0, labels == 1]).double()  # [classes, rows, tasks]
-        if len(each) == rows:
+        if len(distinct) == rows:
             self._counts += torch.einsum("cbt,btn->tcn", classes, p)
         else:
             self._counts += torch.einsum("ct,tn->tcn", classes.sum(1), p[0])
@@ -67,17 +67,17 @@ class GateStatistics:
         return self._weights / max(self._rows, 1)
 
     @property
-    def experts_a_row(self) -> float:
-        """Experts with a weight above 0 for some task, mean over rows."""
+    def experts_per_row(self) -> float:
+        """Mean over rows of the number of experts with a positive weight for any task."""
         return self._union / max(self._rows, 1)
 
     @property
-    def experts_a_task(self) -> dict[str, float]:
-        """Experts with a weight above 0 for each task, mean over rows."""
+    def experts_per_task(self) -> dict[str, float]:
+        """Mean over rows of the number of experts with a positive weight, by task."""
         return self._by_task((self._used / max(self._rows, 1)).tolist())
 
     def to_json(self) -> dict[str, Any]:
-        """All measures; what is undefined (no such pair of tasks, no class) is None."""
+        """Return all measures; an undefined one (no such pair of tasks, a missing class) is None."""
         rows, mean = max(self._rows, 1), self.mean_weights
         shares = mean / mean.sum(-1, keepdim=True).clamp(min=1e-300)
         binary = [task.kind == "binary" for task in self._tasks]
@@ -87,15 +87,15 @@ class GateStatistics:
         ]
         return {
             "experts_used": int((mean > 0).any(0).sum()),
-            "experts_a_row": self.experts_a_row,
-            "experts_a_task": self.experts_a_task,
+            "experts_a_row": self.experts_per_row,
+            "experts_a_task": self.experts_per_task,
             "jaccard": self._mean_jaccard(),
             "sparsity": self._by_task((self._entropy / rows).tolist()),
             "utilisation": self._by_task(entropy(shares).tolist()),
             "mutual_information": self._by_task(information),
-            "table": self._by_task([_named(row) for row in mean]),
+            "table": self._by_task([_nonzero_weights(row) for row in mean]),
             "table_by_class": {
-                task.name: {str(c): _named(row / row.sum()) for c, row in enumerate(counts) if row.sum() > 0}
+                task.name: {str(c): _nonzero_weights(row / row.sum()) for c, row in enumerate(counts) if row.sum() > 0}
                 for task, counts in zip(self._tasks, self._counts, strict=True)
                 if task.kind == "binary"
             },
@@ -105,7 +105,7 @@ class GateStatistics:
         return {task.name: value for task, value in zip(self._tasks, values, strict=True)}
 
     def _mean_jaccard(self) -> dict[str, float | None]:
-        """Mean Jaccard index of the experts of two tasks, over all pairs, pairs in one group, pairs across groups."""
+        """Return the mean Jaccard index of two tasks' experts over all pairs, pairs within and pairs across groups."""
         groups = [task.group for task in self._tasks]
         rows = max(self._rows, 1)
 
@@ -126,16 +126,16 @@ class GateStatistics:
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Entropy of distributions along the last dimension, in bits."""
-    return 0.0 - (p * p.clamp(min=1e-300).log2()).sum(-1)  # not −0
+    """Return the entropy of distributions along the last dimension, in bits."""
+    return 0.0 - (p * p.clamp(min=1e-300).log2()).sum(-1)  # Avoids −0.
 
 
 def mutual_information(counts: Tensor) -> float:
-    """I(E;Y) = H(E) + H(Y) − H(E, Y) in bits, from counts [classes, experts] with a sum above 0; never below 0."""
+    """Return I(E;Y) = H(E) + H(Y) − H(E, Y) ≥ 0 in bits, from counts [classes, experts] with a positive sum."""
     joint = counts / counts.sum()
     information = entropy(joint.sum(0)) + entropy(joint.sum(1)) - entropy(joint.flatten())
     return max(float(information), 0.0)
 
 
-def _named(row: Tensor) -> dict[str, float]:
+def _nonzero_weights(row: Tensor) -> dict[str, float]:
     return {str(expert): weight for expert, weight in enumerate(row.tolist()) if weight > 0}

@@ -1,4 +1,4 @@
-"""Losses over all tasks at once, and how they become one; a masked label (NaN) weighs nothing."""
+"""Losses of all tasks and their weighted sum; a masked label (NaN) has weight 0."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ranking.schema import Task
 
 
 def task_losses(outputs: Tensor, labels: Tensor, tasks: Sequence[Task], weights: Tensor | None = None) -> Tensor:
-    """Mean loss of each task [tasks] over its unmasked rows: cross-entropy (binary) or squared error (regression).
+    """Return each task's mean loss [tasks] over unmasked rows: cross-entropy (binary) or squared error (regression).
 
     Args:
-        outputs: logits or numbers [batch, tasks].
-        labels: [batch, tasks], NaN where masked.
-        tasks: kinds, in the order of the columns. A task with no unmasked row has loss 0.
-        weights: how much each row counts in the mean [batch]; a weight of 2 is a row that stands twice. Default: 1.
+        outputs: logits or values [batch, tasks].
+        labels: labels [batch, tasks], NaN where masked.
+        tasks: tasks in the order of the columns. A task without unmasked rows has loss 0.
+        weights: sample weights [batch], default 1. A weight of 2 is equivalent to duplicating the row.
     """
     known = ~labels.isnan()
     target = torch.where(known, labels, 0.0)
@@ -32,12 +32,12 @@ def task_losses(outputs: Tensor, labels: Tensor, tasks: Sequence[Task], weights:
 
 
 def label_weights(labels: Tensor, weights: Tensor) -> Tensor:
-    """Sum of the weights of each task's unmasked rows [tasks]."""
+    """Return the sum of the sample weights of each task's unmasked rows [tasks]."""
     return weights @ (~labels.isnan()).to(weights.dtype)
 
 
 class FixedWeighting(nn.Module):
-    """Sum of the tasks' losses, each times the weight that the task declares."""
+    """Weighted sum of the task losses, with the weights declared by the tasks."""
 
     weights: Tensor
 
@@ -46,17 +46,17 @@ class FixedWeighting(nn.Module):
         self.register_buffer("weights", torch.tensor([task.weight for task in tasks]), persistent=False)
 
     def forward(self, losses: Tensor) -> Tensor:
-        """[tasks] → a scalar."""
+        """Combine losses [tasks] into a scalar."""
         return losses @ self.weights
 
 
 class UncertaintyWeighting(FixedWeighting):
-    """Weighs tasks by how noisy their labels are: exp(−s)·L + s/2, of a regression ½·exp(−s)·L + s/2, times its weight.
+    """Weight tasks by their label noise: exp(−s)·L + s/2 (regression: ½·exp(−s)·L + s/2), times the task weight.
 
-    Kendall et al. 2018, "Multi-task learning using uncertainty to weigh losses", section 3.2; s = log σ² is learnt.
+    Kendall et al. 2018, "Multi-task learning using uncertainty to weigh losses", section 3.2; s = log σ² is learned.
 
     Args:
-        tasks: in the order of their losses.
+        tasks: tasks in the order of their losses.
     """
 
     scale: Tensor
@@ -68,7 +68,7 @@ class UncertaintyWeighting(FixedWeighting):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, losses: Tensor) -> Tensor:
-        """[tasks] → a scalar, which can be below 0."""
+        """Combine losses [tasks] into a scalar, which can be negative."""
         weighted = self.scale * (-self.log_variances).exp() * losses + self.log_variances / 2
         return super().forward(weighted)
 

@@ -1,4 +1,4 @@
-"""The dense model, read top to bottom: embeddings → batch norm → n experts → one gate a task → towers → outputs."""
+"""The dense model: embeddings, batch norm, n experts, one gate per task, towers, outputs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ranking.model.position_tower import PositionTower, PositionTowerConfig
 from ranking.schema import StrictModel, Widths
 from ranking.selection import Shape
 
-if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
+if TYPE_CHECKING:  # Passed in, so that this module does not need TorchRec.
     from ranking.model.embeddings import Embeddings
 
 
 class ModelConfig(StrictModel):
-    """Sizes of the multi-gate mixture; the defaults are those measured in docs/results.md.
+    """``[model]`` of ``ranker.toml``; the defaults are those measured in docs/results.md.
 
     Attributes:
-        experts: n, any number from 1; a shared bottom has one whatever this says.
+        experts: number of experts n ≥ 1; a shared bottom always has one.
         expert_layers: widths of an expert's ReLU layers.
-        tower_layers: widths of a task tower's ReLU layers, before its one output.
-        dropout: after each of those layers, in training only.
-        gate: how tasks choose experts.
-        side_tower: what reads the training-only features; None if there are none.
+        tower_layers: widths of a task tower's ReLU layers, before its single output.
+        dropout: dropout probability after each of these layers, in training only.
+        gate: kind and settings of the gate.
+        side_tower: settings of the position tower, which reads the training-only features; None without one.
     """
 
     experts: PositiveInt = 8
@@ -41,24 +41,25 @@ class ModelConfig(StrictModel):
     side_tower: PositionTowerConfig | None = None
 
     @model_validator(mode="after")
-    def _k_experts_exist(self) -> Self:
+    def _check_expert_counts(self) -> Self:
         k: int = getattr(self.gate, "k", 1)
         if k > self.experts:
-            raise ValueError(f"gate.k = {k} of {self.experts} experts: choose k ≤ experts")
+            raise ValueError(f"gate.k = {k} exceeds the {self.experts} experts: choose k ≤ experts")
         if self.experts_budget is not None and self.experts_budget > self.experts:
             raise ValueError(
-                f"gate.experts_budget = {self.experts_budget} of {self.experts} experts: choose a budget ≤ experts"
+                f"gate.experts_budget = {self.experts_budget} exceeds the {self.experts} experts: "
+                "choose a budget ≤ experts"
             )
         return self
 
     @property
     def num_experts(self) -> int:
-        """n, which is 1 for a shared bottom."""
+        """Number of experts n; 1 for a shared bottom."""
         return 1 if self.gate.kind == "shared_bottom" else self.experts
 
     @property
     def experts_budget(self) -> int | None:
-        """B with its default filled in; None if the gate takes no budget or has none."""
+        """Experts budget B including its default; None if the gate has no budget."""
         gate = self.gate
         if not isinstance(gate, DSelectKConfig | SoftmaxSelectorsConfig):
             return None
@@ -68,12 +69,12 @@ class ModelConfig(StrictModel):
 
 
 class ForwardOutput(NamedTuple):
-    """What one pass through the model gives.
+    """Result of one forward pass.
 
     Attributes:
-        outputs: [batch, tasks]: a logit for a binary task, the (transformed) number for a regression.
-        x: what experts and gates read [batch, inputs].
-        routing: what the gate did.
+        outputs: logits of binary tasks, (transformed) values of regressions [batch, tasks].
+        x: input of experts and gates [batch, inputs].
+        routing: gate weights of the pass.
     """
 
     outputs: Tensor
@@ -86,15 +87,15 @@ class MMoE(nn.Module):
 
     Args:
         config: sizes and the gate.
-        num_tasks: outputs.
-        embeddings: maps ``TorchBatch`` to [batch, its ``width``].
+        num_tasks: number of outputs.
+        embeddings: module that maps ``TorchBatch`` to [batch, ``embeddings.width``].
         dense_size: width of ``TorchBatch.dense``.
         gamma: initial width of a DSelect-k gate's fractional region.
-        side: what is added to the outputs in training; its mean takes its place in eval mode.
-        correction: what is added to the outputs [tasks] in eval mode, for the negatives that training leaves out.
+        side: position tower, whose output is added in training; in eval mode its mean is added instead.
+        correction: offset of the outputs [tasks] in eval mode, which corrects for down-sampled negatives.
 
     Attributes:
-        active: numbers of the experts that are still there, ascending.
+        active: numbers of the remaining experts, ascending.
     """
 
     active: Tensor
@@ -124,56 +125,56 @@ class MMoE(nn.Module):
         self.register_buffer("correction", torch.tensor(correction or [0.0] * num_tasks), persistent=False)
 
     def forward(self, inputs: TorchBatch, side: TorchBatch | None = None) -> Tensor:
-        """Outputs [batch, tasks]: a logit for a binary task, the (transformed) number for a regression."""
+        """Return logits of binary tasks and (transformed) values of regressions [batch, tasks]."""
         return self.forward_with_routing(inputs, side).outputs
 
     def forward_with_routing(self, inputs: TorchBatch, side: TorchBatch | None = None) -> ForwardOutput:
-        """One pass, with what the gate did in it.
+        """Run the model and return outputs together with the gate's routing.
 
         Args:
-            inputs: what the model reads.
-            side: what the side tower reads of the same rows; needed in training, not looked at in eval mode.
+            inputs: inputs of the model.
+            side: inputs of the position tower for the same rows; required in training, ignored in eval mode.
 
         Raises:
-            ValueError: training a model with a side tower without its inputs.
+            ValueError: the model has a position tower, is in training mode, and ``side`` is missing.
         """
         x = self.norm(torch.cat([self.embeddings(inputs), inputs.dense], 1))
         hidden = self.experts(x)
         routing = self.gate.route(x, hidden)
         weights = routing.weights[..., self.active]
         mixed = torch.einsum("bte,ebw->tbw" if weights.dim() == 3 else "te,ebw->tbw", weights, hidden)
-        return ForwardOutput(self.output(self.towers(mixed)).squeeze(-1).T + self._added(side), x, routing)
+        return ForwardOutput(self.output(self.towers(mixed)).squeeze(-1).T + self._added_outputs(side), x, routing)
 
-    def _added(self, side: TorchBatch | None) -> Tensor | float:
+    def _added_outputs(self, side: TorchBatch | None) -> Tensor | float:
         if not self.training:
             return self.offset
         if self.side is None:
             return 0.0
         if side is None:
-            raise ValueError("a model with a side tower trains on the side tower's inputs too")
+            raise ValueError("a model with a side tower needs the side tower's inputs in training")
         added: Tensor = self.side(side)
         return added
 
     @property
     def offset(self) -> Tensor:
-        """What is added to the outputs [tasks] in eval mode and becomes part of the bias when the model is frozen."""
+        """Offset of the outputs [tasks] in eval mode; freezing folds it into the output biases."""
         return self.correction if self.side is None else self.correction + self.side.mean
 
     @torch.no_grad()
-    def start_at(self, outputs: Tensor) -> None:
-        """Sets the output biases [tasks], so that training starts at the base rates instead of at ½."""
+    def set_output_bias(self, outputs: Tensor) -> None:
+        """Set the output biases [tasks], so that training starts at the base rates instead of at ½."""
         self.output.bias.copy_(outputs.unsqueeze(1))
 
     def keep_experts(self, experts: list[int]) -> None:
-        """Drops all experts but these: the conditional phase, once the gates have converged to them.
+        """Remove all other experts once the gates have converged.
 
-        The gate's weights for the dropped ones are 0, so the outputs stay the same.
+        The gate weights of the removed experts are 0, so the outputs do not change.
         """
         kept = self.positions(experts)
         self.experts.keep(kept)
         self.active = self.active[kept]
 
     def positions(self, experts: list[int]) -> list[int]:
-        """Where these experts lie among those that are still there."""
+        """Return the positions of these experts among the remaining ones."""
         position = {int(expert): i for i, expert in enumerate(self.active)}
         return [position[expert] for expert in experts]

@@ -1,4 +1,4 @@
-"""The side tower: what the place of an impression adds to its labels, learnt beside the model and left out of it.
+"""The position tower: the effect of an impression's position on its labels, learned in training and not served.
 
 Zhao et al. 2019, "Recommending what video to watch next: a multitask ranking system", section 4.3.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.schema import ListOf, Name, StrictModel, Widths
 
-if TYPE_CHECKING:  # handed in, so that nothing here needs TorchRec
+if TYPE_CHECKING:  # Passed in, so that this module does not need TorchRec.
     from ranking.model.embeddings import Embeddings
 
 MOMENTUM = 0.1
@@ -23,13 +23,13 @@ MOMENTUM = 0.1
 
 
 class PositionTowerConfig(StrictModel):
-    """The side tower.
+    """``[model.side_tower]`` of ``ranker.toml``.
 
     Attributes:
-        features: names of what it reads: the training-only features, and others that go with them (the device, say).
+        features: names of its input features: the training-only features and related ones, such as the device.
         layers: widths of its ReLU layers.
-        dropout: share of the rows, drawn for each feature by itself, in which training hides the feature, so that the
-            tower does not explain everything by it.
+        dropout: probability that training hides a feature of a row, drawn independently per feature, so that the tower
+            does not explain everything by it.
     """
 
     features: Annotated[ListOf[Name], Field(min_length=1)]
@@ -44,12 +44,12 @@ class PositionTower(nn.Module):
 
     Args:
         config: sizes.
-        num_tasks: outputs.
-        embeddings: of its own features, shared with nobody.
+        num_tasks: number of outputs.
+        embeddings: embeddings of the tower's own features, not shared with the model.
         dense_size: width of its ``TorchBatch.dense``.
 
     Attributes:
-        mean: what it adds on average [tasks], a running mean over training batches; takes its place afterwards.
+        mean: running mean of its outputs over training batches [tasks], which replaces the tower in eval mode.
     """
 
     mean: Tensor
@@ -70,16 +70,16 @@ class PositionTower(nn.Module):
         self.register_buffer("mean", torch.zeros(num_tasks))
 
     def forward(self, inputs: TorchBatch) -> Tensor:
-        """What is added to the outputs [batch, tasks]; in training the running mean takes it in."""
+        """Return the values added to the outputs [batch, tasks]; updates the running mean in training."""
         x = self.norm(torch.cat([self.embeddings(inputs), inputs.dense], 1))
         if self.training:
-            x = x * self._seen(len(x))  # normalised: what is hidden is at its mean
+            x = x * self._visible_mask(len(x))  # Inputs are normalized, so a hidden value is at its mean.
         added: Tensor = self.output(self.layers(x))
         if self.training:
-            self.mean.lerp_(added.detach().float().mean(0), MOMENTUM)  # full precision: it moves in small steps
+            self.mean.lerp_(added.detach().float().mean(0), MOMENTUM)  # In full precision, because the steps are small.
         return added
 
-    def _seen(self, rows: int) -> Tensor:
-        """1 where a feature is not hidden [rows, inputs]."""
-        seen = torch.rand(rows, len(self.widths), device=self.mean.device) >= self.dropout
-        return seen.repeat_interleave(self.widths, 1)
+    def _visible_mask(self, rows: int) -> Tensor:
+        """Draw a mask [rows, inputs] that is true where a feature is not hidden."""
+        visible = torch.rand(rows, len(self.widths), device=self.mean.device) >= self.dropout
+        return visible.repeat_interleave(self.widths, 1)

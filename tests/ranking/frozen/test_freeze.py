@@ -56,7 +56,7 @@ def trained(run: RunFolder, config: Config) -> Pair:
     tables = load_tables(config.logs, config.serving_schema)
     ranker = freeze(model, encoder, tables, config.objective)
     reader = LogReader(config.logs.path, config.serving_schema, tables)
-    rows = pa.concat_tables(cleaned.rows for cleaned in reader.scan(*split_range(config.logs, "validation")))
+    rows = pa.concat_tables(cleaned.rows for cleaned in reader.scan(split_range(config.logs, "validation")))
     return Pair(model, ranker, rows.slice(0, 200))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import ranking
 from ranking.artifacts import bundle, checksums
 from ranking.encoding.batch import EncodedBatch
-from ranking.encoding.columns import FeatureTable
+from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, NotConvergedError
@@ -283,7 +283,7 @@ def test_an_attentive_gate_cannot_be_frozen_before_it_is_distilled(
 @of_every_gate
 def test_a_bundle_brings_the_gate_back(pair: Pair, draw_rows: DrawRows, tmp_path: Path) -> None:
     rows = draw_rows(50, 12)
-    bundle.write(pair.ranker, pair.ranker.complete(draw_rows(16, 11)), tmp_path / "bundle")
+    bundle.write_bundle(pair.ranker, pair.ranker.complete(draw_rows(16, 11)), tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.selection == pair.ranker.selection
     assert loaded.gate == pair.ranker.gate
@@ -298,9 +298,9 @@ def test_a_bundle_whose_gate_is_not_that_of_its_weights_is_refused(
 ) -> None:
     _, ranker = frozen("dselect_k per example")
     folder = tmp_path / "bundle"
-    bundle.write(ranker, ranker.complete(draw_rows(16, 11)), folder)
+    bundle.write_bundle(ranker, ranker.complete(draw_rows(16, 11)), folder)
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gate": gate}))
-    checksums.write_sums(folder)
+    checksums.write_checksums(folder)
     with pytest.raises(BundleError, match=r"does not hold together|golden rows score differently"):
         ranking.load(folder)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ranking.encoding.columns import FeatureTable, fill_features
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import InvalidInputError
 from ranking.frozen.calibration import to_probabilities

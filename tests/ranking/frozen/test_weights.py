@@ -28,10 +28,10 @@ def test_those_of_a_ranker_fit(hand_ranker: FrozenRanker) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda weights: weights.pop("embedding.genres"), "holds no 'embedding.genres'"),
-        (lambda weights: weights.pop("expert.1.0.weight"), "holds no 'expert.1.0.weight'"),
-        (lambda weights: weights.pop("expert.1.0.bias"), "holds no 'expert.1.0.bias'"),
-        (lambda weights: weights.pop("tower.like.0.weight"), "holds no 'tower.like.0.weight'"),
+        (lambda weights: weights.pop("embedding.genres"), "does not contain 'embedding.genres'"),
+        (lambda weights: weights.pop("expert.1.0.weight"), "does not contain 'expert.1.0.weight'"),
+        (lambda weights: weights.pop("expert.1.0.bias"), "does not contain 'expert.1.0.bias'"),
+        (lambda weights: weights.pop("tower.like.0.weight"), "does not contain 'tower.like.0.weight'"),
         (lambda weights: weights.update({"tower.like.0.bias": np.zeros(3)}), "'tower.like.0.bias' is [3], not ["),
         (lambda weights: weights.update({"expert.1.0.weight": np.zeros(8)}), "'expert.1.0.weight' is [8], not ["),
         (lambda weights: weights.update({"embedding.user_id": np.zeros((2, 4))}), "'embedding.user_id' is [2, 4], not"),

@@ -91,7 +91,7 @@ def test_examples_are_compared_by_a_per_example_gate_only(kind: str, name: str) 
 
 @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax_selectors"])
 def test_a_task_cannot_use_more_experts_than_there_are(kind: str) -> None:
-    with pytest.raises(ValidationError, match=r"gate\.k = 4 of 3 experts: choose k ≤ experts"):
+    with pytest.raises(ValidationError, match=r"gate\.k = 4 exceeds the 3 experts: choose k ≤ experts"):
         ModelConfig.model_validate({"experts": 3, "gate": {"kind": kind, "k": 4}})
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from ranking.encoding.columns import fill_features
+from ranking.encoding.feature_table import fill_features
 from ranking.encoding.encoder import Encoder, encode_labels
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.torch_batch import TorchBatch
@@ -47,7 +47,7 @@ def inputs(rows: Callable[[int, int], pa.Table], hand_encoder: Encoder) -> Torch
 
 
 def test_a_task_cannot_use_more_experts_than_there_are() -> None:
-    with pytest.raises(ValidationError, match=r"gate\.k = 4 of 3 experts: choose k ≤ experts"):
+    with pytest.raises(ValidationError, match=r"gate\.k = 4 exceeds the 3 experts: choose k ≤ experts"):
         ModelConfig(experts=3, gate=DSelectKConfig(k=4))
 
 
@@ -163,7 +163,7 @@ def test_one_kind_of_feature_is_enough(feature: dict[str, Any], values: list[Any
     fitter = EncoderFitter(schema)
     fitter.add(table)
     encoder = fitter.encoder()
-    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
+    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_mappings.items()})
     model = MMoE(ModelConfig(experts=2), 1, embeddings, encoder.dense_size)
     outputs = model(TorchBatch.from_numpy(encoder.encode(table)))
     assert outputs.shape == (3, 1)
@@ -188,7 +188,7 @@ def test_it_can_start_at_the_base_rates(make_model: MakeModel, inputs: TorchBatc
     model, rates = make_model(), torch.tensor([0.1, 0.75, 2.0, -1.0])
     with torch.no_grad():
         model.output.weight.zero_()
-    model.start_at(torch.cat([torch.logit(rates[:2]), rates[2:]]))
+    model.set_output_bias(torch.cat([torch.logit(rates[:2]), rates[2:]]))
     found = to_probabilities(model(inputs).detach().numpy(), hand_schema.tasks)
     np.testing.assert_allclose(found, rates.expand(40, 4), rtol=1e-6)
 
@@ -196,7 +196,7 @@ def test_it_can_start_at_the_base_rates(make_model: MakeModel, inputs: TorchBatc
 def test_starting_elsewhere_shifts_every_output_alike(make_model: MakeModel, inputs: TorchBatch) -> None:
     model, shift = make_model(), torch.tensor([1.0, -2.0, 3.0, 0.0])
     before = model(inputs)
-    model.start_at(model.output.bias.detach().squeeze(1) + shift)
+    model.set_output_bias(model.output.bias.detach().squeeze(1) + shift)
     torch.testing.assert_close(model(inputs), before + shift)
 
 

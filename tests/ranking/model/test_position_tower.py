@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ranking.encoding.columns import fill_features
+from ranking.encoding.feature_table import fill_features
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.torch_batch import TorchBatch
@@ -58,7 +58,7 @@ def inputs(encoder: Encoder) -> TorchBatch:
 
 def tower(encoder: Encoder, dropout: float = 0.0, *, started: bool = False) -> PositionTower:
     """A side tower of four tasks; ``started``: with an output layer that is no longer 0."""
-    embeddings = Embeddings(SIDE, {name: space.size for name, space in encoder.id_spaces.items()})
+    embeddings = Embeddings(SIDE, {name: space.size for name, space in encoder.id_mappings.items()})
     config = PositionTowerConfig(features=("position", "slots", "depth"), layers=(8, 6), dropout=dropout)
     side = PositionTower(config, 4, embeddings, encoder.dense_size)
     if started:
