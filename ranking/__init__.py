@@ -1,4 +1,4 @@
-"""What a ranker is: schema → encoding → embeddings → gates → experts → model → selection → frozen → bundle."""
+"""Define a ranker: schema, encoding, gates, model, frozen graph, bundle and metrics."""
 
 from ranking.artifacts.bundle import load
 from ranking.errors import (

@@ -1,47 +1,47 @@
-"""What can be wrong with what a user gave us; each message says where and what to do about it."""
+"""Errors that users can fix; each message says where the problem is and how to fix it."""
 
 from __future__ import annotations
 
 
 class RankerError(Exception):
-    """Any failure that the user can mend; the command line prints it as one line and exits with 1."""
+    """Base of all errors that a user can fix; the command line prints it as one line and exits with 1."""
 
 
 class UsageError(RankerError):
-    """A command that cannot mean anything; the command line exits with 2."""
+    """An invalid combination of command-line arguments; the command line exits with 2."""
 
 
 class ConfigError(RankerError):
-    """A ranker.toml that does not describe a ranker."""
+    """An invalid configuration file."""
 
 
 class LogError(RankerError):
-    """A log, side table or run folder that cannot be used as it is."""
+    """An unusable log, side table or run folder."""
 
 
 class BundleError(RankerError):
-    """A bundle or repository that is missing, altered or not understood."""
+    """A bundle or repository that is missing, altered or of an unknown format."""
 
 
 class OutputError(RankerError):
-    """A place that cannot be written, or that holds something already."""
+    """An output path that cannot be written or that already exists."""
 
 
 class NotConvergedError(RankerError):
-    """A gate whose codes are not all binary, so that it has not chosen its experts yet."""
+    """A gate whose codes are not all binary, so that its selection is not final."""
 
 
-class RefusedError(RankerError):
+class QualityGateError(RankerError):
     """A model that is worse than the one it would replace; the command line exits with 3."""
 
 
 class InvalidInputError(RankerError):
-    """A table of candidates or rows that does not obey the schema.
+    """A table of candidates or log rows that violates the schema.
 
     Attributes:
-        field: the column or task at fault.
-        reason: what is wrong with it.
-        row: index of the first bad row, None if the whole column is at fault.
+        field: name of the invalid column or task.
+        reason: description of the problem.
+        row: index of the first invalid row; None if the whole column is invalid.
     """
 
     def __init__(self, field: str, reason: str, row: int | None = None) -> None:

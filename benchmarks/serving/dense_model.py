@@ -1,7 +1,7 @@
-"""What a bundle would cost without its choice: every expert evaluated, mixed with the weights of the gate.
+"""Variants of a bundle for comparison: with all experts, and without the user/item split.
 
-A bundle holds the chosen experts only. The others take part here with random weights, which cost what any would, and
-are mixed with a weight of 0, so that scores stay those of the bundle.
+A bundle contains the selected experts only. The dense variants add the others with random weights and a gate weight of
+0: they cost as much as any expert and do not change the scores.
 """
 
 from __future__ import annotations
@@ -12,87 +12,71 @@ import numpy as np
 import torch
 from torch import nn
 
+from pipelines.bench.reference import set_selection
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
-from ranking.gates import DSelectK, Gate
 from ranking.gates.config import DSelectKConfig
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Schema
-from ranking.selection import Selection
 
 
 @torch.no_grad()
 def dense_model(ranker: FrozenRanker) -> MMoE:
-    """The model that the bundle could have been frozen from, in eval mode.
+    """Return a model, in eval mode, that freezes to the bundle.
 
     Raises:
-        ValueError: its gate decides per example.
+        ValueError: the bundle has a per-example gate.
     """
     graph, schema, selection = ranker.graph, ranker.schema, ranker.selection
     if ranker.gate is not None:
-        raise ValueError("a per-example gate has no dense model here")
+        raise ValueError("a bundle with a per-example gate has no dense model")
     widths = [len(bias) for _, bias in next(iter(graph.experts.values()))]
     towers = [len(bias) for _, bias in graph.towers[schema.task_names[0]][:-1]]
     gate = DSelectKConfig(k=max(map(len, selection.tasks.values())))
     config = ModelConfig(
         experts=selection.num_experts, expert_layers=tuple(widths), tower_layers=tuple(towers), gate=gate
     )
-    embeddings = Embeddings(schema, {name: space.size for name, space in ranker.encoder.id_spaces.items()})
+    embeddings = Embeddings(schema, {name: mapping.size for name, mapping in ranker.encoder.id_mappings.items()})
     model = MMoE(config, len(schema.tasks), embeddings, ranker.encoder.dense_size)
     for table in schema.tables:
         embeddings.weight(table).copy_(graph.weights[f"embedding.{table}"])
-    nn.init.constant_(model.norm.running_var, 1.0 - model.norm.eps)  # folded into the experts already
+    nn.init.constant_(model.norm.running_var, 1.0 - model.norm.eps)  # The frozen experts include the batch norm.
     for expert, layers in graph.experts.items():
         for layer, (weight, bias) in zip(model.experts.stack, layers, strict=True):
             layer.weight[expert], layer.bias[expert] = weight, bias
     for t, task in enumerate(schema.task_names):
         for layer, (weight, bias) in zip([*model.towers.stack, model.output], graph.towers[task], strict=True):
             layer.weight[t], layer.bias[t] = weight, bias
-    choose(model.gate, selection)
+    set_selection(model.gate, selection)
     return model.eval()
 
 
-@torch.no_grad()
-def choose(gate: Gate, selection: Selection) -> None:
-    """Brings a static DSelect-k gate to this choice, final and exact.
-
-    Raises:
-        ValueError: the gate is another.
-    """
-    if not isinstance(gate, DSelectK) or gate.per_example:
-        raise ValueError("only a static DSelect-k gate can be brought to a choice here")
-    for t, chosen in enumerate(selection.tasks.values()):
-        experts = list(chosen)
-        codes = torch.tensor([*experts, *experts[:1] * (gate.k - len(experts))])
-        gate.z[t] = torch.where(gate.bits[codes], gate.gamma, -gate.gamma)
-        gate.alpha[t] = torch.tensor([*chosen.values(), *[0.0] * (gate.k - len(experts))]).log()
-
-
 def dense_ranker(ranker: FrozenRanker) -> FrozenRanker:
-    """The ranker with a graph that evaluates and mixes all experts."""
+    """Return the ranker with a graph in which every task uses all experts."""
     selection, weights = ranker.selection, dict(ranker.weights)
-    layers, random = selection.experts_used[0], np.random.default_rng(0)
+    template, random = selection.experts_used[0], np.random.default_rng(0)
     for expert in set(range(selection.num_experts)) - set(selection.experts_used):
-        of_one = {name: value for name, value in weights.items() if name.startswith(f"expert.{layers}.")}
-        for name, value in of_one.items():
-            drawn = random.normal(scale=value.std(), size=value.shape).astype(np.float32)
-            weights[name.replace(f"expert.{layers}.", f"expert.{expert}.", 1)] = drawn
-    everyone = {
+        for name, value in ranker.weights.items():
+            if name.startswith(f"expert.{template}."):
+                values = random.normal(scale=value.std(), size=value.shape).astype(np.float32)
+                weights[name.replace(f"expert.{template}.", f"expert.{expert}.", 1)] = values
+    tasks = {
         task: {expert: chosen.get(expert, 0.0) for expert in range(selection.num_experts)}
         for task, chosen in selection.tasks.items()
     }
-    dense = replace(selection, k=selection.num_experts, tasks=everyone)
+    dense = replace(selection, k=selection.num_experts, tasks=tasks)
     return replace(ranker, selection=dense, weights=weights, body=None)
 
 
-def unsplit(ranker: FrozenRanker) -> FrozenRanker:
-    """The ranker with everything counted as the items': nothing is computed once a request."""
+def without_split(ranker: FrozenRanker) -> FrozenRanker:
+    """Return the ranker with all features owned by items, so that nothing is computed once per request."""
     features = tuple(
         feature.model_copy(update={"owner": "item"}) if hasattr(feature, "owner") else feature
         for feature in ranker.schema.features
     )
-    schema: Schema = ranker.schema.model_copy(update={"features": features})  # unchecked: ids keep their owner else
-    encoder = type(ranker.encoder)(schema, ranker.encoder.id_spaces, ranker.encoder.scales)
-    whole = replace(ranker, schema=schema, encoder=encoder)
-    return replace(whole, body=onnx_body(whole.graph, encoder))
+    # A validated schema would not accept user ids that are owned by items.
+    schema: Schema = ranker.schema.model_copy(update={"features": features})
+    encoder = type(ranker.encoder)(schema, ranker.encoder.id_mappings, ranker.encoder.scales)
+    unsplit = replace(ranker, schema=schema, encoder=encoder)
+    return replace(unsplit, body=onnx_body(unsplit.graph, encoder))

@@ -1,7 +1,7 @@
-"""The rows that all contenders train on: a log for ranker, and the same rows as arrays for the rivals.
+"""Prepare the training rows of a log as arrays for the other libraries.
 
-The rivals get what ranker has to work for: rows that are read, cleaned, joined with their side tables and encoded.
-Their clocks run over training alone.
+The other libraries start from rows that are already read, cleaned, joined with feature tables and encoded. Their
+clocks measure training only.
 """
 
 from __future__ import annotations
@@ -14,15 +14,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.config.config import Config, load
+from pipelines.config.config import Config, load_config
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.training.labeled_batch import LabeledBatch, read
+from pipelines.data.splits import TimeRange
+from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.encoding.encoder_fitter import EncoderFitter
 
 
 @dataclass(frozen=True)
-class Sparse:
-    """A feature of ids: its embedding table's rows and width, and how many ids a row may have (1: exactly one)."""
+class SparseFeature:
+    """A categorical feature or a list of ids.
+
+    Attributes:
+        name: name of the feature.
+        rows: rows of its embedding table.
+        dim: width of its embedding table.
+        length: maximum number of ids per row; 1 for exactly one id.
+    """
 
     name: str
     rows: int
@@ -35,14 +43,14 @@ class Rows:
     """Encoded training rows.
 
     Attributes:
-        sparse: features of ids; where ``length`` > 1, ids are padded with 0.
-        dense: names of numbers.
-        tasks: name → whether it is binary.
-        x: name → [rows] or [rows, length] int64, or [rows] float32.
+        sparse: features of ids; lists are padded with 0.
+        dense: names of numeric features.
+        tasks: name → whether the task is binary.
+        x: name → ids [rows] or [rows, length] int64, or numbers [rows] float32.
         y: labels [rows, tasks] float32.
     """
 
-    sparse: list[Sparse]
+    sparse: list[SparseFeature]
     dense: list[str]
     tasks: dict[str, bool]
     x: dict[str, npt.NDArray[Any]]
@@ -50,47 +58,52 @@ class Rows:
 
 
 def prepare(config: Path, folder: Path) -> None:
-    """Writes the training split of a log as arrays."""
-    loaded = load(config)
-    schema = loaded.schema_only
+    """Write the training split of a log as arrays."""
+    loaded = load_config(config)
+    schema = loaded.serving_schema
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     fitter = EncoderFitter(schema)
-    for cleaned in reader.scan(until=loaded.logs.validation_from):
+    for cleaned in reader.scan(TimeRange(until=loaded.logs.validation_from)):
         fitter.add(cleaned.rows)
     encoder = fitter.encoder()
-    whole = LabeledBatch.concat(list(read(reader, loaded.logs, encoder, "train")))
-    sizes = {name: space.size for name, space in encoder.id_spaces.items()}
-    write(folder, loaded, whole, sizes)
+    batch = LabeledBatch.concat(list(read_split(reader, loaded.logs, encoder, "train")))
+    sizes = {name: space.size for name, space in encoder.id_mappings.items()}
+    write(folder, loaded, batch, sizes)
 
 
-def write(folder: Path, config: Config, rows: LabeledBatch, sizes: dict[str, int]) -> None:
-    """Writes examples as arrays."""
-    schema, arrays = config.schema_only, {}
-    sparse, inputs = [], rows.inputs
+def write(folder: Path, config: Config, batch: LabeledBatch, sizes: dict[str, int]) -> None:
+    """Write encoded rows as arrays.
+
+    Raises:
+        SystemExit: a label is null.
+    """
+    schema = config.serving_schema
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    sparse, inputs = list[SparseFeature](), batch.inputs
     for i, feature in enumerate(schema.categoricals):
-        sparse.append(Sparse(feature.name, sizes[feature.table], feature.dim))
+        sparse.append(SparseFeature(feature.name, sizes[feature.table], feature.dim))
         arrays[feature.name] = inputs.ids[:, i]
     for feature, bag in zip(schema.bags, inputs.bags, strict=True):
         lengths = bag.lengths
-        padded = np.zeros((len(rows), max(2, int(lengths.max()))), np.int64)
+        padded = np.zeros((len(batch), max(2, int(lengths.max()))), np.int64)
         padded[np.arange(padded.shape[1]) < lengths[:, None]] = bag.values + 1
-        sparse.append(Sparse(feature.name, sizes[feature.table] + 1, feature.dim, padded.shape[1]))
+        sparse.append(SparseFeature(feature.name, sizes[feature.table] + 1, feature.dim, padded.shape[1]))
         arrays[feature.name] = padded
     dense = [f"number_{i}" for i in range(inputs.dense.shape[1])]
     arrays |= {name: inputs.dense[:, i].copy() for i, name in enumerate(dense)}
-    labels = rows.labels
+    labels = batch.labels
     if np.isnan(labels).any():
-        raise SystemExit("the rivals cannot mask labels: choose a log without null labels")
+        raise SystemExit("the other libraries cannot mask labels: use a log without null labels")
     tasks = {task.name: task.kind == "binary" for task in schema.tasks}
     folder.mkdir(parents=True)
     np.savez(folder / "rows.npz", labels=labels, **arrays)
-    about = {"sparse": [asdict(feature) for feature in sparse], "dense": dense, "tasks": tasks}
-    (folder / "rows.json").write_text(json.dumps(about))
+    metadata = {"sparse": [asdict(feature) for feature in sparse], "dense": dense, "tasks": tasks}
+    (folder / "rows.json").write_text(json.dumps(metadata))
 
 
 def restore(folder: Path) -> Rows:
-    """What ``prepare`` wrote."""
-    about = json.loads((folder / "rows.json").read_text())
+    """Read the output of ``prepare``."""
+    metadata = json.loads((folder / "rows.json").read_text())
     arrays = dict(np.load(folder / "rows.npz"))
-    sparse = [Sparse(**feature) for feature in about["sparse"]]
-    return Rows(sparse, about["dense"], about["tasks"], y=arrays.pop("labels"), x=arrays)
+    sparse = [SparseFeature(**feature) for feature in metadata["sparse"]]
+    return Rows(sparse, metadata["dense"], metadata["tasks"], y=arrays.pop("labels"), x=arrays)

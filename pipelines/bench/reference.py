@@ -1,7 +1,8 @@
-"""The reference model: a bundle of the size that the aims in docs/benchmarks.md are about, with random weights.
+"""The reference model of docs/benchmarks.md: a bundle of realistic size with random weights.
 
-500 inputs (30 categorical features of 16 numbers each, 20 dense ones) → 8 experts 256-256 → 8 tasks with towers of 64;
-each task chose 2 experts, all of them together 4. What the weights are makes no difference to what they cost.
+500 inputs (30 categorical features with embeddings of 16 numbers, 20 numeric ones), 8 experts of 256-256, 8 tasks with
+towers of 64 units. Each task selects 2 experts, and all tasks together select 4. The values of the weights do not
+affect the cost.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipelines.bench.dense import choose
 from ranking.artifacts import bundle
-from ranking.encoding.columns import FeatureTable
 from ranking.encoding.encoder import Encoder, Scale
+from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.vocabulary import Vocabulary
 from ranking.frozen.freeze import freeze
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
+from ranking.gates import DSelectK, Gate
 from ranking.gates.config import DSelectKConfig
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
@@ -29,20 +30,20 @@ from ranking.schema import Owner, Schema
 from ranking.selection import Selection, flops
 
 FEATURES: dict[Owner, tuple[int, int]] = {"user": (10, 7), "context": (5, 3), "item": (15, 10)}
-"""Owner → categorical features, the ids of users and items among them, and dense ones."""
+"""Owner → number of categorical features (including the ids of users and items) and of numeric features."""
 DIM = 16
-CHOICES = ((1, 3), (4, 6), (1, 4), (3, 6), (1, 6), (3, 4), (1, 3), (4, 6))
-"""Experts of each task."""
+SELECTED_EXPERTS = ((1, 3), (4, 6), (1, 4), (3, 6), (1, 6), (3, 4), (1, 3), (4, 6))
+"""Experts that each task selects."""
 MODEL = ModelConfig(experts=8, expert_layers=(256, 256), tower_layers=(64,), gate=DSelectKConfig(k=2))
-VALUES = 1_000
-"""Ids that a categorical feature can have."""
-KNOWN = 100_000
-"""The most users and items with an embedding of their own."""
+CATEGORIES = 1_000
+"""Number of values of a categorical feature."""
+MAX_VOCABULARY = 100_000
+"""Maximum number of users, and of items, with their own embedding."""
 GOLDEN_ROWS = 32
 
 
 def write_reference(folder: Path, items: int, users: int, seed: int = 0) -> FrozenRanker:
-    """Writes the bundle, with tables of so many items and users.
+    """Write the reference bundle with feature tables of the given numbers of items and users.
 
     Raises:
         OutputError: the folder exists or cannot be written.
@@ -51,44 +52,47 @@ def write_reference(folder: Path, items: int, users: int, seed: int = 0) -> Froz
     torch.manual_seed(seed)
     schema = reference_schema()
     sizes: dict[Owner, int] = {"user": users, "item": items}
-    columns = {owner: _columns(schema, owner, rows, random) for owner, rows in sizes.items()}
-    tables = {owner: FeatureTable(pa.table(made), f"{owner}_id") for owner, made in columns.items()}
+    columns = {owner: _random_columns(schema, owner, rows, random) for owner, rows in sizes.items()}
+    tables = {owner: FeatureTable(pa.table(values), f"{owner}_id") for owner, values in columns.items()}
     encoder = reference_encoder(schema, sizes)
     model = reference_model(encoder)
     costs = flops(model.gate.selection(schema.task_names), model.shape)
     ranker = freeze(model, encoder, tables, {"task_0": 1.0}, {"flops": costs})
     ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
-    context = _columns(schema, "context", GOLDEN_ROWS, random)
+    context = _random_columns(schema, "context", GOLDEN_ROWS, random)
     ids = {f"{owner}_id": random.integers(rows, size=GOLDEN_ROWS) for owner, rows in sizes.items()}
-    bundle.write(ranker, ranker.complete(pa.table(context | ids)), folder)
+    bundle.write_bundle(ranker, ranker.complete(pa.table(context | ids)), folder)
     return ranker
 
 
 def reference_schema() -> Schema:
-    """Features of all three owners, and eight binary tasks."""
+    """Return a schema with features of all three owners and eight binary tasks."""
     features: list[dict[str, Any]] = []
-    for owner, (categorical, dense) in FEATURES.items():
+    for owner, (categorical, numeric) in FEATURES.items():
         names = [f"{owner}_category_{i}" for i in range(categorical)]
         if owner != "context":
             names[0] = f"{owner}_id"
         features += [{"name": name, "kind": "categorical", "owner": owner, "dim": DIM} for name in names]
-        features += [{"name": f"{owner}_number_{i}", "kind": "numeric", "owner": owner} for i in range(dense)]
-    tasks = [{"name": f"task_{i}", "kind": "binary"} for i in range(len(CHOICES))]
+        features += [{"name": f"{owner}_number_{i}", "kind": "numeric", "owner": owner} for i in range(numeric)]
+    tasks = [{"name": f"task_{i}", "kind": "binary"} for i in range(len(SELECTED_EXPERTS))]
     return Schema.model_validate({"name": "reference", "features": features, "tasks": tasks})
 
 
 def reference_encoder(schema: Schema, sizes: dict[Owner, int]) -> Encoder:
-    """Vocabularies of integers from 0."""
-    known = {f"{owner}_id": min(size, KNOWN) for owner, size in sizes.items()}
-    spaces = {name: Vocabulary(pa.array(range(known.get(name, VALUES)), pa.int64())) for name in schema.tables}
-    return Encoder(schema, spaces, {f.name: Scale(0.0, 1.0, 0.0, has_missing_indicator=False) for f in schema.numerics})
+    """Return an encoder whose vocabularies are the integers from 0."""
+    vocabulary_sizes = {f"{owner}_id": min(size, MAX_VOCABULARY) for owner, size in sizes.items()}
+    vocabularies = {
+        name: Vocabulary(pa.array(range(vocabulary_sizes.get(name, CATEGORIES)), pa.int64())) for name in schema.tables
+    }
+    scales = {feature.name: Scale(0.0, 1.0, 0.0, has_missing_indicator=False) for feature in schema.numerics}
+    return Encoder(schema, vocabularies, scales)
 
 
 @torch.no_grad()
 def reference_model(encoder: Encoder) -> MMoE:
-    """Random weights and a gate whose choice is final."""
+    """Return a model with random weights and a converged gate."""
     schema = encoder.schema
-    embeddings = Embeddings(schema, {name: space.size for name, space in encoder.id_spaces.items()})
+    embeddings = Embeddings(schema, {name: mapping.size for name, mapping in encoder.id_mappings.items()})
     for table in embeddings.parameters():
         table.normal_()
     model = MMoE(MODEL, len(schema.tasks), embeddings, encoder.dense_size)
@@ -96,22 +100,39 @@ def reference_model(encoder: Encoder) -> MMoE:
     assert model.norm.running_var is not None
     model.norm.running_mean.normal_(std=0.1)
     model.norm.running_var.uniform_(0.5, 1.5)
-    shares = torch.rand(len(CHOICES)).tolist()
-    chosen = {
-        task: {first: share, second: 1.0 - share}
-        for task, (first, second), share in zip(schema.task_names, CHOICES, shares, strict=True)
+    weights = torch.rand(len(SELECTED_EXPERTS)).tolist()
+    tasks = {
+        task: {first: weight, second: 1.0 - weight}
+        for task, (first, second), weight in zip(schema.task_names, SELECTED_EXPERTS, weights, strict=True)
     }
-    choose(model.gate, Selection(MODEL.experts, 2, chosen))
+    set_selection(model.gate, Selection(MODEL.experts, 2, tasks))
     return model.eval()
 
 
-def _columns(schema: Schema, owner: Owner, rows: int, random: np.random.Generator) -> dict[str, Any]:
-    """Values for an owner's features; the id numbers the rows."""
+@torch.no_grad()
+def set_selection(gate: Gate, selection: Selection) -> None:
+    """Set the parameters of a static DSelect-k gate so that it has converged to a selection.
+
+    Raises:
+        ValueError: the gate is not a static DSelect-k gate.
+    """
+    if not isinstance(gate, DSelectK) or gate.per_example:
+        raise ValueError("a selection can only be set for a static DSelect-k gate")
+    for t, weights in enumerate(selection.tasks.values()):
+        experts = list(weights)
+        unused = gate.k - len(experts)
+        codes = torch.tensor([*experts, *experts[:1] * unused])
+        gate.z[t] = torch.where(gate.bits[codes], gate.gamma, -gate.gamma)
+        gate.alpha[t] = torch.tensor([*weights.values(), *[0.0] * unused]).log()
+
+
+def _random_columns(schema: Schema, owner: Owner, rows: int, random: np.random.Generator) -> dict[str, Any]:
+    """Return random values of an owner's features; the id is the row number."""
     columns: dict[str, Any] = {}
     for feature in schema.inputs:
         if feature.owner == owner:
-            numbers = feature.kind == "numeric"
-            columns[feature.column] = random.normal(size=rows) if numbers else random.integers(VALUES, size=rows)
+            is_numeric = feature.kind == "numeric"
+            columns[feature.column] = random.normal(size=rows) if is_numeric else random.integers(CATEGORIES, size=rows)
     if owner != "context":
         columns[f"{owner}_id"] = np.arange(rows)
     return columns

@@ -1,4 +1,4 @@
-"""What a log's files must have: the schema's columns, each of one kind in all files."""
+"""Schema of a log: required columns, consistent types across files, and valid labels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import difflib
 from collections.abc import Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.data.labels import label_columns
 from pipelines.data.parquet import LogFile
-from ranking.errors import LogError
-from ranking.schema import Schema
+from ranking.encoding.columns import add_reason
+from ranking.errors import InvalidInputError, LogError
+from ranking.schema import Schema, Task
 
 
 def required_columns(schema: Schema, *, labels: bool) -> dict[str, str]:
-    """The columns that are read, and what each is to the schema."""
+    """Return the columns to read, each with its role in the schema.
+
+    Args:
+        schema: features and tasks.
+        labels: whether time, user id, labels, masks and weights are required too.
+    """
     columns = {feature.column: f"feature '{feature.name}'" for feature in schema.inputs}
     columns |= {schema.columns.item: "the item id"}
     if labels:
@@ -25,84 +31,100 @@ def required_columns(schema: Schema, *, labels: bool) -> dict[str, str]:
     return columns
 
 
-class ColumnCheck:
-    """Checks one file after the other.
+def label_columns(schema: Schema) -> dict[str, str]:
+    """Return the columns that only a log can contain (labels, masks, the sample weight), each with its role."""
+    columns = {task.mask: f"mask of task '{task.name}'" for task in schema.tasks if task.mask is not None}
+    columns |= {task.label: f"label of task '{task.name}'" for task in schema.tasks}
+    if schema.columns.weight is not None:
+        columns.setdefault(schema.columns.weight, "the sample weight")
+    return columns
+
+
+class ColumnChecker:
+    """Checks the columns of each file against the schema and against the files before it.
 
     Args:
-        schema: whose columns they must have.
-        labels: whether time, user id and labels are needed.
-        looked_up: columns that side tables can give.
+        schema: features and tasks.
+        labels: whether time, user id and labels are required.
+        side_columns: columns that the side tables provide.
         files: all files of the log.
     """
 
-    def __init__(self, schema: Schema, *, labels: bool, looked_up: Iterable[str], files: list[LogFile]) -> None:
+    def __init__(self, schema: Schema, *, labels: bool, side_columns: Iterable[str], files: list[LogFile]) -> None:
         self._schema = schema
         self._labels = labels
-        self._looked_up = set(looked_up)
-        self._ends = (files[0], files[-1])
-        self._first: dict[str, tuple[pa.DataType, str]] = {}
+        self._side_columns = set(side_columns)
+        self._first_and_last = (files[0], files[-1])
+        self._types: dict[str, tuple[pa.DataType, str]] = {}
 
     def check(self, file: LogFile, stored: pa.Schema) -> None:
-        """Refuses a file without columns that no side table can give, or with one of another kind than before.
+        """Check one file.
+
+        Args:
+            file: the file.
+            stored: its Arrow schema.
 
         Raises:
-            LogError: names the file, the columns, the file it differs from, and the mend.
+            LogError: a required column is missing and no side table provides it, or its type differs from an earlier
+                file; names the file, the column, the other file and the fix.
         """
         names, columns = {*stored.names, *file.keys}, self._schema.columns
-        not_looked_up = {columns.item, columns.user, columns.time, *label_columns(self._schema)}
-        asked = required_columns(self._schema, labels=self._labels)
-        missing = {c: what for c, what in asked.items() if c not in names | (self._looked_up - not_looked_up)}
+        log_only = {columns.item, columns.user, columns.time, *label_columns(self._schema)}
+        required = required_columns(self._schema, labels=self._labels)
+        available = names | (self._side_columns - log_only)
+        missing = {column: role for column, role in required.items() if column not in available}
         if missing:
-            which = ", ".join(f"column '{column}' ({what})" for column, what in missing.items())
+            which = ", ".join(f"column '{column}' ({role})" for column, role in missing.items())
             verb = "is" if len(missing) == 1 else "are"
             raise LogError(f"{file.display_name}: {which} {verb} missing{self._hint(list(missing), names)}")
-        for column in asked:
+        for column in required:
             if column in stored.names:
-                self._compare(file.display_name, column, stored.field(column).type)
+                self._check_type(file.display_name, column, stored.field(column).type)
         if self._labels:
-            time = stored.field(columns.time).type if columns.time in stored.names else pa.string()
-            if not (pa.types.is_timestamp(time) or pa.types.is_date(time)):
+            kind = stored.field(columns.time).type if columns.time in stored.names else pa.string()
+            if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
                 raise LogError(
-                    f"{file.display_name}: column '{columns.time}' holds {time}, but is the time: write timestamps"
+                    f"{file.display_name}: column '{columns.time}' holds {kind}, but it is the time: "
+                    "write timestamps"
                 )
 
-    def _compare(self, file: str, column: str, kind: pa.DataType) -> None:
-        """A column of nothing but nulls may have no type; it fits every other."""
+    def _check_type(self, file: str, column: str, kind: pa.DataType) -> None:
+        """Compare a column's type with that of the first file; the null type matches every type."""
         if pa.types.is_null(kind):
             return
-        before, where = self._first.setdefault(column, (kind, file))
-        if not same_type(before, kind):
+        first_kind, first_file = self._types.setdefault(column, (kind, file))
+        if not same_kind(first_kind, kind):
             raise LogError(
-                f"{file}: column '{column}' holds {kind}, but {before} in {where}: "
+                f"{file}: column '{column}' holds {kind}, but {first_kind} in {first_file}: "
                 "write one type in all files, or move the files of one type away"
             )
 
-    def _hint(self, missing: list[str], found: set[str]) -> str:
-        """Where missing columns may be: in the log's first or last file, or, a single one, under another name."""
-        for other in self._ends:
+    def _hint(self, missing: list[str], names: set[str]) -> str:
+        """Name the first or last file if it has the missing columns; otherwise suggest a similar column name."""
+        for other in self._first_and_last:
             try:
-                with other.open() as opened:
-                    if {*missing} <= {*opened.schema.names}:
+                with other.open() as parquet:
+                    if {*missing} <= {*parquet.schema.names}:
                         them = "it" if len(missing) == 1 else "them"
                         return f", but {other.display_name} has {them}: write {them} in all files"
             except (OSError, pa.ArrowException):
                 continue
-        close = difflib.get_close_matches(missing[0], found, 1) if len(missing) == 1 else []
-        return f"; did you mean '{close[0]}'?" if close else f" (found: {', '.join(sorted(found))})"
+        similar = difflib.get_close_matches(missing[0], names, 1) if len(missing) == 1 else []
+        return f"; did you mean '{similar[0]}'?" if similar else f" (found: {', '.join(sorted(names))})"
 
 
-def same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether values of the two types mean the same: widths and units may differ, kinds may not."""
-    one, other = _plain(one), _plain(other)
-    if pa.types.is_null(one) or pa.types.is_null(other):
+def same_kind(a: pa.DataType, b: pa.DataType) -> bool:
+    """Return whether values of two types have the same meaning: widths and units may differ, kinds may not."""
+    a, b = _normalize(a), _normalize(b)
+    if pa.types.is_null(a) or pa.types.is_null(b):
         return True
-    if isinstance(one, pa.LargeListType) and isinstance(other, pa.LargeListType):
-        return same_type(one.value_type, other.value_type)
-    return _kind(one) == _kind(other)
+    if isinstance(a, pa.LargeListType) and isinstance(b, pa.LargeListType):
+        return same_kind(a.value_type, b.value_type)
+    return _kind(a) == _kind(b)
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Without dictionary encoding; every kind of list is one."""
+def _normalize(kind: pa.DataType) -> pa.DataType:
+    """Remove the dictionary encoding, and map every list type to large_list."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind):
@@ -121,5 +143,56 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "text"
     if pa.types.is_timestamp(kind):
-        return "moment" if kind.tz else "local time"
+        return "zoned timestamp" if kind.tz else "local timestamp"
     return "date" if pa.types.is_date(kind) else str(kind)
+
+
+def mark_bad_labels(reasons: pa.Array, table: pa.Table, schema: Schema) -> pa.Array:
+    """Add the reason why a row's labels, masks or weight cannot be used.
+
+    Args:
+        reasons: reason per row [rows] string; null for a row that can be used so far.
+        table: the rows.
+        schema: tasks and columns.
+
+    Returns:
+        ``reasons`` with the first fault of each row that had none.
+
+    Raises:
+        InvalidInputError: a label, mask or weight column is not numeric.
+    """
+    for task in schema.tasks:
+        reasons = _mark_label(reasons, table, task)
+        if task.mask is not None:
+            mask = _to_float64(table, task.mask, f"the mask of '{task.name}'")
+            reasons = add_reason(reasons, _not_binary(mask), f"mask '{task.mask}' is neither 0 nor 1")
+    if schema.columns.weight is not None:
+        weight = _to_float64(table, schema.columns.weight, "the sample weight")
+        invalid = pc.or_(pc.invert(pc.is_finite(weight)), pc.less(weight, 0.0))
+        reasons = add_reason(reasons, invalid, f"weight '{schema.columns.weight}' is negative, NaN or infinite")
+    return reasons
+
+
+def _mark_label(reasons: pa.Array, table: pa.Table, task: Task) -> pa.Array:
+    label = _to_float64(table, task.label, f"the label of '{task.name}'")
+    if task.kind == "binary":
+        return add_reason(reasons, _not_binary(label), f"label '{task.label}' is neither 0 nor 1")
+    reasons = add_reason(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
+    if task.transform == "log1p":
+        reason = f"label '{task.label}' is −1 or less, but its transform is log1p"
+        reasons = add_reason(reasons, pc.less_equal(label, -1.0), reason)
+    return reasons
+
+
+def _not_binary(column: pa.Array) -> pa.Array:
+    return pc.and_(pc.not_equal(column, 0.0), pc.not_equal(column, 1.0))
+
+
+def _to_float64(table: pa.Table, name: str, role: str) -> pa.Array:
+    column = table[name].combine_chunks()
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif not (pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InvalidInputError(name, f"holds {kind}, but it is {role}: write numbers")
+    return column.cast(pa.float64())

@@ -1,36 +1,47 @@
-"""One pass over a whole log: what it holds, what is wrong with it, how time splits it."""
+"""Profile of a log: one pass that counts rows, labels, nulls and days, and indexes the usable rows."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.config.config import Config, LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import Progress
-from pipelines.data.days import count_days, format_gaps, missing_days
 from pipelines.data.index import IndexedChunk, LogIndex
 from pipelines.data.reader import LogReader, as_log_error
-from pipelines.data.splits import SPLITS, rows_in_range, split_range
-from ranking.artifacts.atomic_files import os_error_text, check_folder
+from pipelines.data.splits import SPLITS, TimeRange, split_range
+from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.encoding.encoder import encode_labels
 from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
 
+MAX_GAPS = 10
+"""Maximum number of gaps between days that a message lists."""
+
 
 @dataclass
 class LabelProfile:
-    """A label in one split: rows that have one, and its mean after the task's transform (a rate if binary)."""
+    """Statistics of a label in one split, after the task's transform.
+
+    Attributes:
+        rows: number of rows with a label.
+        total: sum of the labels.
+        low: smallest label.
+        high: largest label.
+    """
 
     rows: int = 0
     total: float = 0.0
@@ -39,22 +50,22 @@ class LabelProfile:
 
     @property
     def mean(self) -> float | None:
-        """Mean label; None without rows."""
+        """Mean label (the rate of a binary label); None without rows."""
         return self.total / self.rows if self.rows else None
 
 
 @dataclass
 class LogProfile:
-    """What a log holds.
+    """Statistics of a log after cleaning.
 
     Attributes:
-        rows: rows by split, after cleaning.
-        duplicates: exact repeats left out.
-        bad: rows left out, by reason.
-        nulls: null values by feature, after look-up.
-        labels: split → task → label.
-        days: rows by day, after cleaning.
-        index: where the rows of each split are.
+        rows: number of usable rows per split.
+        duplicates: number of exact duplicates that were dropped.
+        bad: number of bad rows per reason.
+        nulls: number of null values per feature, after the look-up in the side tables.
+        labels: statistics per split and task.
+        days: number of usable rows per day.
+        index: positions of the usable rows.
     """
 
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
@@ -66,7 +77,7 @@ class LogProfile:
     index: LogIndex = field(default_factory=lambda: LogIndex([]))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """Return the content of ``survey.json``."""
         total = sum(self.rows.values())
         return {
             "rows": dict(self.rows),
@@ -80,12 +91,12 @@ class LogProfile:
         }
 
     def to_text(self) -> str:
-        """The same for a person."""
+        """Return the profile as text for the terminal."""
         lines = ["rows: " + ", ".join(f"{split} {count:,}" for split, count in self.rows.items())]
-        lines.append(f"exact duplicates left out: {self.duplicates:,}")
-        lines.append(f"bad rows left out: {self.bad.total():,}")
+        lines.append(f"exact duplicates dropped: {self.duplicates:,}")
+        lines.append(f"bad rows dropped: {self.bad.total():,}")
         lines += [f"  {count:,} × {reason}" for reason, count in self.bad.most_common()]
-        lines.append("labels, mean by split (a rate if binary; after the transform if there is one):")
+        lines.append("mean label by split (the rate of a binary label; after the transform, if any):")
         for task in self.labels[SPLITS[0]]:
             cells = []
             for split in SPLITS:
@@ -93,7 +104,7 @@ class LogProfile:
                 cells.append(f"{split} {'–' if label.mean is None else format(label.mean, '.5f')} of {label.rows:,}")
             lines.append(f"  {task:<16} " + "   ".join(cells))
         total = max(sum(self.rows.values()), 1)
-        lines.append("features with nulls, after look-up:")
+        lines.append("features with nulls after the look-up:")
         lines += [f"  {name:<24} {count / total:.2%}" for name, count in self.nulls.most_common() if count] or [
             "  none"
         ]
@@ -107,69 +118,69 @@ def profile_log(
     quarantine: Path | None = None,
     on_train: Callable[[pa.Table], None] | None = None,
 ) -> LogProfile:
-    """Reads the log once, from ``logs.train_from`` on.
+    """Read the log once from ``logs.train_from`` on and profile it.
 
     Args:
         reader: the log.
-        logs: where time splits it.
+        logs: time bounds of the splits.
         schema: features and tasks.
-        quarantine: where bad rows go, a JSON object a line: file, file_row, reason, row. None: nowhere.
-        on_train: called with every cleaned batch of the training split.
+        quarantine: file for bad rows with one JSON object per line: file, file_row, reason, row. None: not written.
+        on_train: called with each table of usable rows of the training split.
 
     Raises:
-        LogError: the log cannot be read, or no row can be used.
-        OutputError: the quarantine cannot be written.
+        LogError: the log cannot be read, or it has no usable row.
+        OutputError: the quarantine file cannot be written.
     """
-    found = LogProfile(labels={split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS})
+    profile = LogProfile(labels={split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS})
     progress = Progress("reading the log", unit="rows")
-    with open_quarantine(quarantine) as sink:
-        for cleaned in reader.scan(since=logs.train_from):
-            progress.advance(cleaned.rows.num_rows)
-            found.duplicates += cleaned.duplicates
-            found.bad.update(cleaned.bad["reason"].to_pylist())
-            write_bad_rows(cleaned.bad, sink)
-            found.days += count_days(cleaned.rows[schema.columns.time])
-            usable = {}
+    with open_quarantine(quarantine) as stream:
+        for chunk in reader.scan(TimeRange(since=logs.train_from)):
+            progress.advance(chunk.rows.num_rows)
+            profile.duplicates += chunk.duplicates
+            profile.bad.update(chunk.bad["reason"].to_pylist())
+            write_bad_rows(chunk.bad, stream)
+            profile.days += count_days(chunk.rows[schema.columns.time])
+            rows_by_split = {}
             for split in SPLITS:
-                rows = rows_in_range(cleaned.rows, schema.columns.time, *split_range(logs, split))
-                usable[split] = rows.num_rows
+                rows = split_range(logs, split).select(chunk.rows, schema.columns.time)
+                rows_by_split[split] = rows.num_rows
                 if rows.num_rows:
-                    _count(found, split, rows, schema)
+                    _count(profile, split, rows, schema)
                     if split == "train" and on_train is not None:
-                        with as_log_error(cleaned.file):
+                        with as_log_error(chunk.file):
                             on_train(rows)
-            found.index.entries.append(IndexedChunk(cleaned.chunk, usable, cleaned.excluded))
+            profile.index.entries.append(IndexedChunk(chunk.chunk, rows_by_split, chunk.excluded))
     progress.close()
-    if not sum(found.rows.values()):
-        why = f"all rows are bad: {dict(found.bad)}" if found.bad else "the log is empty"
-        raise LogError(f"{redact_uri(logs.path)}: no usable row, {why}")
-    return found
+    if not sum(profile.rows.values()):
+        reason = f"all rows are bad: {dict(profile.bad)}" if profile.bad else "the log is empty"
+        raise LogError(f"{redact_uri(logs.path)}: no usable row, {reason}")
+    return profile
 
 
-def require_learnable(found: LogProfile, config: Config) -> None:
-    """Refuses a log from which some task cannot be learnt or judged.
+def require_learnable(profile: LogProfile, config: Config) -> None:
+    """Check that every task can be trained and validated on a log.
 
     Raises:
-        LogError: an empty training or validation split, days that are missing, or a label that is absent or constant
-            in training.
+        LogError: the training or validation split is empty, days are missing, or a label is absent or constant in the
+            training split.
     """
     logs = config.logs
     path = redact_uri(logs.path)
-    if found.rows["train"] < 2:
+    if profile.rows["train"] < 2:
         raise LogError(f"{path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
-    if not found.rows["validation"]:
+    if not profile.rows["validation"]:
         raise LogError(
             f"{path}: no row from {logs.validation_from} to {logs.test_from}: nothing to validate on; "
             "move logs.validation_from or logs.test_from"
         )
-    gaps = missing_days(found.days)
+    gaps = missing_days(profile.days)
     if gaps and not logs.allow_missing_days:
         raise LogError(
-            f"{path}: no usable row on {format_gaps(gaps)}, between {min(found.days)} and {max(found.days)}; restore "
-            "these days, fix times that are far off, or set logs.allow_missing_days = true"
+            f"{path}: no usable row on {format_gaps(gaps)}, between {min(profile.days)} and {max(profile.days)}; "
+            "restore these days, fix timestamps that are far off, or set logs.allow_missing_days = true"
         )
     for task in config.tasks:
-        label = found.labels["train"][task.name]
+        label = profile.labels["train"][task.name]
         if not label.rows:
             absent = "null" if task.mask is None else "null or masked"
             raise LogError(
@@ -178,37 +189,51 @@ def require_learnable(found: LogProfile, config: Config) -> None:
         if label.low == label.high:
             raise LogError(
                 f"{path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "
-                "a constant cannot be learnt; drop the task or mend the label"
+                "a constant cannot be learned; drop the task or fix the label"
             )
 
 
-def _count(found: LogProfile, split: str, rows: pa.Table, schema: Schema) -> None:
-    found.rows[split] += rows.num_rows
+def _count(profile: LogProfile, split: str, rows: pa.Table, schema: Schema) -> None:
+    profile.rows[split] += rows.num_rows
     for feature in schema.inputs:
-        found.nulls[feature.name] += rows[feature.column].null_count
+        profile.nulls[feature.name] += rows[feature.column].null_count
     labels = encode_labels(rows, schema.tasks)
     for i, task in enumerate(schema.tasks):
-        known = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
-        if len(known):
-            label = found.labels[split][task.name]
-            label.rows += len(known)
-            label.total += float(known.sum())
-            label.low, label.high = min(label.low, float(known.min())), max(label.high, float(known.max()))
+        values = labels[:, i][~np.isnan(labels[:, i])].astype(np.float64)
+        if len(values):
+            label = profile.labels[split][task.name]
+            label.rows += len(values)
+            label.total += float(values.sum())
+            label.low, label.high = min(label.low, float(values.min())), max(label.high, float(values.max()))
 
 
-def write_bad_rows(bad: pa.Table, stream: IO[str]) -> None:
-    """Appends ``Cleaned.bad`` to a quarantine, a JSON object a line."""
-    for record in bad.to_pylist():
-        row = record.pop("row")
-        stream.write(json.dumps(record, ensure_ascii=False)[:-1] + f', "row": {row}}}\n')
+def count_days(times: pa.ChunkedArray) -> Counter[date]:
+    """Return the number of rows per day, in the time zone of the column."""
+    if getattr(times.type, "tz", None):
+        times = pc.local_timestamp(times)
+    counts = pc.value_counts(times.cast(pa.date32(), safe=False))
+    return Counter(dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)))
+
+
+def missing_days(days: Iterable[date]) -> list[tuple[date, date]]:
+    """Return the first and last day of each gap between the given days."""
+    day = timedelta(days=1)
+    return [(before + day, after - day) for before, after in pairwise(sorted(days)) if after - before > day]
+
+
+def format_gaps(gaps: list[tuple[date, date]]) -> str:
+    """Return gaps as text for a message."""
+    texts = [str(first) if first == last else f"{first} to {last}" for first, last in gaps[:MAX_GAPS]]
+    omitted = len(gaps) - len(texts)
+    return ", ".join(texts) + (f" and {omitted} more gaps" if omitted else "")
 
 
 @contextmanager
 def open_quarantine(path: Path | None) -> Iterator[IO[str]]:
-    """Where bad rows are written; None: nowhere.
+    """Open a quarantine file for ``write_bad_rows``; None discards the rows.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     if path is not None:
         check_folder(path.parent)
@@ -217,3 +242,10 @@ def open_quarantine(path: Path | None) -> Iterator[IO[str]]:
             yield stream
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
+
+
+def write_bad_rows(bad: pa.Table, stream: IO[str]) -> None:
+    """Append ``ScannedChunk.bad`` to a quarantine file, one JSON object per line."""
+    for record in bad.to_pylist():
+        row = record.pop("row")
+        stream.write(json.dumps(record, ensure_ascii=False)[:-1] + f', "row": {row}}}\n')

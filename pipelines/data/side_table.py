@@ -1,4 +1,4 @@
-"""Features of users or items in Parquet, read and checked as a ranker knows them, a chunk of rows at a time."""
+"""Side tables in Parquet: features of users or items by id, read and checked in chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SideTableChunk:
 
     Attributes:
         ids: int64 or string, without nulls.
-        features: the other columns, canonical, one value an id.
+        features: the other columns with canonical types, one row per id.
     """
 
     ids: pa.Array
@@ -31,21 +31,21 @@ class SideTableChunk:
 
 
 class SideTableReader:
-    """The rows of one side table.
+    """Reader of one side table.
 
     Args:
         where: Parquet file or folder.
-        schema: of the ranker that will read them; columns of no feature of its are left out.
-        owner: whose features these are.
+        schema: schema of the ranker that uses the features; columns that it does not use are ignored.
+        owner: owner of the features.
 
     Attributes:
-        total: number of rows.
-        columns: that are read, the id's left out.
-        left_out: columns that no feature reads.
-        lacking: columns that features read, but that are not there.
+        num_rows: number of rows.
+        columns: columns that are read, without the id column.
+        ignored_columns: columns of the files that no feature uses.
+        missing_columns: columns that features use but no file has.
 
     Raises:
-        LogError: nothing is there or it cannot be read, the ids are missing, or no column is any feature's.
+        LogError: the files are missing or cannot be read, or have no id column or no column of a feature.
     """
 
     def __init__(self, where: Uri, schema: Schema, owner: Owner) -> None:
@@ -54,54 +54,54 @@ class SideTableReader:
         self.num_rows = 0
         for file in self._files:
             try:
-                with file.open() as opened:
-                    self.num_rows += sum(opened.row_group_sizes)
-                    found = [*opened.schema.names, *file.keys]
+                with file.open() as parquet:
+                    self.num_rows += sum(parquet.row_group_sizes)
+                    columns = [*parquet.schema.names, *file.keys]
             except (OSError, pa.ArrowException) as error:
                 raise file.read_error(error) from None
-            if self._key not in found:
+            if self._key not in columns:
                 raise LogError(
-                    f"{file.display_name}: has no column '{self._key}', which holds the ids (found: {_list(found)})"
+                    f"{file.display_name}: has no id column '{self._key}' (found: {', '.join(columns)})"
                 )
-            names |= dict.fromkeys(found)
-        wanted = schema.columns_of(owner)
-        self.columns = [column for column in wanted if column in names]
-        self.missing_columns = [column for column in wanted if column not in names]
-        self.ignored_columns = [column for column in names if column not in wanted and column != self._key]
+            names |= dict.fromkeys(columns)
+        required = schema.columns_of(owner)
+        self.columns = [column for column in required if column in names]
+        self.missing_columns = [column for column in required if column not in names]
+        self.ignored_columns = [column for column in names if column not in required and column != self._key]
         if not self.columns:
             raise LogError(
                 f"{redact_uri(where)}: has no column that the ranker reads for {owner}s "
-                f"({_list(wanted) or 'it reads none'})"
+                f"({', '.join(required) or 'it reads none'})"
             )
-        given = [feature for feature in schema.inputs if feature.owner == owner]
-        self._features = [(feature.name, feature.column) for feature in given]
+        inputs = [feature for feature in schema.inputs if feature.owner == owner]
+        self._features = [(feature.name, feature.column) for feature in inputs]
         self._schema = schema
 
     def check(self) -> Iterator[int]:
-        """Reads everything once; yields how many more rows are good.
+        """Read and check all rows; yields the number of rows of each checked chunk.
 
         Raises:
-            LogError: a value of the wrong type, a NaN, an id that is null or stands twice; names file, column and row.
+            LogError: a value has the wrong type or is NaN, or an id is null or a duplicate; names file, column and row.
         """
         seen = DuplicateFilter()
         for file in self._files:
             start = 0
-            for rows in self._read(file):
-                new = seen.first_seen(pa.table({self._key: rows.ids}))
+            for chunk in self._read(file):
+                new = seen.first_seen(pa.table({self._key: chunk.ids}))
                 if not new.all():
                     with as_log_error(file.display_name):
-                        repeated = start + int(new.argmin())
+                        duplicate = start + int(new.argmin())
                         raise InvalidInputError(
-                            self._key, "its id stands in an earlier row: keep one row per id", repeated
+                            self._key, "the id is a duplicate of an earlier row: keep one row per id", duplicate
                         )
-                start += len(rows.ids)
-                yield len(rows.ids)
+                start += len(chunk.ids)
+                yield len(chunk.ids)
 
     def __iter__(self) -> Iterator[SideTableChunk]:
-        """The rows, in chunks.
+        """Yield the rows in chunks.
 
         Raises:
-            LogError: as ``check``, repeated ids aside.
+            LogError: as for ``check``, except for duplicate ids.
         """
         for file in self._files:
             yield from self._read(file)
@@ -109,38 +109,34 @@ class SideTableReader:
     def _read(self, file: LogFile) -> Iterator[SideTableChunk]:
         start = 0
         try:
-            with file.open() as opened:
-                for group in range(len(opened.row_group_sizes)):
-                    for table in opened.chunks(group, [self._key, *self.columns], None, threads=True):
+            with file.open() as parquet:
+                for group in range(len(parquet.row_group_sizes)):
+                    for table in parquet.chunks(group, [self._key, *self.columns], None, threads=True):
                         with as_log_error(file.display_name):
-                            rows = self._checked(table, start)
-                        yield rows
+                            chunk = self._check_chunk(table, start)
+                        yield chunk
                         start += table.num_rows
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None
 
-    def _checked(self, table: pa.Table, start: int) -> SideTableChunk:
-        """The rows of a chunk, the first of which is row ``start`` of its file."""
-        ids = _ids(table[self._key].combine_chunks(), self._key)
+    def _check_chunk(self, table: pa.Table, start: int) -> SideTableChunk:
+        """Check and convert the rows of a chunk that begins at row ``start`` of its file."""
+        ids = _canonical_ids(table[self._key].combine_chunks(), self._key)
         if ids.null_count:
-            raise InvalidInputError(
-                self._key, "the id is null: every row needs one", start + ids.is_null().index(True).as_py()
-            )
+            row = start + ids.is_null().index(True).as_py()
+            raise InvalidInputError(self._key, "the id is null: every row needs an id", row)
         schema = self._schema.restricted([name for name, column in self._features if column in table.column_names])
-        whole = fill_features(table, schema, {})
-        for feature, broken, how in invalid_rows(whole, schema):
-            row = broken.index(True).as_py()
+        completed = fill_features(table, schema, {})
+        for feature, invalid, rule in invalid_rows(completed, schema):
+            row = invalid.index(True).as_py()
             if row >= 0:
-                raise InvalidInputError(feature.column, how, start + row)
-        return SideTableChunk(ids, whole.select([column for column in self.columns if column in table.column_names]))
+                raise InvalidInputError(feature.column, rule, start + row)
+        columns = [column for column in self.columns if column in table.column_names]
+        return SideTableChunk(ids, completed.select(columns))
 
 
-def _ids(column: pa.Array, key: str) -> pa.Array:
+def _canonical_ids(column: pa.Array, key: str) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    whole = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return cast_ids(column, pa.int64() if whole else pa.string(), key)
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names)
+    numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return cast_ids(column, pa.int64() if numeric else pa.string(), key)

@@ -1,99 +1,172 @@
-"""What can be measured: a bundle here, a run in ``runs``, which needs TorchRec."""
+"""Models that can be evaluated: bundles and training runs behind one interface."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pipelines.config.config import EvaluationConfig, LogsConfig
+from pipelines.config.config import Config, EvaluationConfig, LogsConfig
 from pipelines.config.uri import Uri
-from pipelines.data.splits import split_bounds
+from pipelines.data.reader import load_tables
+from pipelines.data.splits import ALL_TIME, TimeRange, split_range
+from pipelines.runs.run import RunFolder
+from ranking.artifacts import bundle
 from ranking.encoding.batch import EncodedBatch
-from ranking.encoding.columns import FeatureTable
 from ranking.encoding.encoder import Encoder
+from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import LogError
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.ranker import FrozenRanker
+from ranking.gates.config import SingleTaskConfig
 from ranking.schema import Owner, Schema
+
+if TYPE_CHECKING:
+    from ranking.model.mmoe import MMoE
 
 
 @dataclass(frozen=True)
-class TimeRange:
-    """The rows of a log with since ≤ time < until; None is no bound."""
+class LogRange:
+    """The rows of a log in a time range.
+
+    Attributes:
+        path: location of the log.
+        time_range: the time range; by default the whole log.
+    """
 
     path: Uri
-    since: datetime | None = None
-    until: datetime | None = None
+    time_range: TimeRange = ALL_TIME
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Something that scores rows, and what is known of it.
+    """A model that scores rows, with the metadata that an evaluation needs.
 
     Attributes:
-        name: the folder it came from.
-        encoder: columns → arrays.
+        name: folder of the run or bundle, for messages.
+        encoder: encoder of the model's input columns.
         tables: features of users and items by id.
-        outputs: uncalibrated outputs [rows, tasks], and the gate's weights: [tasks, experts] or [rows, tasks, experts].
-        calibration: of the outputs.
-        num_experts: n.
-        trained: ``selection.json``: how training came to the selection; None if nobody knows.
-        trained_until: earlier rows of its log trained it; None if nobody knows.
-        logs: the log it was trained on; a bundle carries none.
-        settings: how it is measured unless a command says otherwise.
+        forward: maps encoded rows to uncalibrated outputs [rows, tasks] and gate weights; the weights have shape
+            [tasks, experts] for a static gate and [rows, tasks, experts] for a per-example gate.
+        calibration: calibration of the outputs.
+        num_experts: number of experts n of the gate.
+        selection: content of ``selection.json``; None if unknown.
+        trained_until: exclusive end of the training data; None if unknown.
+        logs: log that the model was trained on; None for a bundle.
+        settings: default evaluation settings.
     """
 
     name: str
     encoder: Encoder
     tables: Mapping[Owner, FeatureTable]
-    outputs: Callable[[EncodedBatch], tuple[Tensor, Tensor]]
+    forward: Callable[[EncodedBatch], tuple[Tensor, Tensor]]
     calibration: Calibration
     num_experts: int
-    trained: Mapping[str, Any] | None
+    selection: Mapping[str, Any] | None
     trained_until: datetime | None
     logs: LogsConfig | None
     settings: EvaluationConfig
 
     @property
     def schema(self) -> Schema:
-        """Features and tasks."""
+        """Features and tasks of the model."""
         return self.encoder.schema
 
-    def span(self, logs: Uri | None) -> TimeRange:
-        """The whole of a log, or the test split of its own one.
+    def log_range(self, logs: Uri | None) -> LogRange:
+        """Return the whole of ``logs``, or by default the test split of the model's own log.
 
         Raises:
-            LogError: a bundle is to be measured on none.
+            LogError: ``logs`` is None and the model is a bundle.
         """
         if logs is not None:
-            return TimeRange(logs)
+            return LogRange(logs)
         if self.logs is None:
-            raise LogError(f"{self.name} is a bundle, which carries no log: name one with --logs")
-        return TimeRange(self.logs.path, *split_bounds(self.logs, "test"))
+            raise LogError(f"{self.name} is a bundle, which does not contain a log: specify one with --logs")
+        return LogRange(self.logs.path, split_range(self.logs, "test"))
+
+
+def resolve_scorers(path: Path) -> Iterable[Scorer]:
+    """Return the model of a run or bundle; for a single-task run, the model of each task.
+
+    Raises:
+        LogError: the path is neither a run nor a bundle, or a file of the run is damaged.
+        BundleError: the bundle is damaged.
+    """
+    if (path / "manifest.json").exists():
+        return [bundle_scorer(bundle.load(path), str(path))]
+    return run_scorers(RunFolder.open(path))
 
 
 def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
-    """A loaded bundle as something to measure; one frozen before bundles said how is measured by the defaults."""
+    """Return the scorer of a loaded bundle.
+
+    A bundle without evaluation settings (written by an older version) uses the default settings.
+    """
     schema, until = ranker.schema, ranker.details.get("trained_until")
 
-    def outputs(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
+    def forward(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
         tensors = TorchBatch.from_numpy(inputs)
         return ranker.graph(tensors, schema.task_names), ranker.graph.routing(tensors)
 
     return Scorer(
-        name,
-        ranker.encoder,
-        ranker.tables,
-        outputs,
-        ranker.calibration,
-        ranker.selection.num_experts,
-        ranker.details.get("selection"),
-        None if until is None else datetime.fromisoformat(until),
-        None,
-        EvaluationConfig.model_validate(ranker.details.get("evaluation", {})),
+        name=name,
+        encoder=ranker.encoder,
+        tables=ranker.tables,
+        forward=forward,
+        calibration=ranker.calibration,
+        num_experts=ranker.selection.num_experts,
+        selection=ranker.details.get("selection"),
+        trained_until=None if until is None else datetime.fromisoformat(until),
+        logs=None,
+        settings=EvaluationConfig.model_validate(ranker.details.get("evaluation", {})),
+    )
+
+
+def run_scorers(run: RunFolder) -> Iterator[Scorer]:
+    """Load the model of a run; for a single-task run, load the model of each task one after the other.
+
+    Raises:
+        LogError: a file of the run is damaged.
+    """
+    from pipelines.training.model_factory import load_model  # requires TorchRec, which bundles do not need
+
+    config = run.load_config()
+    if isinstance(config.model.gate, SingleTaskConfig):
+        for task in config.task_names:
+            yield from run_scorers(RunFolder.open(run.task_folder(task)))
+    else:
+        yield run_scorer(run, config, *load_model(run, config), run.load_selection())
+
+
+def run_scorer(run: RunFolder, config: Config, model: MMoE, encoder: Encoder, selection: Mapping[str, Any]) -> Scorer:
+    """Return the scorer of a run whose model is already loaded.
+
+    Args:
+        run: the run folder.
+        config: configuration of the run.
+        model: the model with its best weights, in eval mode.
+        encoder: encoder of the run.
+        selection: content of ``selection.json``, which may not be written yet.
+    """
+
+    def forward(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
+        result = model.forward_with_routing(TorchBatch.from_numpy(inputs))
+        return result.outputs, result.routing.weights
+
+    return Scorer(
+        name=str(run.path),
+        encoder=encoder,
+        tables=load_tables(config.logs, encoder.schema),
+        forward=forward,
+        calibration=run.load_calibration(),
+        num_experts=model.gate.num_experts,
+        selection=selection,
+        trained_until=config.logs.validation_from,
+        logs=config.logs,
+        settings=config.evaluation,
     )

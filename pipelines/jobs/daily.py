@@ -61,7 +61,7 @@ def daily(
         version that it was compared with, or None), ``worse`` (what is lost beyond the margin) and ``version``.
 
     Raises:
-        RefusedError: the model is worse than the served one by more than the margin; nothing is published.
+        QualityGateError: the model is worse than the served one by more than the margin; nothing is published.
         LogError: the log has no row of the day, or none by which models can be compared.
         UsageError: the day is not later than that of the served run, or training would begin after it.
         RankerError: a step failed; says which and why.
@@ -77,7 +77,7 @@ def daily(
     _require_rows(config, day)
     _tell_start(day, name, served, earlier)
     run = train(
-        config, folder, resume=True, warm=None if earlier is None else WarmStart(earlier, False), command=command
+        config, folder, resume=True, warm_start=None if earlier is None else WarmStart(earlier, False), command=command
     )
     lost = [] if served is None else _lost(repository.bundle_folder(repo, name, served), run, margin)
     record = {
@@ -134,7 +134,7 @@ def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfi
 
 def _require_rows(config: Config, day: date) -> None:
     reader = LogReader(config.logs.path, config.training_schema, load_tables(config.logs, config.training_schema))
-    if not any(cleaned.rows.num_rows for cleaned in reader.scan(*split_range(config.logs, "test"))):
+    if not any(cleaned.rows.num_rows for cleaned in reader.scan(split_range(config.logs, "test"))):
         raise LogError(f"{redact_uri(config.logs.path)}: has no row of {day}, by which the model would be judged")
 
 

@@ -1,4 +1,4 @@
-"""Puts the report's sections on one page."""
+"""Render the sections of the report as one HTML page."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from pipelines.report import (
     training_section,
 )
 from pipelines.report.run_data import RunData, read_run_data
-from pipelines.report.summary import summary
+from pipelines.report.summary import summarize
 from pipelines.runs.run import RunFolder
-from ranking.artifacts.atomic_files import os_error_text, require_writable
+from ranking.artifacts.atomic_files import check_writable, os_error_text
 from ranking.errors import OutputError
 
 SECTIONS = (
     data_section.data,
-    training_section.curves,
-    training_section.trajectories,
-    experts_section.selection,
+    training_section.learning_curves,
+    training_section.gate_weights,
+    experts_section.selected_experts,
     experts_section.cost,
     quality_section.metrics,
-    quality_section.calibrations,
+    quality_section.calibration_curves,
     quality_section.slices,
-    experts_section.measures,
-    reproduce_section.origin,
+    experts_section.gate_metrics,
+    reproduce_section.reproduce,
 )
-"""In the order of the page."""
+"""Builders of the sections, in the order of the page."""
 
 
 def write_report(path: Path, out: Path | None = None) -> Path:
-    """Writes a run's report; the same run gives the same bytes.
+    """Write the report of a run; the same run always gives the same bytes.
 
     Args:
         path: the run folder.
-        out: the HTML file, replaced if it is there; default ``report.html`` in the run folder.
+        out: the HTML file, which is replaced if it exists; default: ``report.html`` in the run folder.
 
     Returns:
-        The file.
+        The HTML file.
 
     Raises:
-        LogError: there is no run folder, or a file in it is damaged.
-        OutputError: the file cannot be written.
+        LogError: the run folder does not exist, or one of its files is damaged.
+        OutputError: the HTML file cannot be written.
     """
     file = out or RunFolder(path).report
-    facts = read_run_data(path)
-    require_writable(file)
-    page = render(facts)
+    run_data = read_run_data(path)
+    check_writable(file)
+    page = render(run_data)
     draft = file.with_name(f".{file.name}.draft")
     try:
         draft.write_text(page, encoding="utf-8")
@@ -63,24 +63,28 @@ def write_report(path: Path, out: Path | None = None) -> Path:
     return file
 
 
-def render(facts: RunData) -> str:
-    """The page."""
-    return (
-        environment()
-        .get_template("page.html.jinja")
-        .render(facts=facts, summary=summary(facts), sections=[section(facts) for section in SECTIONS])
-    )
+def render(run_data: RunData) -> str:
+    """Return the HTML of the report."""
+    sections = [build(run_data) for build in SECTIONS]
+    template = template_environment().get_template("page.html.jinja")
+    return template.render(name=run_data.config.name, summary=summarize(run_data), sections=sections)
 
 
-def environment() -> Environment:
-    """The templates, with the forms that numbers take in them."""
-    made = Environment(
+def template_environment() -> Environment:
+    """Create the Jinja environment of the report, with the number formats as filters."""
+    environment = Environment(
         loader=PackageLoader("pipelines.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for form in (formatting.number, formatting.count, formatting.percent, formatting.short, formatting.rate):
-        made.filters[form.__name__] = form
-    return made
+    for number_format in (
+        formatting.number,
+        formatting.count,
+        formatting.percent,
+        formatting.short,
+        formatting.rate,
+    ):
+        environment.filters[number_format.__name__] = number_format
+    return environment

@@ -1,4 +1,4 @@
-"""Goes on from an earlier run on new days: new ids get rows, nothing that is known moves."""
+"""Warm start from an earlier run on new data: new ids get embedding rows, and known ids keep theirs."""
 
 from __future__ import annotations
 
@@ -12,106 +12,110 @@ from torch import Tensor
 
 from pipelines.config.config import Config
 from pipelines.runs.run import RunFolder
-from ranking.encoding.columns import as_type
+from ranking.encoding.columns import cast_ids
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import OOV, Vocabulary
 from ranking.errors import ConfigError, InvalidInputError, LogError
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
 from ranking.model.mmoe import MMoE
 
-TABLES = "embedding_bags."
-"""In the names of all embedding tables, those of a side tower too."""
+TABLE_INFIX = "embedding_bags."
+"""Part of the name of every embedding table, including those of a position tower."""
 
-KEPT = ("features", "tasks", "columns", "model")
-"""Sections that must be as the earlier run has them, or its weights would mean something else."""
+MATCHING_SECTIONS = ("features", "tasks", "columns", "model")
+"""Sections that must equal those of the earlier run, because its weights depend on them."""
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """An earlier run to go on from.
+    """An earlier run to start from.
 
     Attributes:
         run: its folder.
-        reopened: the gates may choose anew; experts that were dropped start afresh. Else the choice is kept.
+        reopen: let the gates select again among all experts; removed experts are initialized anew. Otherwise the
+            selection of the earlier run is kept.
     """
 
     run: RunFolder
-    reopened: bool
+    reopen: bool
 
-    def require_alike(self, config: Config) -> None:
-        """Refuses a configuration that the earlier run's weights do not fit.
+    def require_compatible(self, config: Config) -> None:
+        """Check that the weights of the earlier run fit a configuration.
 
         Raises:
-            ConfigError: names the section.
+            ConfigError: names the section that does not match.
         """
         earlier = self.run.load_config()
-        for section in KEPT:
+        for section in MATCHING_SECTIONS:
             if getattr(config, section) != getattr(earlier, section):
                 raise ConfigError(
-                    f"[{section}] differs from that of {self.run.path}: its weights fit no other; "
-                    "make them alike, or train from the start"
+                    f"[{section}] differs from that of {self.run.path}, whose weights do not fit it; "
+                    "use the same section, or train from scratch"
                 )
         if isinstance(config.model.gate, SingleTaskConfig):
-            raise ConfigError(f"{self.run.path} holds a run for each task: go on from these one by one")
-        if self.reopened and isinstance(config.model.gate, AttentiveConfig):
-            raise ConfigError("an attentive gate was distilled, which nothing undoes: go on without --reopen")
+            raise ConfigError(f"{self.run.path} contains one run per task: start from each of these separately")
+        if self.reopen and isinstance(config.model.gate, AttentiveConfig):
+            raise ConfigError("an attentive gate is distilled, which cannot be undone: omit --reopen")
 
-    def fill(self, model: MMoE) -> None:
-        """Gives an untrained model the earlier run's weights; rows of new ids start as copies of the unseen one.
+    def initialize(self, model: MMoE) -> None:
+        """Load the earlier run's weights into an untrained model; rows of new ids are copies of the OOV row.
 
-        A choice that is kept leaves only the chosen experts. Every score stays what the earlier run would give.
+        Keeping the selection removes all other experts. All scores are those that the earlier run would return.
+
+        Raises:
+            LogError: the earlier run is damaged.
         """
         weights = load_file(self.run.best)
         experts: list[int] = weights["active"].tolist()
         for name, table in model.state_dict().items():
-            if TABLES in name and len(table) > len(weights[name]):
-                new = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
-                weights[name] = torch.cat([weights[name], new])
-        if self.reopened:
-            weights = _among_all(weights, model, experts)
+            if TABLE_INFIX in name and len(table) > len(weights[name]):
+                new_rows = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
+                weights[name] = torch.cat([weights[name], new_rows])
+        if self.reopen:
+            weights = _restore_removed_experts(weights, model, experts)
         else:
             model.gate = model.gate.serving_gate()
             model.keep_experts(experts)
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            raise LogError(f"{self.run.path}: the run is damaged, or of another version ({error})") from None
+            raise LogError(f"{self.run.path}: the run is damaged or of another version ({error})") from None
 
 
-def extended(earlier: Encoder, fitted: Encoder) -> Encoder:
-    """The earlier encoder, with the ids that only ``fitted`` knows behind its own; numbers scale as before.
+def extend_encoder(earlier: Encoder, fitted: Encoder) -> Encoder:
+    """Append the ids that only ``fitted`` knows to the vocabularies of ``earlier``; scales remain unchanged.
 
     Raises:
-        LogError: ids are of another type than they were.
+        LogError: the type of the ids differs.
     """
-    spaces = dict(earlier.id_spaces)
-    for name, space in fitted.id_spaces.items():
+    spaces = dict(earlier.id_mappings)
+    for name, space in fitted.id_mappings.items():
         known = spaces[name]
         if isinstance(space, Vocabulary) and isinstance(known, Vocabulary):
-            spaces[name] = Vocabulary(_union(known.ids, space.ids, name))
+            spaces[name] = Vocabulary(_append_new_ids(known.ids, space.ids, name))
     return Encoder(fitted.schema, spaces, earlier.scales)
 
 
-def _union(known: pa.Array, found: pa.Array, table: str) -> pa.Array:
-    """``known``, then what ``found`` adds, in its order."""
+def _append_new_ids(known: pa.Array, ids: pa.Array, table: str) -> pa.Array:
+    """Return ``known`` followed by the ids that it does not contain, in their order."""
     if not len(known):
-        return found
-    if not len(found):
+        return ids
+    if not len(ids):
         return known
     try:
-        found = as_type(found, known.type, table)
+        ids = cast_ids(ids, known.type, table)
     except InvalidInputError as error:
-        raise LogError(f"ids differ from the earlier run's: {error}") from None
-    new = found.filter(pa.compute.invert(pa.compute.is_in(found, value_set=known)))
-    return pa.concat_arrays([known, new])
+        raise LogError(f"the type of ids differs from the earlier run: {error}") from None
+    new_ids = ids.filter(pa.compute.invert(pa.compute.is_in(ids, value_set=known)))
+    return pa.concat_arrays([known, new_ids])
 
 
-def _among_all(weights: dict[str, Any], model: MMoE, experts: list[int]) -> dict[str, Tensor]:
-    """The weights with the kept experts in their places among all; the others as ``model`` has them."""
-    filled = model.state_dict()
+def _restore_removed_experts(weights: dict[str, Any], model: MMoE, experts: list[int]) -> dict[str, Tensor]:
+    """Return weights for all experts: ``weights`` for those that were kept, those of ``model`` for the others."""
+    state = model.state_dict()
     for name, value in weights.items():
         if name.startswith("experts."):
-            filled[name][experts] = value
+            state[name][experts] = value
         elif name != "active":
-            filled[name] = value
-    return filled
+            state[name] = value
+    return state

@@ -1,1 +1,1 @@
-"""Bundles, repositories and releases on disk."""
+"""Store bundles, repositories and releases on disk."""

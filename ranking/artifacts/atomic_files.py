@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Write files and folders atomically and durably."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ranking.errors import OutputError
 
 @contextmanager
 def atomic_directory(folder: Path) -> Iterator[Path]:
-    """A draft folder that is flushed to disk and becomes ``folder`` if the block succeeds; else nothing is left.
+    """Yield a draft folder that is flushed to disk and renamed to ``folder`` on success, or removed on failure.
 
     Raises:
-        OutputError: ``folder`` exists and is not empty, or cannot be written.
+        OutputError: ``folder`` exists and is not empty, or it cannot be written.
     """
     check_creatable(folder)
     draft = None
@@ -31,7 +31,7 @@ def atomic_directory(folder: Path) -> Iterator[Path]:
         draft.chmod(0o755)
         yield draft
         for file in files_in(draft):
-            file.chmod(0o644)  # some writers keep files to their owner, but another user may serve them
+            file.chmod(0o644)  # Some writers restrict files to their owner, but another user may serve them.
         for path in [*files_in(draft), *(inner for inner in draft.rglob("*") if inner.is_dir()), draft]:
             fsync(path)
         draft.rename(folder)
@@ -40,75 +40,75 @@ def atomic_directory(folder: Path) -> Iterator[Path]:
         if draft is not None:
             shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY) and folder.is_dir():
-            raise OutputError(f"{folder} was made by another meanwhile: try again") from None
+            raise OutputError(f"{folder} was created by another process in the meantime: try again") from None
         if isinstance(error, OSError):
             raise OutputError(f"{folder}: cannot be written ({os_error_text(error)})") from None
         raise
 
 
-def require_folder(path: Path) -> Path:
-    """The lowest folder at or above a path that is there.
+def check_folder(path: Path) -> Path:
+    """Return the nearest existing folder at or above a path.
 
     Raises:
-        OutputError: a file is in its place.
+        OutputError: the nearest existing path is a file.
     """
     try:
-        found = next(place for place in (path, *path.parents) if place.exists())
+        nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
-    if not found.is_dir():
-        raise OutputError(f"{found} is a file, not a folder: name another place")
-    return found
+    if not nearest.is_dir():
+        raise OutputError(f"{nearest} is a file, not a folder: name another path")
+    return nearest
 
 
-def require_empty(folder: Path) -> None:
-    """Refuses a folder that holds something, or that lies below a file.
+def check_empty(folder: Path) -> None:
+    """Check that a folder is empty or does not exist.
 
     Raises:
-        OutputError: it does.
+        OutputError: it is not empty, or one of its parents is a file.
     """
-    require_folder(folder.parent)
+    check_folder(folder.parent)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} exists and is never overwritten: name another folder")
 
 
 def check_creatable(folder: Path) -> None:
-    """Refuses a folder that ``atomic_directory`` could not make, so that nobody works for nothing.
+    """Check that ``atomic_directory`` can create a folder, so that commands fail before they do any work.
 
     Raises:
-        OutputError: it holds something, lies below a file, or may not be written.
+        OutputError: the folder is not empty, one of its parents is a file, or there is no write permission.
     """
-    require_empty(folder)
-    above = require_folder(folder.parent)
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder}: cannot be written (no permission to write in {above}); name another folder")
+    check_empty(folder)
+    parent = check_folder(folder.parent)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: cannot be written (no permission to write in {parent}); name another folder")
 
 
-def require_writable(file: Path) -> None:
-    """Refuses a file that cannot be written or replaced, so that nobody works for nothing.
+def check_writable(file: Path) -> None:
+    """Check that a file can be created or replaced, so that commands fail before they do any work.
 
     Raises:
-        OutputError: it is a folder, there is none to hold it, or that may not be written.
+        OutputError: the path is a folder, its parent does not exist, or there is no write permission.
     """
-    above = require_folder(file.parent)
-    if above != file.parent:
+    parent = check_folder(file.parent)
+    if parent != file.parent:
         raise OutputError(f"{file}: cannot be written (there is no folder {file.parent})")
     if file.is_dir():
         raise OutputError(f"{file}: cannot be written (it is a folder); name a file in it")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"{file}: cannot be written (no permission to write in {above}); name another place")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{file}: cannot be written (no permission to write in {parent}); name another path")
 
 
 def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
-    """Writes JSON so that a reader sees the old file or the new one, never half.
+    """Replace a file by JSON atomically: readers see either the old or the new content.
 
     Args:
-        data: to write.
-        file: that is replaced.
-        mode: its permissions; the process's umask takes some away.
+        data: content.
+        file: path of the file.
+        mode: permissions, which the umask of the process restricts.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     draft = file.with_name(f".{file.name}.draft")
     try:
@@ -123,25 +123,25 @@ def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
 
 
 def os_error_text(error: OSError) -> str:
-    """Why a file operation failed; the first reason where many files were copied."""
+    """Return the reason of a failed file operation; for a copy of several files, the first reason."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         return str(error.args[0][0][2])
     return error.strerror or str(error)
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files below a folder, sorted."""
+    """Return all files below a folder, sorted."""
     return sorted(file for file in folder.rglob("*") if not file.is_dir())
 
 
 def sha256(file: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
+    """Return the hexadecimal SHA-256 of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def fsync(path: Path) -> None:
-    """Waits until a file's or folder's content is on disk."""
+    """Wait until the content of a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,13 +1,13 @@
-"""The artefact on disk: write it whole, verify every byte, load it. Data only; nothing in it can execute.
+"""Write, verify and load bundles. A bundle holds only data: nothing in it can execute.
 
-manifest.json         schema, selection, calibration, objective, costs, how it was trained
-weights.safetensors   the frozen graph's weights, by the names of ``frozen.FrozenGraph``
-body.onnx             the graph behind the embeddings, for ONNX Runtime; a per-example gate has none
-encoder/              vocabularies and scales (Parquet)
-users.parquet, items.parquet   features by id, where the ranker has any to look up
-users/, items/        the same already encoded, to be mapped (``encoded_table``); new in format 2
-golden.parquet        inputs and the scores that they must give
-SHA256SUMS            of every other file, as sha256sum writes it
+manifest.json         schema, selection, calibration, objective, costs, training details
+weights.safetensors   weights of the frozen graph, named as in ``FrozenGraph``
+body.onnx             the graph after the embeddings, for ONNX Runtime; absent for a per-example gate
+encoder/              vocabularies, buckets and scales (Parquet)
+users.parquet, items.parquet   features by id, if the ranker has feature tables
+users/, items/        the same features encoded and memory-mapped (``FeatureIndex``); since format 2
+golden.parquet        inputs and their expected scores
+SHA256SUMS            checksums of all other files, in the format of sha256sum
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ranking.artifacts.atomic_files import atomic_directory
-from ranking.artifacts.checksums import verify_files, write_sums
-from ranking.artifacts.feature_tables import LazyFeatureTables
+from ranking.artifacts.checksums import verify_files, write_checksums
 from ranking.encoding.encoder import Encoder
+from ranking.encoding.feature_table import LazyFeatureTables
 from ranking.errors import BundleError, RankerError
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.ranker import FrozenRanker, score_table
 from ranking.frozen.weights import validate_weight_shapes
-from ranking.lookup import feature_index
-from ranking.lookup.feature_index import FeatureIndex
+from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.schema import Schema
 from ranking.schema.validation_errors import format_validation_error
 from ranking.selection import Selection
@@ -46,22 +45,22 @@ if TYPE_CHECKING:
 FORMAT = 2
 BODY = "body.onnx"
 TOLERANCE = 1e-5
-"""Largest difference, absolute and relative, between golden scores and those of another machine."""
+"""Maximum absolute and relative difference between golden scores and the scores of another machine."""
 
-MISFITS = (
+READ_ERRORS = (
     *(LookupError, AttributeError, RuntimeError, ValueError, TypeError, OSError),
     *(pa.ArrowException, SafetensorError, RankerError),
 )
-"""What reading files raises that are whole, but do not fit together."""
+"""Exceptions of reading intact files that are inconsistent with each other."""
 
 
-def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
-    """Writes the bundle; the folder appears whole or not at all.
+def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
+    """Write a bundle atomically.
 
     Args:
-        ranker: what to write.
-        golden: completed rows whose scores are kept, so that whoever loads the bundle can check theirs.
-        folder: where; must not exist.
+        ranker: the ranker.
+        golden: completed rows that are stored with their scores, which ``load`` verifies.
+        folder: must not exist.
 
     Raises:
         OutputError: the folder exists or cannot be written.
@@ -80,43 +79,43 @@ def write(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
     }
     with atomic_directory(folder) as draft:
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        as_they_lie = {name: np.asarray(weight, order="C") for name, weight in ranker.weights.items()}
-        save_file(as_they_lie, draft / "weights.safetensors")  # writes memory, whatever the strides
+        contiguous = {name: np.asarray(weight, order="C") for name, weight in ranker.weights.items()}
+        save_file(contiguous, draft / "weights.safetensors")  # It writes the memory and ignores strides.
         if ranker.body is not None:
             (draft / BODY).write_bytes(ranker.body)
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
             if owner in schema.owners:
-                feature_index.write_feature_index(table, ranker.encoder, owner, draft / f"{owner}s")
+                write_feature_index(table, ranker.encoder, owner, draft / f"{owner}s")
         columns = list(dict.fromkeys(feature.column for feature in schema.inputs))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
         pq.write_table(pa.table(rows), draft / "golden.parquet")
-        write_sums(draft)
+        write_checksums(draft)
 
 
 def load(folder: str | Path) -> FrozenRanker:
-    """Verifies a bundle and loads it.
+    """Verify the files and golden scores of a bundle and load it.
 
     Raises:
-        BundleError: a file is missing, altered or not listed, the format is unknown, or a golden row scores otherwise.
+        BundleError: a file is missing, altered or not listed, the format is unknown, or a golden score differs.
     """
     folder = Path(folder)
-    ranker = read(folder)
-    inputs, expected = golden(folder, ranker.schema)
+    ranker = read_bundle(folder)
+    inputs, expected = read_golden(folder, ranker.schema)
     with as_bundle_error(folder):
         scores, _ = ranker.score_completed(inputs, ranker.schema.tasks)
-    require_golden(scores, expected, f"{folder}: golden rows score differently here")
+    check_golden_scores(scores, expected, f"{folder}: golden rows score differently on this machine")
     return ranker
 
 
-def read(folder: str | Path) -> FrozenRanker:
-    """Verifies a bundle's files and loads it, for whoever scores the golden rows another way than ``load`` does.
+def read_bundle(folder: str | Path) -> FrozenRanker:
+    """Verify the files of a bundle and load it without verifying the golden scores.
 
     Raises:
-        BundleError: a file is missing, altered or not listed, the format is unknown, or files do not fit together.
+        BundleError: a file is missing, altered or not listed, the format is unknown, or files are inconsistent.
     """
     folder = Path(folder)
     verify_files(folder)
@@ -126,26 +125,26 @@ def read(folder: str | Path) -> FrozenRanker:
 
 @contextmanager
 def as_bundle_error(folder: Path) -> Iterator[None]:
-    """What reading this bundle's files raises, if they do not fit together, as a BundleError that says so."""
+    """Convert exceptions of reading inconsistent files of this bundle to BundleError."""
     try:
         yield
     except BundleError:
         raise
-    except MISFITS as error:
-        raise BundleError(f"{folder} does not hold together: {error}; freeze the run again") from error
+    except READ_ERRORS as error:
+        raise BundleError(f"{folder} contains inconsistent files: {error}; freeze the run again") from error
 
 
-def require_golden(
-    scores: npt.NDArray[np.float32], expected: pa.Table, otherwise: str, tolerance: float = TOLERANCE, mend: str = ""
+def check_golden_scores(
+    scores: npt.NDArray[np.float32], expected: pa.Table, message: str, tolerance: float = TOLERANCE, hint: str = ""
 ) -> None:
-    """Compares scores of the golden rows [rows, tasks] with those that they must give.
+    """Compare scores of the golden rows with the expected scores.
 
     Args:
-        scores: found.
-        expected: a column a task, in the same order.
-        otherwise: begins the message.
-        tolerance: largest difference, absolute and relative.
-        mend: ends the message.
+        scores: computed scores [rows, tasks].
+        expected: expected scores, one column per task in the same order.
+        message: start of the error message.
+        tolerance: maximum absolute and relative difference.
+        hint: end of the error message.
 
     Raises:
         BundleError: a score differs by more; names the task.
@@ -154,20 +153,20 @@ def require_golden(
         golden_scores = expected[task].to_numpy()
         if not np.allclose(column, golden_scores, rtol=tolerance, atol=tolerance):
             worst = float(np.abs(column - golden_scores).max())
-            raise BundleError(f"{otherwise} (task '{task}', by up to {worst:.2g}){mend}")
+            raise BundleError(f"{message} (task '{task}', by up to {worst:.2g}){hint}")
 
 
-def golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
-    """Completed rows, and the scores of each task that they must give.
+def read_golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
+    """Read the golden rows, completed, and their expected scores, one column per task.
 
     Raises:
-        BundleError: they cannot be read, or are not those of the schema's tasks.
+        BundleError: they cannot be read, or their tasks are not those of the schema.
     """
     with as_bundle_error(folder):
         rows = pq.read_table(folder / "golden.parquet")
         inputs, scores = _table(rows["inputs"]), _table(rows["scores"])
     if scores.column_names != schema.task_names:
-        raise BundleError(f"{folder}/golden.parquet holds scores of other tasks: freeze the run again")
+        raise BundleError(f"{folder}/golden.parquet holds the scores of other tasks: freeze the run again")
     return inputs, scores
 
 
@@ -176,8 +175,8 @@ def _read(folder: Path) -> FrozenRanker:
     manifest: dict[str, Any] = json.loads(file.read_text())
     if manifest["format"] != FORMAT:
         raise BundleError(
-            f"{file}: format {manifest['format']} is not known here (known: {FORMAT}); update dselect-ranker, "
-            "or freeze the run again with the one at hand"
+            f"{file}: format {manifest['format']} is not supported (supported: {FORMAT}); update dselect-ranker, "
+            "or freeze the run again with the installed version"
         )
     try:
         schema = Schema.model_validate(manifest["schema"])
@@ -191,7 +190,7 @@ def _read(folder: Path) -> FrozenRanker:
     }
     selection = Selection.from_json(manifest["selection"])
     if selection.tasks.keys() != set(schema.task_names):
-        raise ValueError("the selection is not that of the schema's tasks")
+        raise ValueError("the tasks of the selection are not those of the schema")
     weights = load_file(folder / "weights.safetensors")
     validate_weight_shapes(weights, encoder, selection)
     return FrozenRanker(
@@ -210,7 +209,7 @@ def _read(folder: Path) -> FrozenRanker:
 
 
 def _gate(settings: Any, folder: Path) -> GateConfig | None:
-    """A per-example gate's settings; they lie beside the gates, which need PyTorch, as does whoever runs one."""
+    """Return the settings of a per-example gate, which needs PyTorch."""
     if settings is None:
         return None
     try:
@@ -231,7 +230,7 @@ def _calibration(data: Any, schema: Schema, file: Path) -> Calibration:
     binary = [task.name for task in schema.tasks if task.kind == "binary"]
     for task in calibration.tasks:
         if task not in binary:
-            raise BundleError(f"{file}: calibration: '{task}' is no binary task: {', '.join(binary)}")
+            raise BundleError(f"{file}: calibration: '{task}' is not a binary task (binary tasks: {', '.join(binary)})")
     return calibration
 
 

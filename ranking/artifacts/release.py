@@ -1,14 +1,11 @@
-"""What is to be served of a model: ``current.json``, a wish that publishers and operators write and services follow."""
+"""Release of a model: the versions that services load, stored as ``current.json``."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from ranking.artifacts.atomic_files import os_error_text, write_json
 from ranking.errors import BundleError
 from ranking.schema.base import StrictModel
 from ranking.schema.validation_errors import format_validation_error
@@ -19,11 +16,11 @@ Version = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 class Canary(StrictModel):
-    """A version that answers a share of the requests.
+    """Version that answers a share of the requests.
 
     Attributes:
-        version: which.
-        weight: the share, 0 to 1.
+        version: number of the version.
+        weight: share of the requests, 0 to 1.
     """
 
     version: Version
@@ -31,13 +28,13 @@ class Canary(StrictModel):
 
 
 class Release(StrictModel):
-    """Which versions of a model are to be served.
+    """Versions of a model that services load.
 
     Attributes:
-        version: answers, but for the canary's share.
-        pinned: a newly published version does not become the current one.
-        canary: answers a share.
-        shadow: version that scores what others answered, for comparison only.
+        version: current version, which answers all requests except the canary's share.
+        pinned: whether publishing keeps the current version instead of replacing it.
+        canary: version that answers a share of the requests.
+        shadow: version that also scores requests, for comparison only.
     """
 
     version: Version
@@ -47,12 +44,12 @@ class Release(StrictModel):
 
     @property
     def versions(self) -> list[int]:
-        """Every version that is to be served, the current one first; each once."""
-        others = [self.canary.version if self.canary else None, self.shadow]
-        return list(dict.fromkeys([self.version, *(version for version in others if version is not None)]))
+        """All versions of the release without duplicates, the current one first."""
+        optional = [self.canary.version if self.canary else None, self.shadow]
+        return list(dict.fromkeys([self.version, *(version for version in optional if version is not None)]))
 
     def promoted(self, version: int) -> Release:
-        """With this version current; as a canary or shadow it has served its purpose."""
+        """Return the release with this version as the current one and no longer as canary or shadow."""
         return Release(
             version=version,
             pinned=self.pinned,
@@ -61,55 +58,34 @@ class Release(StrictModel):
         )
 
     @model_validator(mode="after")
-    def _others_are_others(self) -> Self:
-        for role, other in (("canary", self.canary and self.canary.version), ("shadow", self.shadow)):
-            if other == self.version:
-                raise ValueError(f"version {other} cannot be both the current one and the {role}: leave the {role} out")
+    def _check_roles(self) -> Self:
+        for role, version in (("canary", self.canary and self.canary.version), ("shadow", self.shadow)):
+            if version == self.version:
+                raise ValueError(
+                    f"version {version} cannot be both the current version and the {role}: remove the {role}"
+                )
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """As ``current.json`` has it: what is not set is not there, so that its simplest form names a version only."""
+        """Return the content of ``current.json``; defaults are omitted, so the shortest form has only ``version``."""
         return self.model_dump(exclude_defaults=True)
 
 
-def parse(document: Any, where: str) -> Release:
-    """A release from JSON.
+def parse_release(document: Any, source: str) -> Release:
+    """Validate a release from JSON.
+
+    Args:
+        document: parsed JSON.
+        source: name of the document, with which error messages begin.
 
     Raises:
-        BundleError: it is none; begins with ``where`` and names the field.
+        BundleError: the document is not a release; names the field.
     """
     if not isinstance(document, dict):
         raise BundleError(
-            f"{where} is damaged: it should read {{\"version\": N}}; 'ranker release … --version N' writes it anew"
+            f"{source} is damaged: it should read {{\"version\": N}}; 'ranker release … --version N' restores it"
         )
     try:
         return Release.model_validate(document)
     except ValidationError as error:
-        raise BundleError(f"{where}: {format_validation_error(error, document)}") from None
-
-
-def read(model: Path) -> Release:
-    """The release of a model's folder.
-
-    Raises:
-        BundleError: there is none, or ``current.json`` is damaged.
-    """
-    file = model / CURRENT
-    try:
-        document = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise BundleError(f"{file} is not there: publish a bundle with 'ranker publish'") from None
-    except OSError as error:
-        raise BundleError(f"{file} cannot be read ({os_error_text(error)})") from None
-    except (ValueError, RecursionError):  # no JSON, no text
-        document = None
-    return parse(document, str(file))
-
-
-def write(release: Release, model: Path) -> None:
-    """Replaces ``current.json`` at once; the caller holds ``repository.changing``.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    write_json(release.to_json(), model / CURRENT)
+        raise BundleError(f"{source}: {format_validation_error(error, document)}") from None

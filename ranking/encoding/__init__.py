@@ -1,1 +1,1 @@
-"""Encoding: Arrow columns to NumPy batches."""
+"""Encode Arrow columns as arrays of embedding rows and numbers."""

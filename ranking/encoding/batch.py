@@ -1,4 +1,4 @@
-"""Encoded rows, as arrays: what ``encoding`` makes of columns, and what everything that scores reads."""
+"""Encoded rows as NumPy arrays: the output of the encoder and the input of all models."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class RaggedIds:
-    """Lists of embedding rows: ``values`` [sum of lengths] int64 and ``lengths`` [batch] int64."""
+    """Lists of embedding rows.
+
+    Attributes:
+        values: embedding rows of all lists [sum of lengths] int64.
+        lengths: length of each list [batch] int64.
+    """
 
     values: Int64
     lengths: Int64
 
     def take(self, rows: Int64) -> RaggedIds:
-        """The lists at these positions [rows], in their order."""
+        """Return the lists at these positions [rows], in that order."""
         starts = np.cumsum(self.lengths) - self.lengths
-        return RaggedIds(
-            self.values.take(ragged_arange(starts.take(rows), lengths := self.lengths.take(rows))), lengths
-        )
+        lengths = self.lengths.take(rows)
+        return RaggedIds(self.values.take(ragged_arange(starts.take(rows), lengths)), lengths)
 
     @staticmethod
     def concat(parts: Sequence[RaggedIds]) -> RaggedIds:
-        """The lists of all parts, one part after the other."""
+        """Concatenate the lists of all parts."""
         return RaggedIds(
             np.concatenate([part.values for part in parts]), np.concatenate([part.lengths for part in parts])
         )
 
 
 def ragged_arange(starts: Int64, lengths: Int64) -> Int64:
-    """Positions [sum of lengths] of spans, one after the other: so many from each start on."""
+    """Concatenate the ranges [start, start + length) [sum of lengths] int64."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -47,9 +51,9 @@ class EncodedBatch:
 
     Attributes:
         ids: embedding rows [batch, features with one embedding], int64.
-        bags: one for each feature with a list of ids.
+        bags: lists of embedding rows, one for each feature with a list of ids.
         dense: numbers [batch, dense columns], float32, never NaN.
-        missing: which features were null [batch, features with a column, in order of declaration], bool.
+        missing: whether each feature was null [batch, features with a column, in order of declaration], bool.
     """
 
     ids: Int64
@@ -61,13 +65,13 @@ class EncodedBatch:
         return len(self.ids)
 
     def take(self, rows: Int64) -> EncodedBatch:
-        """The rows at these positions [rows], in their order."""
+        """Return the rows at these positions [rows], in that order."""
         bags = tuple(bag.take(rows) for bag in self.bags)
         return EncodedBatch(self.ids.take(rows, 0), bags, self.dense.take(rows, 0), self.missing.take(rows, 0))
 
     @staticmethod
     def concat(parts: Sequence[EncodedBatch]) -> EncodedBatch:
-        """All rows of the parts, one part after the other."""
+        """Concatenate the rows of all parts."""
         bags = zip(*(part.bags for part in parts), strict=True)
         return EncodedBatch(
             np.concatenate([part.ids for part in parts]),

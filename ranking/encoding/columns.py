@@ -1,11 +1,11 @@
-"""Feature columns as Arrow: bring them to canonical types, find bad values, look up what is left out.
+"""Convert Arrow columns to the canonical type of their feature and validate their values.
 
-Training, offline scoring and the service all pass through here, so that one row means the same thing everywhere.
+Training, offline scoring and the service share this code, so that a row has the same meaning everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,42 +14,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ranking.errors import InvalidInputError
-from ranking.schema import InputFeature, NumberFeature, NumericFeature, Owner, PooledFeature, Schema, SequenceFeature
+from ranking.schema import InputFeature, NumberFeature, NumericFeature, PooledFeature, Schema, SequenceFeature
 
 
-def canonical(column: pa.Array, feature: InputFeature) -> pa.Array:
-    """The column in the one type of its kind: int64 or string, list of those, or float64.
+def to_canonical(column: pa.Array, feature: InputFeature) -> pa.Array:
+    """Return the column in the canonical type of its feature: int64 or string, lists of those, or float64.
 
-    Booleans become 0 and 1; whole numbers stored as floats (as pandas does beside nulls) become integers.
+    Booleans become 0 and 1. Integers stored as floats (pandas does so in columns with nulls) become integers.
 
     Raises:
-        InvalidInputError: the column's type cannot hold such a feature.
+        InvalidInputError: the column's type is not valid for the feature.
     """
-    column = _plain(column)
-    kind = column.type
-    if pa.types.is_null(kind):
+    column = _decoded(column)
+    dtype = column.type
+    if pa.types.is_null(dtype):
         return column
     if isinstance(feature, NumberFeature):
-        if pa.types.is_float64(kind):
+        if pa.types.is_float64(dtype):
             return column
-        if _is_number(kind):
-            return column.cast(pa.int8() if pa.types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
-        what = "numeric" if isinstance(feature, NumericFeature) else "cut into buckets"
-        raise InvalidInputError(feature.column, f"holds {kind}, but '{feature.name}' is {what}: write numbers")
+        if _is_number(dtype):
+            return column.cast(pa.int8() if pa.types.is_boolean(dtype) else dtype).cast(pa.float64(), safe=False)
+        usage = "numeric" if isinstance(feature, NumericFeature) else "cut into buckets"
+        raise InvalidInputError(feature.column, f"holds {dtype}, but '{feature.name}' is {usage}: write numbers")
     if feature.kind == "categorical":
-        return _ids(column, feature)
-    if not _is_list(kind):
+        return _canonical_ids(column, feature)
+    if not _is_list(dtype):
         raise InvalidInputError(
-            feature.column, f"holds {kind}, but '{feature.name}' is a {feature.kind}: write lists of ids"
+            feature.column, f"holds {dtype}, but '{feature.name}' is a {feature.kind}: write lists of ids"
         )
-    values = _plain(pc.list_flatten(column))  # what lies outside a slice or under a null is no part of the column
-    values = values if pa.types.is_null(values.type) else _ids(values, feature)
+    values = _decoded(pc.list_flatten(column))  # drops values outside a slice or under a null
+    values = values if pa.types.is_null(values.type) else _canonical_ids(values, feature)
     offsets = pa.array(np.append(0, np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy())), pa.int64())
     return pa.LargeListArray.from_arrays(offsets, values, mask=pc.is_null(column) if column.null_count else None)
 
 
-def _plain(column: pa.Array) -> pa.Array:
-    """One contiguous array, without dictionary encoding or fixed-size lists."""
+def _decoded(column: pa.Array) -> pa.Array:
+    """Return one contiguous array without dictionary encoding or fixed-size lists."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -59,28 +59,28 @@ def _plain(column: pa.Array) -> pa.Array:
     return column
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def _is_number(dtype: pa.DataType) -> bool:
     return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
+        pa.types.is_integer(dtype)
+        or pa.types.is_floating(dtype)
+        or pa.types.is_boolean(dtype)
+        or pa.types.is_decimal(dtype)
     )
 
 
-def _ids(values: pa.Array, feature: InputFeature) -> pa.Array:
-    kind = values.type
-    if pa.types.is_int64(kind):
+def _canonical_ids(values: pa.Array, feature: InputFeature) -> pa.Array:
+    dtype = values.type
+    if pa.types.is_int64(dtype):
         return values
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
         return values.cast(pa.string())
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(dtype):
         return values.cast(pa.int8()).cast(pa.int64())
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if pa.types.is_integer(dtype) or pa.types.is_floating(dtype):
         try:
             return values.cast(pa.int64())
         except pa.ArrowInvalid as error:
@@ -88,147 +88,48 @@ def _ids(values: pa.Array, feature: InputFeature) -> pa.Array:
                 feature.column, f"'{feature.name}' is a {feature.kind}: its ids must be integers or strings ({error})"
             ) from None
     raise InvalidInputError(
-        feature.column, f"holds {kind}, but '{feature.name}' is a {feature.kind}: write integers or strings"
+        feature.column, f"holds {dtype}, but '{feature.name}' is a {feature.kind}: write integers or strings"
     )
 
 
 def invalid_rows(table: pa.Table, schema: Schema) -> Iterator[tuple[InputFeature, pa.Array, str]]:
-    """Each rule that numbers can break: the feature, which rows break it [rows] bool, and how.
+    """Yield, for each validation rule, the feature, a mask [rows] bool of the rows that violate it, and the reason.
 
-    A number that is NaN or infinite is bad (a null is how a log says "unknown"), and so is log1p of −1 or less.
+    NaN and infinite numbers are invalid (null is the way to write "unknown"), and so are values ≤ −1 under log1p.
 
     Args:
-        table: completed rows, see ``fill_features``.
+        table: rows completed by ``fill_features``.
         schema: the features.
     """
     for feature in schema.numbers:
         column = table[feature.column].combine_chunks().cast(pa.float64())
-        yield feature, _true(pc.invert(pc.is_finite(column))), "is NaN or infinite: write null for unknown"
+        yield feature, _null_to_false(pc.invert(pc.is_finite(column))), "is NaN or infinite: write null for unknown"
         if isinstance(feature, NumericFeature) and feature.transform == "log1p":
-            yield feature, _true(pc.less_equal(column, -1.0)), "is −1 or less, but its transform is log1p"
+            yield feature, _null_to_false(pc.less_equal(column, -1.0)), "is −1 or less, but its transform is log1p"
 
 
-def _true(condition: pa.Array) -> pa.Array:
+def _null_to_false(condition: pa.Array) -> pa.Array:
     return pc.fill_null(condition, False)
 
 
-def mark(reasons: pa.Array, bad: pa.Array, reason: str) -> pa.Array:
-    """``reasons`` [rows] with ``reason`` wherever ``bad`` is true and nothing was found before."""
-    return pc.if_else(pc.and_(_true(bad), reasons.is_null()), pa.scalar(reason), reasons)
-
-
-class FeatureTable:
-    """The features of users or items, by id; published with the bundle and looked up when a request leaves one out.
-
-    Args:
-        table: one row per id.
-        key: the id's column.
-
-    Attributes:
-        ids: of the rows, int64 or string.
-
-    Raises:
-        InvalidInputError: the id column is missing, holds a null, or names an id twice.
-    """
-
-    def __init__(self, table: pa.Table, key: str) -> None:
-        if key not in table.column_names:
-            raise InvalidInputError(key, f"the id column is missing (found: {', '.join(table.column_names)})")
-        ids = table[key].combine_chunks()
-        if pa.types.is_dictionary(ids.type):
-            ids = ids.dictionary_decode()
-        whole = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
-        self.key_type: pa.DataType = pa.int64() if whole else pa.string()
-        self.ids = as_type(ids, self.key_type, key)
-        values = self.ids.to_pylist()
-        self._row = {value: row for row, value in enumerate(values)}
-        if None in self._row:
-            raise InvalidInputError(key, "an id is null: every row needs one", values.index(None))
-        if len(self._row) < len(values):
-            first = next(row for row, value in enumerate(values) if self._row[value] != row)
-            raise InvalidInputError(key, f"id {values[first]!r} stands twice: keep one row per id", first)
-        self.table = table.combine_chunks()
-        self.key = key
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
-        """The asked-for columns, one value per id; null where the id is unknown. Columns it lacks are left out."""
-        encoded = ids.dictionary_encode()
-        of_unique = pa.array([self._row.get(value) for value in encoded.dictionary.to_pylist()], pa.int64())
-        rows = of_unique.take(encoded.indices)
-        return {c: self.table[c].combine_chunks().take(rows) for c in columns if c in self.table.column_names}
-
-
-def fill_features(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTable]) -> pa.Table:
-    """The table with every feature column of the schema, canonical, and nothing else touched.
-
-    What the table leaves out (a column, or a null in it) is looked up by id in its owner's table; what is unknown
-    there too stays null.
-
-    Raises:
-        InvalidInputError: a column has a type that its feature cannot have.
-    """
-    by_column: dict[str, InputFeature] = {}
-    ids = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
-    for feature in (*ids, *schema.numbers):  # ids decide: a number can be read from them
-        by_column.setdefault(feature.column, feature)
-    found: dict[str, pa.Array] = {}
-    for owner, lookup in tables.items():
-        id_column = schema.id_column(owner)
-        if id_column in table.column_names:
-            keys = as_type(table[id_column].combine_chunks(), lookup.key_type, str(id_column))
-            found |= lookup.columns(keys, schema.columns_of(owner))
-    for column, feature in by_column.items():
-        given = canonical(table[column], feature) if column in table.column_names else None
-        known = canonical(found[column], feature) if column in found else None
-        value = _first_known(given, known, feature)
-        if value is None:
-            value = pa.nulls(table.num_rows)
-        table = (
-            table.set_column(table.column_names.index(column), column, value)
-            if given is not None
-            else table.append_column(column, value)
-        )
-    return table
-
-
-def _first_known(given: pa.Array | None, known: pa.Array | None, feature: InputFeature) -> pa.Array | None:
-    """``given`` with its nulls filled from ``known``; either may be None or of Arrow's null type."""
-    if given is None or known is None or given.null_count == 0:
-        return known if given is None else given
-    if pa.types.is_null(given.type) or pa.types.is_null(known.type):
-        return known if pa.types.is_null(given.type) else given
-    if not isinstance(feature, PooledFeature):
-        return pc.coalesce(given, as_type(known, given.type, feature.column))
-    kind = known.type if pa.types.is_null(given.type.value_type) else given.type
-    both = pa.concat_arrays([_as_bag(given, kind, feature.column), _as_bag(known, kind, feature.column)])
-    rows = np.arange(len(given))  # Arrow's coalesce has no kernel for lists
-    return both.take(pa.array(np.where(given.is_valid().to_numpy(zero_copy_only=False), rows, rows + len(given))))
-
-
-def _as_bag(bags: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
-    """Bags whose ids are integers or strings as ``kind`` has them; ``bags`` is canonical."""
-    values = bags.values.cast(kind.value_type) if pa.types.is_null(bags.type.value_type) else bags.values
-    return pa.LargeListArray.from_arrays(
-        bags.offsets, as_type(values, kind.value_type, field), mask=bags.is_null() if bags.null_count else None
-    )
+def add_reason(reasons: pa.Array, invalid: pa.Array, reason: str) -> pa.Array:
+    """Return ``reasons`` [rows] with ``reason`` set where ``invalid`` is true and no earlier reason is set."""
+    return pc.if_else(pc.and_(_null_to_false(invalid), reasons.is_null()), pa.scalar(reason), reasons)
 
 
 def read_column(column: pa.Array, feature: InputFeature) -> pa.Array:
-    """What the feature reads in its canonical column: its default for nulls, of a sequence the newest ids.
+    """Apply a feature's default and maximum length to its canonical column.
 
     Raises:
-        InvalidInputError: the default is text where the column holds integers.
+        InvalidInputError: the default is text but the column holds integers.
     """
     if isinstance(feature, NumberFeature):
         column = column.cast(pa.float64())
     if feature.default is not None and column.null_count:
         default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
-        one = canonical(pa.array([default]), feature)
+        scalar = to_canonical(pa.array([default]), feature)
         try:
-            column = _first_known(column, one.take(pa.array(np.zeros(len(column), np.int64))), feature)
+            column = coalesce(column, scalar.take(pa.array(np.zeros(len(column), np.int64))), feature)
         except InvalidInputError:
             reason = f"holds integers, but the default of '{feature.name}' is {default!r}: give an integer"
             raise InvalidInputError(feature.column, reason) from None
@@ -237,8 +138,39 @@ def read_column(column: pa.Array, feature: InputFeature) -> pa.Array:
     return column
 
 
+def coalesce(column: pa.Array, fallback: pa.Array, feature: InputFeature) -> pa.Array:
+    """Return the feature's column with nulls replaced by the values of ``fallback``.
+
+    Args:
+        column: canonical values [rows].
+        fallback: canonical values [rows].
+        feature: the feature that reads the column.
+
+    Raises:
+        InvalidInputError: the ids of ``fallback`` cannot be cast to the type of ``column``.
+    """
+    if column.null_count == 0 or pa.types.is_null(fallback.type):
+        return column
+    if pa.types.is_null(column.type):
+        return fallback
+    if not isinstance(feature, PooledFeature):
+        return pc.coalesce(column, cast_ids(fallback, column.type, feature.column))
+    dtype = fallback.type if pa.types.is_null(column.type.value_type) else column.type
+    both = pa.concat_arrays([_cast_lists(column, dtype, feature.column), _cast_lists(fallback, dtype, feature.column)])
+    rows = np.arange(len(column))  # Arrow's coalesce does not support lists.
+    return both.take(pa.array(np.where(column.is_valid().to_numpy(zero_copy_only=False), rows, rows + len(column))))
+
+
+def _cast_lists(lists: pa.Array, dtype: pa.DataType, field: str) -> pa.Array:
+    """Return canonical lists of ids with values of the list type ``dtype``."""
+    values = lists.values.cast(dtype.value_type) if pa.types.is_null(lists.type.value_type) else lists.values
+    return pa.LargeListArray.from_arrays(
+        lists.offsets, cast_ids(values, dtype.value_type, field), mask=lists.is_null() if lists.null_count else None
+    )
+
+
 def tail(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
-    """The last ``count`` values of each list."""
+    """Return the last ``count`` values of each list."""
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
     kept = np.minimum(lengths, count)
     if kept.sum() == lengths.sum():
@@ -249,36 +181,41 @@ def tail(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=lists.is_null() if lists.null_count else None)
 
 
-def id_array(ids: Sequence[int | str | None] | npt.NDArray[Any] | pa.Array) -> pa.Array:
-    """Ids as Arrow has them; integers and text mixed, or an integer beyond 64 bits, are all text."""
+def to_id_array(ids: Sequence[int | str | None] | npt.NDArray[Any] | pa.Array) -> pa.Array:
+    """Return ids as an Arrow array of int64, or of strings if they mix both or exceed 64 bits."""
     if isinstance(ids, pa.Array):
         return ids
     if isinstance(ids, np.ndarray):
         return pa.array(ids)
-    kind = pa.string() if len(ids) and isinstance(ids[0], str) else pa.int64()
+    dtype = pa.string() if len(ids) and isinstance(ids[0], str) else pa.int64()
     try:
-        return pa.array(ids, kind)
+        return pa.array(ids, dtype)
     except (pa.ArrowException, OverflowError):
         return pa.array([None if value is None else str(value) for value in ids], pa.string())
 
 
-def as_type(ids: pa.Array, kind: pa.DataType, field: str) -> pa.Array:
-    """Ids as integers or as strings, whichever the ranker knows them as.
+def cast_ids(ids: pa.Array, dtype: pa.DataType, field: str) -> pa.Array:
+    """Cast ids to int64 or string.
+
+    Args:
+        ids: integers or text.
+        dtype: int64 or string.
+        field: column name for the error message.
 
     Raises:
-        InvalidInputError: text that is no integer where integers are needed.
+        InvalidInputError: ``dtype`` is int64 and an id is not an integer.
     """
-    if ids.type == kind:
+    if ids.type == dtype:
         return ids
     if pa.types.is_dictionary(ids.type):
         ids = ids.dictionary_decode()
     try:
-        return ids.cast(kind)
+        return ids.cast(dtype)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        known = "integers of 64 bits" if kind == pa.int64() else "strings"
-        wrong = next((value for value in ids.to_pylist() if value is not None and not _is_integer(value)), None)
+        expected = "integers of 64 bits" if dtype == pa.int64() else "strings"
+        invalid = next((value for value in ids.to_pylist() if value is not None and not _is_integer(value)), None)
         raise InvalidInputError(
-            field, f"ids must be {known} in every row, as in those read before; {wrong!r} is none"
+            field, f"ids must be {expected} in every row, like the ids read before; {invalid!r} is not"
         ) from None
 
 

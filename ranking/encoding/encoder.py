@@ -1,4 +1,4 @@
-"""Arrow columns → arrays. Fitted once on the training split; training, offline scoring and the service all use it."""
+"""Encode Arrow columns as arrays; training, offline scoring and the service share the encoder."""
 
 from __future__ import annotations
 
@@ -27,16 +27,31 @@ from ranking.encoding.vocabulary import (
 )
 from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
 
-LARGEST = 1e15
-"""Numbers are kept within ±this after scaling, so that no layer overflows float32."""
+MAX_ABS_VALUE = 1e15
+"""Scaled numbers are clipped to ±this value so that no layer overflows float32."""
+
+SCALES_SCHEMA = pa.schema(
+    [
+        ("feature", pa.string()),
+        ("shift", pa.float64()),
+        ("scale", pa.float64()),
+        ("fill", pa.float64()),
+        ("flagged", pa.bool_()),
+    ]
+)
+"""Columns of ``scales.parquet``; ``flagged`` is ``Scale.has_missing_indicator``."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a number enters the model: (transformed number − shift) / scale, and as ``fill`` (the training mean) if null.
+    """Scaling of a numeric feature: (transformed number − shift) / scale.
 
     Attributes:
-        flagged: some training rows lacked the number, so the model also sees a column that says "missing".
+        shift: subtracted from the transformed number.
+        scale: divisor.
+        fill: value of a null (the training mean after scaling).
+        has_missing_indicator: whether the model has an extra input that is 1 where the number is missing. It exists
+            only for features that had nulls in training.
     """
 
     shift: float
@@ -45,69 +60,68 @@ class Scale:
     has_missing_indicator: bool
 
     def apply(self, numbers: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        """Scaled numbers, never NaN, and which were unknown.
+        """Return the scaled numbers [rows], never NaN, and a mask [rows] of the missing ones.
 
         Args:
-            numbers: after their transform [rows]; NaN where null.
+            numbers: transformed numbers [rows]; NaN where null.
         """
-        numbers = scaled(numbers, self.shift, self.scale)
-        unknown = np.isnan(numbers)
-        return np.where(unknown, self.fill, numbers), unknown
+        numbers = scale_numbers(numbers, self.shift, self.scale)
+        missing = np.isnan(numbers)
+        return np.where(missing, self.fill, numbers), missing
 
 
-def scaled(numbers: FloatArray, shift: float | FloatArray, scale: float | FloatArray) -> FloatArray:
-    """Numbers as the model reads them, NaN where they are."""
-    return np.clip((numbers - shift) / scale, -LARGEST, LARGEST)
+def scale_numbers(numbers: FloatArray, shift: float | FloatArray, scale: float | FloatArray) -> FloatArray:
+    """Shift, scale and clip numbers to ±``MAX_ABS_VALUE``; NaN stays NaN."""
+    return np.clip((numbers - shift) / scale, -MAX_ABS_VALUE, MAX_ABS_VALUE)
 
 
 class Encoder:
-    """Turns completed tables (see ``features.complete``) into ``EncodedBatch``; made by ``fitting.EncoderFitter``.
+    """Encodes tables completed by ``fill_features`` as ``EncodedBatch``; fitted by ``EncoderFitter``.
 
     Args:
         schema: the features.
-        id_spaces: embedding table → its ids.
-        scales: numeric feature → its scale.
+        id_mappings: mapping of each embedding table.
+        scales: scaling of each numeric feature.
     """
 
-    def __init__(self, schema: Schema, id_spaces: Mapping[str, IdMapping], scales: Mapping[str, Scale]) -> None:
+    def __init__(self, schema: Schema, id_mappings: Mapping[str, IdMapping], scales: Mapping[str, Scale]) -> None:
         self.schema = schema
-        self.id_spaces = id_spaces
+        self.id_mappings = id_mappings
         self.scales = scales
 
     @property
     def dense_size(self) -> int:
-        """Dense columns: the numbers, then a flag for each that was sometimes missing in training."""
+        """Number of dense columns: one per numeric feature, then the missing indicators."""
         return len(self.scales) + sum(scale.has_missing_indicator for scale in self.scales.values())
 
     def encode(self, table: pa.Table) -> EncodedBatch:
-        """The table's rows as arrays.
+        """Encode the rows of a table.
 
         Raises:
-            InvalidInputError: text ids where the ranker was trained on integers.
+            InvalidInputError: a column holds text ids, but the training log held integers.
         """
         schema, rows = self.schema, table.num_rows
-        given, single, numerics = schema.inputs, schema.categoricals, schema.numerics
-        columns = {feature.column: table[feature.column].combine_chunks() for feature in given}
-        values = {feature.name: read_column(columns[feature.column], feature) for feature in given}
-        ids = np.empty((rows, len(single)), np.int64)
-        for i, feature in enumerate(single):
-            ids[:, i] = self._rows(values, feature)
-        bags = tuple(self.bag(values[bag.name], bag) for bag in schema.bags)
+        columns = {feature.column: table[feature.column].combine_chunks() for feature in schema.inputs}
+        values = {feature.name: read_column(columns[feature.column], feature) for feature in schema.inputs}
+        ids = np.empty((rows, len(schema.categoricals)), np.int64)
+        for i, feature in enumerate(schema.categoricals):
+            ids[:, i] = self._embedding_rows(values, feature)
+        bags = tuple(self.encode_bag(values[bag.name], bag) for bag in schema.bags)
         dense = np.empty((rows, self.dense_size), np.float32)
-        flag = len(numerics)
-        for i, number in enumerate(numerics):
+        indicator = len(schema.numerics)
+        for i, number in enumerate(schema.numerics):
             scale = self.scales[number.name]
-            dense[:, i], unknown = scale.apply(transformed(values[number.name], number.transform))
+            dense[:, i], is_missing = scale.apply(transform_column(values[number.name], number.transform))
             if scale.has_missing_indicator:
-                dense[:, flag] = unknown
-                flag += 1
-        missing = np.empty((rows, len(given)), np.bool_)
-        for i, read in enumerate(given):
-            missing[:, i] = columns[read.column].is_null().to_numpy(zero_copy_only=False)
+                dense[:, indicator] = is_missing
+                indicator += 1
+        missing = np.empty((rows, len(schema.inputs)), np.bool_)
+        for i, source in enumerate(schema.inputs):
+            missing[:, i] = columns[source.column].is_null().to_numpy(zero_copy_only=False)
         return EncodedBatch(ids, bags, dense, missing)
 
-    def hashes(self, table: pa.Table, names: Sequence[str]) -> IdArray:
-        """Hashes of these features' values [rows, names] int64, as ``HashBuckets.crossed`` takes them."""
+    def hash_features(self, table: pa.Table, names: Sequence[str]) -> IdArray:
+        """Return the hashes of these features [rows, names] int64, the input of ``HashBuckets.cross_rows``."""
         hashes = np.empty((table.num_rows, len(names)), np.int64)
         features = {feature.name: feature for feature in self.schema.inputs}
         for i, name in enumerate(names):
@@ -116,40 +130,40 @@ class Encoder:
         return hashes
 
     def restricted(self, names: Collection[str]) -> Encoder:
-        """The encoder of these features alone, see ``Schema.restricted``."""
+        """Return an encoder of these features only, see ``Schema.restricted``."""
         schema = self.schema.restricted(names)
-        spaces = {table: self.id_spaces[table] for table in schema.tables}
-        return Encoder(schema, spaces, {number.name: self.scales[number.name] for number in schema.numerics})
+        id_mappings = {table: self.id_mappings[table] for table in schema.tables}
+        return Encoder(schema, id_mappings, {number.name: self.scales[number.name] for number in schema.numerics})
 
-    def _rows(self, values: Mapping[str, pa.Array], feature: SingleFeature) -> IdArray:
-        space = self.id_spaces[feature.table]
+    def _embedding_rows(self, values: Mapping[str, pa.Array], feature: SingleFeature) -> IdArray:
+        id_mapping = self.id_mappings[feature.table]
         if not isinstance(feature, CrossFeature):
-            return space.rows(values[feature.name], feature.column)
-        assert isinstance(space, HashBuckets)
-        return space.crossed([hash_column(values[name]) for name in feature.of])
+            return id_mapping.rows(values[feature.name], feature.column)
+        assert isinstance(id_mapping, HashBuckets)
+        return id_mapping.cross_rows([hash_column(values[name]) for name in feature.of])
 
-    def bag(self, column: pa.Array, bag: PooledFeature) -> RaggedIds:
-        """Rows of each list's ids; a null list is one missing id, nulls inside a list are left out."""
+    def encode_bag(self, column: pa.Array, bag: PooledFeature) -> RaggedIds:
+        """Return the embedding rows of each list; a null list becomes one missing id, nulls in a list are dropped."""
         if pa.types.is_null(column.type):
             column = pa.nulls(len(column), pa.large_list(pa.int64()))
-        unknown = column.is_null().to_numpy(zero_copy_only=False)
-        owner, values = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
-        known = values.is_valid().to_numpy(zero_copy_only=False)
-        rows = self.id_spaces[bag.table].rows(values.filter(pa.array(known)), bag.column)
-        owner = np.concatenate([owner[known], np.flatnonzero(unknown)])
-        rows = np.concatenate([rows, np.full(unknown.sum(), MISSING, np.int64)])
-        lengths = np.bincount(owner, minlength=len(column))
-        return RaggedIds(rows[np.argsort(owner, kind="stable")], lengths)
+        is_null = column.is_null().to_numpy(zero_copy_only=False)
+        parents, values = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        rows = self.id_mappings[bag.table].rows(values.filter(pa.array(valid)), bag.column)
+        parents = np.concatenate([parents[valid], np.flatnonzero(is_null)])
+        rows = np.concatenate([rows, np.full(is_null.sum(), MISSING, np.int64)])
+        lengths = np.bincount(parents, minlength=len(column))
+        return RaggedIds(rows[np.argsort(parents, kind="stable")], lengths)
 
     def write(self, folder: Path) -> None:
-        """Writes ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and, of all numbers, ``scales.parquet``."""
+        """Write ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and ``scales.parquet``."""
         (folder / "vocabularies").mkdir(parents=True)
-        for name, space in self.id_spaces.items():
-            if isinstance(space, Vocabulary):
-                pq.write_table(pa.table({"id": space.ids}), folder / "vocabularies" / f"{name}.parquet")
-            elif isinstance(space, Bucketizer):
+        for name, id_mapping in self.id_mappings.items():
+            if isinstance(id_mapping, Vocabulary):
+                pq.write_table(pa.table({"id": id_mapping.ids}), folder / "vocabularies" / f"{name}.parquet")
+            elif isinstance(id_mapping, Bucketizer):
                 (folder / "buckets").mkdir(exist_ok=True)
-                pq.write_table(pa.table({"boundary": space.boundaries}), folder / "buckets" / f"{name}.parquet")
+                pq.write_table(pa.table({"boundary": id_mapping.boundaries}), folder / "buckets" / f"{name}.parquet")
         scales = [
             {
                 "feature": name,
@@ -160,65 +174,56 @@ class Encoder:
             }
             for name, scale in self.scales.items()
         ]
-        pq.write_table(pa.Table.from_pylist(scales, SCALES), folder / "scales.parquet")
+        pq.write_table(pa.Table.from_pylist(scales, SCALES_SCHEMA), folder / "scales.parquet")
 
     @classmethod
     def read(cls, folder: Path, schema: Schema) -> Self:
-        """The encoder that ``write`` wrote for this schema."""
-        id_spaces: dict[str, IdMapping] = {}
+        """Read an encoder that ``write`` wrote for the same schema."""
+        id_mappings: dict[str, IdMapping] = {}
         for name, feature in schema.tables.items():
             if isinstance(feature, BucketsFeature):
-                id_spaces[name] = Bucketizer(
-                    pq.read_table(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy()
-                )
+                boundaries = pq.read_table(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy()
+                id_mappings[name] = Bucketizer(boundaries)
             elif feature.hash_buckets is not None:
-                id_spaces[name] = HashBuckets(feature.hash_buckets)
+                id_mappings[name] = HashBuckets(feature.hash_buckets)
             else:
                 ids = pq.read_table(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
-                id_spaces[name] = Vocabulary(ids)
+                id_mappings[name] = Vocabulary(ids)
         scales = {
             row["feature"]: Scale(row["shift"], row["scale"], row["fill"], row["flagged"])
             for row in pq.read_table(folder / "scales.parquet").to_pylist()
         }
-        return cls(schema, id_spaces, scales)
+        return cls(schema, id_mappings, scales)
 
 
-SCALES = pa.schema(
-    [
-        ("feature", pa.string()),
-        ("shift", pa.float64()),
-        ("scale", pa.float64()),
-        ("fill", pa.float64()),
-        ("flagged", pa.bool_()),
-    ]
-)
+def transform_column(column: pa.Array, transform: str) -> FloatArray:
+    """Return the numbers [rows] float64 after ``log1p`` or unchanged; null gives NaN.
 
-
-def transformed(column: pa.Array, transform: str) -> FloatArray:
-    """The numbers [rows] float64 after ``none`` or ``log1p`` (``standardise`` comes later); null → NaN."""
+    ``standardise`` leaves them unchanged here: ``Scale`` applies it.
+    """
     return transform_numbers(column.cast(pa.float64()).to_numpy(zero_copy_only=False), transform)
 
 
 def transform_numbers(numbers: FloatArray, transform: str) -> FloatArray:
-    """``transformed`` of an array in which a null is NaN."""
+    """Return the same as ``transform_column`` for an array whose nulls are NaN."""
     return np.log1p(numbers) if transform == "log1p" else numbers
 
 
 def encode_labels(table: pa.Table, tasks: Sequence[Task]) -> Float32:
-    """Labels [rows, tasks] float32, transformed as the task says; NaN where null or masked."""
+    """Return the transformed labels [rows, tasks] float32; NaN where null or masked."""
     columns = []
     for task in tasks:
-        label = transformed(table[task.label].combine_chunks(), task.transform)
+        label = transform_column(table[task.label].combine_chunks(), task.transform)
         if task.mask is not None:
-            counts = transformed(table[task.mask].combine_chunks(), "none") == 1.0
-            label = np.where(counts, label, np.nan)
+            is_used = transform_column(table[task.mask].combine_chunks(), "none") == 1.0
+            label = np.where(is_used, label, np.nan)
         columns.append(label)
     return np.stack(columns, axis=1).astype(np.float32)
 
 
 def encode_weights(table: pa.Table, columns: Columns) -> Float32:
-    """How much each row counts [rows] float32: 1 where null, or if there is no such column."""
+    """Return the weight of each row [rows] float32: 1 where null, or if the schema names no weight column."""
     if columns.weight is None:
         return np.ones(table.num_rows, np.float32)
-    weights = transformed(table[columns.weight].combine_chunks(), "none")
+    weights = transform_column(table[columns.weight].combine_chunks(), "none")
     return np.where(np.isnan(weights), 1.0, weights).astype(np.float32)

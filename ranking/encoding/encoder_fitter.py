@@ -1,4 +1,4 @@
-"""Fits an encoder on the training split, one batch of rows at a time."""
+"""Fit an encoder on the training split, one batch of rows at a time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ranking.encoding.columns import canonical, read_column
-from ranking.encoding.encoder import Encoder, Scale, transformed
+from ranking.encoding.columns import read_column, to_canonical
+from ranking.encoding.encoder import Encoder, Scale, transform_column
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
 
 SAMPLED_NUMBERS = 100_000
-"""Numbers that quantiles are taken from: of ten buckets, 19 in 20 hold 10 ± 0.2 % of the rows."""
+"""Maximum sample size for quantiles: with ten buckets, 95 % of the buckets hold 10 ± 0.2 % of the rows."""
 
 
 @dataclass
 class _Moments:
-    """Running mean and sum of squared deviations (Chan et al. 1979, pairwise update)."""
+    """Running count, mean and sum of squared deviations (pairwise update of Chan et al. 1979)."""
 
     count: int = 0
     nulls: int = 0
@@ -33,7 +33,7 @@ class _Moments:
     high: float = -math.inf
 
     def add(self, column: pa.Array, transform: str) -> None:
-        values = transformed(column.drop_null(), transform)
+        values = transform_column(column.drop_null(), transform)
         self.nulls += column.null_count
         if not len(values):
             return
@@ -45,17 +45,17 @@ class _Moments:
         self.count = total
 
     def scale(self, feature: NumericFeature) -> Scale:
-        flagged = self.nulls > 0
+        has_nulls = self.nulls > 0
         if feature.transform == "none":
-            return Scale(shift=0.0, scale=1.0, fill=self.mean, has_missing_indicator=flagged)
+            return Scale(shift=0.0, scale=1.0, fill=self.mean, has_missing_indicator=has_nulls)
         std = math.sqrt(self.squares / self.count) if self.low < self.high else 0.0
-        return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=flagged)
+        return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=has_nulls)
 
 
 class _Sample:
-    """A uniform sample of bounded size: the numbers with the smallest random keys (bottom-k sampling).
+    """Uniform sample of bounded size: the numbers with the smallest random keys (bottom-k sampling).
 
-    The same numbers in the same order give the same sample, however they are cut into batches.
+    The sample depends on the order of the numbers, not on the division into batches.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Sample:
             self._keys, self._values = self._keys[smallest], self._values[smallest]
 
     def boundaries(self, count: int) -> FloatArray:
-        """Where ``count`` buckets of equal size begin, without the first; fewer if there are too few numbers."""
+        """Return the lower bounds of ``count`` buckets of equal size, without the first; fewer if numbers are few."""
         if not len(self._values):
             return self._values
         starts = np.quantile(self._values, np.arange(1, count) / count, method="higher")
@@ -80,7 +80,7 @@ class _Sample:
 
 
 class EncoderFitter:
-    """Counts ids and sums up numbers; ``add`` each batch of the training split, then take ``encoder()``.
+    """Counts ids and accumulates statistics of numbers; call ``add`` per training batch, then ``encoder()``.
 
     Args:
         schema: the features.
@@ -93,7 +93,9 @@ class EncoderFitter:
             for feature in schema.sparse
             if isinstance(feature, IdFeature) and feature.hash_buckets is None
         }
-        self._types: dict[str, tuple[pa.DataType, str]] = {}  # of each table's ids, and what column had it
+        self._types: dict[
+            str, tuple[pa.DataType, str]
+        ] = {}  # The type of each table's ids and the first column with it.
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
         self._samples = {
             feature.name: _Sample()
@@ -102,16 +104,16 @@ class EncoderFitter:
         }
 
     def add(self, table: pa.Table) -> None:
-        """Takes a completed table (see ``features.complete``) into account.
+        """Add a table completed by ``fill_features``.
 
         Raises:
-            InvalidInputError: ids of one table are text here and integers there, or a default is of the other type.
+            InvalidInputError: ids of one embedding table mix text and integers, or a default has the other type.
         """
         for feature in self._schema.inputs:
-            given = table[feature.column].combine_chunks()
+            canonical = table[feature.column].combine_chunks()
             if isinstance(feature, IdFeature):
-                _require_default_alike(given, feature)
-            column = read_column(given, feature)
+                _check_default_type(canonical, feature)
+            column = read_column(canonical, feature)
             if isinstance(feature, NumericFeature):
                 self._moments[feature.name].add(column, feature.transform)
             elif feature.name in self._samples:
@@ -122,21 +124,23 @@ class EncoderFitter:
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
         if pa.types.is_null(ids.type):
             return
-        kind, first = self._types.setdefault(name, (ids.type, field))
-        if ids.type != kind:
-            other = "rows read before" if first == field else f"column '{first}', which shares table '{name}'"
-            reason = f"holds {_called(ids.type)}, but {_called(kind)} in {other}: write ids of one type"
+        dtype, first_field = self._types.setdefault(name, (ids.type, field))
+        if ids.type != dtype:
+            other = (
+                "rows read before" if first_field == field else f"column '{first_field}', which shares table '{name}'"
+            )
+            reason = f"holds {_type_name(ids.type)}, but {_type_name(dtype)} in {other}: write ids of one type"
             raise InvalidInputError(field, reason)
         counts = pc.value_counts(ids.drop_null())
         self._counts[name].update(dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True)))
 
     def encoder(self) -> Encoder:
-        """The encoder for what was added: ids by falling count (ties by value), numbers by mean and deviation."""
-        spaces = {name: self._id_space(name, feature) for name, feature in self._schema.tables.items()}
+        """Return the fitted encoder; vocabularies are in descending order of count, then in order of value."""
+        id_mappings = {name: self._id_mapping(name, feature) for name, feature in self._schema.tables.items()}
         scales = {f.name: self._moments[f.name].scale(f) for f in self._schema.numerics}
-        return Encoder(self._schema, spaces, scales)
+        return Encoder(self._schema, id_mappings, scales)
 
-    def _id_space(self, name: str, feature: SparseFeature) -> IdMapping:
+    def _id_mapping(self, name: str, feature: SparseFeature) -> IdMapping:
         if isinstance(feature, BucketsFeature):
             if feature.count is None:
                 return Bucketizer(np.array(feature.boundaries))
@@ -145,24 +149,24 @@ class EncoderFitter:
             return HashBuckets(feature.hash_buckets)
         counts = self._counts[name]
         kept = sorted((v for v, n in counts.items() if n >= feature.min_count), key=lambda v: (-counts[v], v))
-        kind, _ = self._types.get(name, (pa.string(), ""))
-        return Vocabulary(pa.array(kept, kind))
+        dtype, _ = self._types.get(name, (pa.string(), ""))
+        return Vocabulary(pa.array(kept, dtype))
 
 
-def _require_default_alike(column: pa.Array, feature: IdFeature) -> None:
-    """Refuses a default that is text where the column holds integers, or the other way round.
+def _check_default_type(column: pa.Array, feature: IdFeature) -> None:
+    """Check that the default and the column are both text or both integers.
 
     Raises:
-        InvalidInputError: it is.
+        InvalidInputError: they are not.
     """
     if feature.default is None:
         return
     default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
-    kinds = [_id_type(values) for values in (column, canonical(pa.array([default]), feature))]
-    if kinds[0] != kinds[1] and not any(map(pa.types.is_null, kinds)):
-        mend = "write it in quotes" if pa.types.is_string(kinds[0]) else "write an integer"
+    expected, actual = _id_type(column), _id_type(to_canonical(pa.array([default]), feature))
+    if expected != actual and not (pa.types.is_null(expected) or pa.types.is_null(actual)):
+        hint = "write it in quotes" if pa.types.is_string(expected) else "write an integer"
         raise InvalidInputError(
-            feature.column, f"holds {_called(kinds[0])}, but the default of '{feature.name}' is {default!r}: {mend}"
+            feature.column, f"holds {_type_name(expected)}, but the default of '{feature.name}' is {default!r}: {hint}"
         )
 
 
@@ -170,8 +174,8 @@ def _id_type(column: pa.Array) -> pa.DataType:
     return column.type.value_type if _is_list(column) else column.type
 
 
-def _called(kind: pa.DataType) -> str:
-    return "text" if pa.types.is_string(kind) else "integers"
+def _type_name(dtype: pa.DataType) -> str:
+    return "text" if pa.types.is_string(dtype) else "integers"
 
 
 def _is_list(column: pa.Array) -> bool:

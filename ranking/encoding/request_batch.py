@@ -1,7 +1,8 @@
-"""The two halves of what a request asks to have scored: what its candidates share, once, and what they do not."""
+"""Encoded requests: user and context features stored once per request, item features once per candidate."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,33 +11,33 @@ import numpy.typing as npt
 
 from ranking.encoding.batch import EncodedBatch, Int64
 from ranking.encoding.encoder import Encoder
-from ranking.schema import Feature, NumericFeature, PooledFeature, Schema, SingleFeature
+from ranking.schema import Feature, PooledFeature, Schema, SingleFeature
 
 
 @dataclass(frozen=True)
 class RequestBatch:
-    """Encoded candidates of one request, or of many.
+    """Encoded candidates of one or more requests.
 
     Attributes:
-        shared: features of users and contexts [requests, …], see ``SharedItemSplitter.shared``.
-        items: features of items, and crosses with them [candidates, …], see ``SharedItemSplitter.items``.
-        request: row of ``shared`` that each candidate belongs to [candidates] int64.
+        shared: features in ``SharedItemSplitter.shared`` [requests, …].
+        items: features in ``SharedItemSplitter.items`` [candidates, …].
+        request_index: row of ``shared`` for each candidate [candidates] int64.
     """
 
     shared: EncodedBatch
     items: EncodedBatch
-    request: Int64
+    request_index: Int64
 
     def __len__(self) -> int:
         return len(self.items)
 
     def slice(self, start: int, stop: int) -> RequestBatch:
-        """Candidates [start, stop) with all that is shared."""
-        return RequestBatch(self.shared, self.items.take(np.arange(start, stop)), self.request[start:stop])
+        """Return candidates [start, stop) with all shared features."""
+        return RequestBatch(self.shared, self.items.take(np.arange(start, stop)), self.request_index[start:stop])
 
     @staticmethod
     def concat(parts: list[RequestBatch]) -> RequestBatch:
-        """The candidates of all parts, one part after the other."""
+        """Concatenate the requests and candidates of all parts."""
         if len(parts) == 1:
             return parts[0]
         starts = [0]
@@ -45,22 +46,22 @@ class RequestBatch:
         return RequestBatch(
             EncodedBatch.concat([part.shared for part in parts]),
             EncodedBatch.concat([part.items for part in parts]),
-            np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)]),
+            np.concatenate([part.request_index + start for part, start in zip(parts, starts, strict=False)]),
         )
 
 
 @dataclass(frozen=True)
 class FeatureGroup:
-    """Where the features of one half stand among those of a whole ``EncodedBatch``, and in the model's input.
+    """Features that are stored together, and their positions in an ``EncodedBatch`` and in the model's input.
 
     Attributes:
-        singles: the half's features with one embedding a row, in order.
-        bags: those with a list of ids.
+        singles: features with one embedding per row, in order.
+        bags: features with a list of ids per row, in order.
         ids: columns of ``EncodedBatch.ids``.
         lists: positions in ``EncodedBatch.bags``.
         dense: columns of ``EncodedBatch.dense``.
         missing: columns of ``EncodedBatch.missing``.
-        joined: columns of embeddings and dense values side by side, as the model reads them: singles, bags, dense.
+        input_columns: columns of the model's input: embeddings of singles, embeddings of bags, dense values.
     """
 
     singles: list[SingleFeature]
@@ -69,10 +70,10 @@ class FeatureGroup:
     lists: list[int]
     dense: list[int]
     missing: list[int]
-    joined: list[int]
+    input_columns: list[int]
 
     def select(self, inputs: EncodedBatch) -> EncodedBatch:
-        """This half of the rows."""
+        """Return the columns of this group."""
         return EncodedBatch(
             inputs.ids[:, self.ids],
             tuple(inputs.bags[i] for i in self.lists),
@@ -82,84 +83,85 @@ class FeatureGroup:
 
 
 class SharedItemSplitter:
-    """Divides encoded rows into halves and puts them together again.
+    """Splits encoded rows into shared and item features and merges them again.
 
-    What users and contexts own is shared by the candidates of a request; what items own is not, nor is a cross with a
-    part that an item owns.
+    The candidates of a request share user and context features. Item features, and crosses with a part that is an
+    item feature, differ between candidates.
 
     Args:
-        encoder: that encodes the rows.
+        encoder: the encoder of the rows.
+
+    Attributes:
+        shared: group of the user and context features.
+        items: group of the item features.
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        self.shared = _feature_group(encoder, items=False)
-        self.items = _feature_group(encoder, items=True)
+        item_names = {feature.name for feature in encoder.schema.inputs if feature.owner == "item"}
+        item_names |= {cross.name for cross in encoder.schema.crosses if item_names.intersection(cross.of)}
+        shared_names = {feature.name for feature in encoder.schema.features} - item_names
+        self.shared = _feature_group(encoder, shared_names)
+        self.items = _feature_group(encoder, item_names)
 
-    def split(self, inputs: EncodedBatch, request: Int64) -> RequestBatch:
-        """Halves of whole rows.
+    def split(self, inputs: EncodedBatch, request_index: Int64) -> RequestBatch:
+        """Split rows into shared and item features.
 
         Args:
-            inputs: one row a candidate.
-            request: number of the request that each belongs to [candidates] int64, rising from 0 without a gap;
-                candidates of one request agree in all that is shared.
+            inputs: one row per candidate. Rows of the same request have the same shared features.
+            request_index: request number of each row [candidates] int64, ascending from 0 without gaps.
         """
-        first = np.searchsorted(request, np.arange(request[-1] + 1 if len(request) else 0))
-        return RequestBatch(self.shared.select(inputs).take(first), self.items.select(inputs), request)
+        first = np.searchsorted(request_index, np.arange(request_index[-1] + 1 if len(request_index) else 0))
+        return RequestBatch(self.shared.select(inputs).take(first), self.items.select(inputs), request_index)
 
-    def merge(self, halves: RequestBatch) -> EncodedBatch:
-        """Whole rows, one a candidate."""
-        shared, items = halves.shared.take(halves.request), halves.items
+    def merge(self, batch: RequestBatch) -> EncodedBatch:
+        """Return complete rows, one per candidate."""
+        shared, items = batch.shared.take(batch.request_index), batch.items
         lists = dict(zip(self.shared.lists, shared.bags, strict=True))
         lists |= dict(zip(self.items.lists, items.bags, strict=True))
         return EncodedBatch(
-            _merge_columns(shared.ids, self.shared.ids, items.ids, self.items.ids),
+            _merge_columns((shared.ids, self.shared.ids), (items.ids, self.items.ids)),
             tuple(lists[i] for i in sorted(lists)),
-            _merge_columns(shared.dense, self.shared.dense, items.dense, self.items.dense),
-            _merge_columns(shared.missing, self.shared.missing, items.missing, self.items.missing),
+            _merge_columns((shared.dense, self.shared.dense), (items.dense, self.items.dense)),
+            _merge_columns((shared.missing, self.shared.missing), (items.missing, self.items.missing)),
         )
 
 
-def _feature_group(encoder: Encoder, *, items: bool) -> FeatureGroup:
+def _feature_group(encoder: Encoder, names: set[str]) -> FeatureGroup:
     schema = encoder.schema
-    of_items = {feature.name for feature in schema.inputs if feature.owner == "item"}
-    of_items |= {cross.name for cross in schema.crosses if of_items.intersection(cross.of)}
 
-    def here(feature: Feature) -> bool:
-        return (feature.name in of_items) == items
+    def positions(features: Sequence[Feature]) -> list[int]:
+        return [i for i, feature in enumerate(features) if feature.name in names]
 
-    singles, bags = schema.categoricals, schema.bags
-    flagged = [number for number in schema.numerics if encoder.scales[number.name].has_missing_indicator]
-    numbers: list[NumericFeature] = [*schema.numerics, *flagged]
-    ids = [i for i, feature in enumerate(singles) if here(feature)]
-    lists = [i for i, bag in enumerate(bags) if here(bag)]
-    dense = [i for i, number in enumerate(numbers) if here(number)]
+    singles, bags = positions(schema.categoricals), positions(schema.bags)
+    with_indicator = [number for number in schema.numerics if encoder.scales[number.name].has_missing_indicator]
+    dense = positions([*schema.numerics, *with_indicator])
     starts = _embedding_offsets(schema)
-    joined = [c for i in ids for c in range(starts[i], starts[i + 1])]
-    joined += [c for i in lists for c in range(starts[len(singles) + i], starts[len(singles) + i + 1])]
-    joined += [starts[-1] + i for i in dense]
+    embeddings = [*singles, *(len(schema.categoricals) + i for i in bags)]
+    input_columns = [column for i in embeddings for column in range(starts[i], starts[i + 1])]
+    input_columns += [starts[-1] + i for i in dense]
     return FeatureGroup(
-        [singles[i] for i in ids],
-        [bags[i] for i in lists],
-        ids,
-        lists,
+        [schema.categoricals[i] for i in singles],
+        [schema.bags[i] for i in bags],
+        singles,
+        bags,
         dense,
-        [i for i, feature in enumerate(schema.inputs) if here(feature)],
-        joined,
+        positions(schema.inputs),
+        input_columns,
     )
 
 
 def _embedding_offsets(schema: Schema) -> list[int]:
-    """First column of each embedding in the model's input, and the first after them all."""
+    """Return the first column of each embedding in the model's input, and the first column after all embeddings."""
     starts = [0]
     for feature in schema.sparse:
         starts.append(starts[-1] + feature.dim)
     return starts
 
 
-def _merge_columns(
-    one: npt.NDArray[Any], its: list[int], other: npt.NDArray[Any], others: list[int]
-) -> npt.NDArray[Any]:
-    """Columns of two halves at their places in the whole."""
-    whole = np.empty((len(one), len(its) + len(others)), one.dtype)
-    whole[:, its], whole[:, others] = one, other
-    return whole
+def _merge_columns(*parts: tuple[npt.NDArray[Any], list[int]]) -> npt.NDArray[Any]:
+    """Assemble an array from parts [rows, columns] and the positions of their columns in it."""
+    first, _ = parts[0]
+    merged = np.empty((len(first), sum(len(columns) for _, columns in parts)), first.dtype)
+    for values, columns in parts:
+        merged[:, columns] = values
+    return merged

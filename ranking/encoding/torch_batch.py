@@ -1,4 +1,4 @@
-"""Encoded rows as tensors: what a model trains on, and what the graph in PyTorch reads."""
+"""Encoded rows as PyTorch tensors: the input of the dense model and of the frozen graph in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranking.encoding.batch import EncodedBatch
 
 @dataclass(frozen=True)
 class TorchRaggedIds:
-    """``inputs.Bag``: ``values`` [sum of lengths] int64 and ``lengths`` [batch] int64."""
+    """``RaggedIds`` as tensors: ``values`` [sum of lengths] int64 and ``lengths`` [batch] int64."""
 
     values: Tensor
     lengths: Tensor
@@ -20,7 +20,7 @@ class TorchRaggedIds:
 
 @dataclass(frozen=True)
 class TorchBatch:
-    """``inputs.Inputs``, without what was missing: ``ids`` int64, ``bags``, and ``dense`` of any floating type."""
+    """``EncodedBatch`` as tensors, without ``missing``; ``dense`` may have any floating-point type."""
 
     ids: Tensor
     bags: tuple[TorchRaggedIds, ...]
@@ -31,7 +31,7 @@ class TorchBatch:
 
     @classmethod
     def from_numpy(cls, inputs: EncodedBatch, device: torch.device | None = None) -> TorchBatch:
-        """The rows on a device; here they share the arrays' memory."""
+        """Copy a batch to a device; without a device the tensors share the memory of the arrays."""
 
         def tensor(array: object) -> Tensor:
             return torch.as_tensor(array).to(device)

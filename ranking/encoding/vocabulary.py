@@ -1,4 +1,4 @@
-"""Which row of an embedding table a value gets: by vocabulary, by hash, or by the bucket that a number lies in."""
+"""Map values to rows of an embedding table: by vocabulary, by hash, or by the bucket of a number."""
 
 from __future__ import annotations
 
@@ -13,77 +13,83 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding.columns import as_type
+from ranking.encoding.columns import cast_ids
 
 IdArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 MISSING = 0
-"""Embedding row of a value that is not known."""
+"""Embedding row of a missing value."""
 OOV = 1
-"""Embedding row of a value that the vocabulary does not hold."""
+"""Embedding row of a value that is not in the vocabulary."""
+
+MAX_SCALAR_LOOKUPS = 8
+"""Number of integers up to which Python dictionary lookups are faster than NumPy."""
+
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
+"""2⁶⁴ / golden ratio: the multiplier of Fibonacci hashing, which spreads differences in few bits over all bits."""
 
 
 class Vocabulary:
-    """Known ids of one embedding table, most frequent first; row 0 is missing, row 1 unseen, then the ids.
+    """Known ids of one embedding table: row 0 is missing, row 1 OOV, then the ids, most frequent first.
 
     Args:
-        ids: int64 or string, without nulls or repeats.
+        ids: int64 or string, without nulls or duplicates.
     """
 
     def __init__(self, ids: pa.Array) -> None:
         self.ids = ids
         self._row: dict[Any, int] = {value: row for row, value in enumerate(ids.to_pylist(), start=OOV + 1)}
         self._row[None] = MISSING
-        self._kind = int if pa.types.is_integer(ids.type) else str
-        self._span = _Span.from_ids(ids.to_numpy()) if self._kind is int else None
+        self._id_type = int if pa.types.is_integer(ids.type) else str
+        self._dense = _DenseIntegerRows.from_ids(ids.to_numpy()) if self._id_type is int else None
 
     @property
     def size(self) -> int:
-        """Rows of the embedding table."""
+        """Number of rows of the embedding table."""
         return len(self.ids) + OOV + 1
 
     def rows(self, values: pa.Array, field: str) -> IdArray:
-        """Embedding rows [len(values)] int64; ``field`` names the column in an error."""
-        values = values if pa.types.is_null(values.type) else as_type(values, self.ids.type, field)
-        if self._span is None or pa.types.is_null(values.type):
-            return _by_unique(values, lambda value: self._row.get(value, OOV))
+        """Return the embedding rows [len(values)] int64; ``field`` is the column name for error messages."""
+        values = values if pa.types.is_null(values.type) else cast_ids(values, self.ids.type, field)
+        if self._dense is None or pa.types.is_null(values.type):
+            return _map_unique(values, lambda value: self._row.get(value, OOV))
         if not values.null_count:
-            return self._span.rows(values.to_numpy())
-        known = values.is_valid().to_numpy(zero_copy_only=False)
-        return np.where(known, self._span.rows(values.fill_null(0).to_numpy()), MISSING)
+            return self._dense.rows(values.to_numpy())
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        return np.where(valid, self._dense.rows(values.fill_null(0).to_numpy()), MISSING)
 
-    def rows_of(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
-        """The same of an array, or of Python values: Arrow costs more than a few look-ups.
+    def rows_from_values(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
+        """Return the same as ``rows`` for Python values or a NumPy array, avoiding Arrow's cost per call.
 
         Args:
-            values: all that are not None are of one type.
-            field: names the column in an error.
+            values: values of one type; a sequence may also hold None.
+            field: column name for error messages.
         """
         if isinstance(values, np.ndarray):
-            return self.rows(pa.array(values), field) if self._span is None else self._span.rows(values)
-        if isinstance(next((value for value in values if value is not None), None), self._kind | NoneType):
-            if self._span is not None and len(values) > FEW:
-                with suppress(TypeError):  # a None
-                    return self._span.rows(np.array(values, np.int64))
+            return self.rows(pa.array(values), field) if self._dense is None else self._dense.rows(values)
+        if isinstance(next((value for value in values if value is not None), None), self._id_type | NoneType):
+            if self._dense is not None and len(values) > MAX_SCALAR_LOOKUPS:
+                with suppress(TypeError):  # A value is None.
+                    return self._dense.rows(np.array(values, np.int64))
             return np.fromiter(map(self._row.get, values, repeat(OOV)), np.int64, len(values))
         return self.rows(pa.array(values), field)
 
 
-class _Span:
-    """Rows of integers that lie close together, as counted ones do: by position, without a look at each.
+class _DenseIntegerRows:
+    """Array lookup for integer ids that are close together, such as counters.
 
     Args:
-        first: the smallest.
-        table: row of each integer from it on, last that of all others.
+        first: the smallest id.
+        table: embedding row of each integer from ``first`` on; the last entry is the row of all other integers.
     """
 
     def __init__(self, first: int, table: npt.NDArray[np.int32]) -> None:
         self._first, self._table = np.int64(first), table
 
     @classmethod
-    def from_ids(cls, ids: IdArray) -> _Span | None:
-        """None if a table would be far larger than the ids."""
+    def from_ids(cls, ids: IdArray) -> _DenseIntegerRows | None:
+        """Return None if the table would be more than four times as long as the ids (plus 1,000)."""
         if not len(ids):
             return None
         first, last = int(ids.min()), int(ids.max())
@@ -94,29 +100,26 @@ class _Span:
         return cls(first, table)
 
     def rows(self, ids: IdArray) -> IdArray:
-        places = (ids - self._first).view(np.uint64)  # whatever lies before the first wraps around, and is too large
-        return self._table.take(np.minimum(places, len(self._table) - 1).view(np.int64)).astype(np.int64)
-
-
-FEW = 8
-"""Look-ups that are sooner done one by one."""
-
-GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
-"""2⁶⁴ / golden ratio: multiplying by it spreads what differs in a few bits (Fibonacci hashing)."""
+        offsets = (ids - self._first).view(np.uint64)  # Smaller ids wrap around to offsets beyond the table.
+        return self._table.take(np.minimum(offsets, len(self._table) - 1).view(np.int64)).astype(np.int64)
 
 
 class HashBuckets:
-    """Ids hashed into a fixed number of rows; row 0 is missing. An integer and its decimal text hash alike."""
+    """Ids hashed into a fixed number of rows; row 0 is missing. An integer and its decimal text hash alike.
+
+    Args:
+        buckets: number of rows after row 0.
+    """
 
     def __init__(self, buckets: int) -> None:
         self.size = buckets + 1
 
-    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
-        """Embedding rows [len(values)] int64."""
-        return _by_unique(values, self._row)
+    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — same interface as Vocabulary
+        """Return the embedding rows [len(values)] int64."""
+        return _map_unique(values, self._row)
 
-    def rows_of(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
-        """The same of an array, or of Python values."""
+    def rows_from_values(self, values: Sequence[int | str | None] | IdArray, field: str) -> IdArray:
+        """Return the same as ``rows`` for Python values or a NumPy array."""
         if isinstance(values, np.ndarray):
             return self.rows(pa.array(values), field)
         return np.array([MISSING if value is None else self._row(value) for value in values], np.int64)
@@ -124,14 +127,14 @@ class HashBuckets:
     def _row(self, value: int | str) -> int:
         return 1 + stable_hash(value) % (self.size - 1)
 
-    def crossed(self, parts: Sequence[IdArray]) -> IdArray:
-        """Embedding rows [rows] int64 of the parts' values taken together; a null in any of them → missing.
+    def cross_rows(self, hashes: Sequence[IdArray]) -> IdArray:
+        """Return the embedding rows [rows] int64 of a cross; a null in any of its parts gives the missing row.
 
         Args:
-            parts: of each part the ``hash_column`` [rows]; a null's hash is 0, a value's is 0 once in 2⁶³.
+            hashes: the ``hash_column`` [rows] of each part, where 0 means null (a value hashes to 0 once in 2⁶³).
         """
-        mixed, known = np.zeros(len(parts[0]), np.uint64), np.ones(len(parts[0]), np.bool_)
-        for part in parts:
+        mixed, known = np.zeros(len(hashes[0]), np.uint64), np.ones(len(hashes[0]), np.bool_)
+        for part in hashes:
             mixed = (mixed ^ part.astype(np.uint64)) * GOLDEN_RATIO
             mixed ^= mixed >> np.uint64(32)
             known &= part != 0
@@ -139,10 +142,10 @@ class HashBuckets:
 
 
 class Bucketizer:
-    """Buckets of numbers; row 0 is missing, row 1 what is below every boundary, then a row for each boundary.
+    """Buckets of numbers: row 0 is missing, row 1 below all boundaries, then one row per boundary.
 
     Args:
-        boundaries: ascending; the bucket of a boundary holds the numbers from it up to, but not including, the next.
+        boundaries: ascending; a boundary's bucket holds the numbers from it (inclusive) to the next (exclusive).
     """
 
     def __init__(self, boundaries: FloatArray) -> None:
@@ -150,45 +153,46 @@ class Bucketizer:
 
     @property
     def size(self) -> int:
-        """Rows of the embedding table."""
+        """Number of rows of the embedding table."""
         return len(self.boundaries) + 2
 
-    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — one interface with Vocabulary
-        """Embedding rows [len(values)] int64 of float64 numbers."""
-        return self.rows_of(values.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — same interface as Vocabulary
+        """Return the embedding rows [len(values)] int64 of numbers."""
+        return self.rows_from_values(values.cast(pa.float64()).to_numpy(zero_copy_only=False))
 
-    def rows_of(self, numbers: FloatArray) -> IdArray:
-        """The same of an array; NaN → missing."""
+    def rows_from_values(self, numbers: FloatArray) -> IdArray:
+        """Return the embedding rows [len(numbers)] int64 of numbers; NaN gives the missing row."""
         return np.where(np.isnan(numbers), MISSING, 1 + np.searchsorted(self.boundaries, numbers, side="right"))
 
 
 IdMapping = Vocabulary | HashBuckets | Bucketizer
+"""Mapping from the values of a feature to the rows of its embedding table."""
 
 
 def stable_hash(value: object) -> int:
-    """63-bit hash of the value's text: the same on every machine and in every version."""
+    """Return a 63-bit hash of the value's text that is the same on every machine and in every version."""
     text = str(value).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
 
 
-def hashes_of(values: Sequence[int | str | None] | IdArray) -> IdArray:
-    """``hash_column`` of an array, or of Python values."""
+def hash_values(values: Sequence[int | str | None] | IdArray) -> IdArray:
+    """Return the same as ``hash_column`` for Python values or a NumPy array."""
     if isinstance(values, np.ndarray):
         return hash_column(pa.array(values))
     return np.array([0 if value is None else stable_hash(value) for value in values], np.int64)
 
 
 def hash_column(column: pa.Array) -> IdArray:
-    """Stable hash of each value [rows] int64; null → 0."""
-    return _by_unique(column, stable_hash)
+    """Return the stable hash of each value [rows] int64; null gives 0."""
+    return _map_unique(column, stable_hash)
 
 
-def _by_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:
-    """``function`` of each value, called once per distinct value; null → 0."""
+def _map_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:
+    """Apply a function to each value, calling it once per distinct value; null gives 0."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64)
     encoded = column.dictionary_encode()
-    of_unique = np.fromiter(map(function, encoded.dictionary.to_pylist()), np.int64, len(encoded.dictionary))
-    indices = encoded.indices.fill_null(len(of_unique)).to_numpy(zero_copy_only=False)
-    found: IdArray = np.append(of_unique, MISSING)[indices]
-    return found
+    results = np.fromiter(map(function, encoded.dictionary.to_pylist()), np.int64, len(encoded.dictionary))
+    indices = encoded.indices.fill_null(len(results)).to_numpy(zero_copy_only=False)
+    mapped: IdArray = np.append(results, 0)[indices]
+    return mapped

@@ -1,1 +1,1 @@
-"""Feature lookup by id from memory-mapped files."""
+"""Look up encoded features by id in memory-mapped files."""

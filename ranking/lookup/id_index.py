@@ -1,8 +1,8 @@
-"""Where an id stands: from integers or text to row numbers, by arrays that processes can map and share.
+"""Hash index from integer or text ids to row numbers, made of arrays that processes map and share.
 
-A hash table laid flat. Rows are sorted by a 64-bit key of their id whose bits are evenly spread, and ``starts`` says
-where the keys begin that share their highest bits. So an id costs two reads of memory, one in ``starts`` and one,
-seldom more, in ``keys``, where binary search costs one for each bit of the number of rows.
+Rows are sorted by a 64-bit hash key of their id. ``starts`` gives, for each value of a key's highest bits, the position
+of the first key with these bits. A lookup reads memory twice: once in ``starts`` and once (rarely more) in ``keys``.
+Binary search would need one read for each bit of the number of rows.
 """
 
 from __future__ import annotations
@@ -18,69 +18,71 @@ import xxhash
 
 from ranking.lookup.npy import ArrayWriter, open_array
 
-UNKNOWN = -1
-"""Row of an id that the index does not hold."""
+NOT_FOUND = -1
+"""Row of an id that is not in the index."""
 
-CHUNK = 65_536
-"""Ids that are hashed or written at a time."""
+CHUNK_SIZE = 65_536
+"""Number of ids that are hashed or written at once."""
 
 KeyArray = npt.NDArray[np.uint64]
 RowArray = npt.NDArray[np.int64]
 
-LAST = np.uint64(2**64 - 1)
-"""Stands behind the keys of all rows, so that a search ends there."""
+SENTINEL = np.uint64(2**64 - 1)
+"""Key after those of all rows, which ends a search."""
 
-WORD = 8
-"""Bytes of text that are compared at a time."""
+WORD_SIZE = 8
+"""Number of bytes of text that are compared at once."""
 
-MASKS = np.array([2 ** (8 * count) - 1 for count in range(WORD + 1)], np.uint64)
-"""The bits of a word's first bytes, by how many of its bytes count."""
+MASKS = np.array([2 ** (8 * count) - 1 for count in range(WORD_SIZE + 1)], np.uint64)
+"""Masks of the first 0 to 8 bytes of a word."""
 
 
 class IdText:
-    """Text of the rows' ids, one after the other.
+    """Concatenated text of the rows' ids.
 
     Args:
-        data: UTF-8, then ``WORD`` bytes more [bytes] uint8.
-        ends: where each row's text ends and the next begins [rows + 1], the first being 0.
+        data: UTF-8, followed by ``WORD_SIZE`` bytes of padding [bytes] uint8.
+        ends: end of each row's text, which is the start of the next one [rows + 1]; the first entry is 0.
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.signedinteger[Any]]) -> None:
         self._ends = ends
-        self._words: KeyArray = np.ndarray(len(data) - WORD + 1, "<u8", data, strides=(1,))  # one from each byte on
+        # Overlapping words: one that starts at each byte.
+        self._words: KeyArray = np.ndarray(len(data) - WORD_SIZE + 1, "<u8", data, strides=(1,))
 
     @classmethod
     def from_ids(cls, ids: pa.Array) -> Self:
-        """Text of an array of strings."""
-        data, ends = _text(ids)
-        return cls(np.append(data, np.zeros(WORD, np.uint8)), ends)
+        """Return the text of an array of strings."""
+        data, ends = _utf8(ids)
+        return cls(np.append(data, np.zeros(WORD_SIZE, np.uint8)), ends)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def equals(self, rows: RowArray, other: IdText, theirs: RowArray) -> npt.NDArray[np.bool_]:
-        """Whether the text of each of these rows [n] is that of the other's row [n]."""
-        first, second = self._ends.take(rows), other._ends.take(theirs)
-        lengths = self._ends.take(rows + 1) - first
-        same: npt.NDArray[np.bool_] = lengths == other._ends.take(theirs + 1) - second
-        left = np.flatnonzero(same)
-        first, second, lengths = first[left], second[left], lengths[left]
-        while len(left):
-            differs = (self._words[first] ^ other._words[second]) & MASKS.take(lengths, mode="clip")
-            same[left] = differs == 0
-            longer = (differs == 0) & (lengths > WORD)
-            left = left[longer]
-            first, second, lengths = first[longer] + WORD, second[longer] + WORD, lengths[longer] - WORD
-        return same
+    def equals(self, rows: RowArray, other: IdText, other_rows: RowArray) -> npt.NDArray[np.bool_]:
+        """Compare the text of each of these rows [n] with that of the other's row [n]."""
+        start, other_start = self._ends.take(rows), other._ends.take(other_rows)
+        lengths = self._ends.take(rows + 1) - start
+        equal: npt.NDArray[np.bool_] = lengths == other._ends.take(other_rows + 1) - other_start
+        pending = np.flatnonzero(equal)
+        start, other_start, lengths = start[pending], other_start[pending], lengths[pending]
+        while len(pending):
+            differs = (self._words[start] ^ other._words[other_start]) & MASKS.take(lengths, mode="clip")
+            equal[pending] = differs == 0
+            continues = (differs == 0) & (lengths > WORD_SIZE)
+            pending = pending[continues]
+            start, other_start = start[continues] + WORD_SIZE, other_start[continues] + WORD_SIZE
+            lengths = lengths[continues] - WORD_SIZE
+        return equal
 
 
 class IdIndex:
-    """The rows of ids.
+    """Index from ids to rows.
 
     Args:
-        keys: of the rows' ids, ascending, then ``LAST`` [rows + 1].
-        starts: how many keys are smaller than each value of the highest bits [power of two, ≥ rows] uint32.
-        text: of the rows' ids if they are text: another id may have the same key. None for integers: theirs differ.
+        keys: hash keys of the rows' ids, ascending, then ``SENTINEL`` [rows + 1].
+        starts: number of keys below each value of the highest bits [power of two, ≥ rows] uint32.
+        text: text of the rows' ids, which may have equal keys; None for integers, whose keys differ.
     """
 
     def __init__(self, keys: KeyArray, starts: npt.NDArray[np.uint32], text: IdText | None) -> None:
@@ -93,72 +95,76 @@ class IdIndex:
         return len(self._keys) - 1
 
     def rows(self, ids: pa.Array) -> RowArray:
-        """The row of each id [n] int64, ``UNKNOWN`` if there is none.
+        """Return the row of each id [n] int64, or ``NOT_FOUND``.
 
         Args:
-            ids: int64 or string, as the index has them; nulls are unknown.
+            ids: ids of the index's type, int64 or string; a null is not found.
         """
-        known = None
+        valid = None
         if ids.null_count:
-            known = ids.is_valid().to_numpy(zero_copy_only=False)
+            valid = ids.is_valid().to_numpy(zero_copy_only=False)
             ids = ids.fill_null(0 if self._text is None else "")
-        rows = self._find(keys_of(ids), None if self._text is None else IdText.from_ids(ids))
-        return rows if known is None else np.where(known, rows, UNKNOWN)
+        rows = self._find(hash_ids(ids), None if self._text is None else IdText.from_ids(ids))
+        return rows if valid is None else np.where(valid, rows, NOT_FOUND)
 
-    def rows_of(self, ids: Sequence[Any] | RowArray) -> RowArray:
-        """The same of an array or of Python values: 64-bit integers if the index has those, else text; none is None."""
+    def rows_from_values(self, ids: Sequence[Any] | RowArray) -> RowArray:
+        """Return the same as ``rows`` for Python values or a NumPy array.
+
+        Args:
+            ids: ids of the index's type, 64-bit integers or text, without None.
+        """
         if self._text is None:
-            return self._find(_mixed(np.asarray(ids, np.int64)), None)
+            return self._find(_hash_integers(np.asarray(ids, np.int64)), None)
         texts = [str.encode(text) for text in ids]
         keys = np.fromiter(map(xxhash.xxh3_64_intdigest, texts), np.uint64, len(texts))
         ends = np.cumsum([0, *map(len, texts)])
-        return self._find(keys, IdText(np.frombuffer(b"".join([*texts, bytes(WORD)]), np.uint8), ends))
+        return self._find(keys, IdText(np.frombuffer(b"".join([*texts, bytes(WORD_SIZE)]), np.uint8), ends))
 
-    def _find(self, keys: KeyArray, wanted: IdText | None) -> RowArray:
-        rows = self._first(keys)
-        if self._text is not None and wanted is not None:
-            self._compare(rows, keys, self._text, wanted)
+    def _find(self, keys: KeyArray, query: IdText | None) -> RowArray:
+        rows = self._find_keys(keys)
+        if self._text is not None and query is not None:
+            self._resolve_collisions(rows, keys, self._text, query)
         return rows
 
-    def _first(self, keys: KeyArray) -> RowArray:
-        """The first row with each key [n]."""
+    def _find_keys(self, keys: KeyArray) -> RowArray:
+        """Return the first row with each key [n], or ``NOT_FOUND``."""
         rows = self._starts.take((keys >> self._shift).view(np.int64)).astype(np.int64)
-        found = self._keys.take(rows)
-        left = np.flatnonzero(found < keys)
-        wanted, at = keys[left], rows[left]
-        while len(left):
-            at += 1
-            rows[left], found[left] = at, self._keys.take(at)
-            further = found[left] < wanted
-            left, wanted, at = left[further], wanted[further], at[further]
-        return np.where((found == keys) & (rows < len(self)), rows, UNKNOWN)
+        row_keys = self._keys.take(rows)
+        pending = np.flatnonzero(row_keys < keys)
+        pending_keys, positions = keys[pending], rows[pending]
+        while len(pending):
+            positions += 1
+            rows[pending], row_keys[pending] = positions, self._keys.take(positions)
+            continues = row_keys[pending] < pending_keys
+            pending, pending_keys, positions = pending[continues], pending_keys[continues], positions[continues]
+        return np.where((row_keys == keys) & (rows < len(self)), rows, NOT_FOUND)
 
-    def _compare(self, rows: RowArray, keys: KeyArray, text: IdText, wanted: IdText) -> None:
-        """Moves each row [n] to the one of its key whose text is the wanted one, or to ``UNKNOWN``."""
-        left = np.flatnonzero(rows != UNKNOWN)
-        while len(left):
-            left = left[~text.equals(rows[left], wanted, left)]
-            following = rows[left] + 1
-            alike = (self._keys.take(following) == keys[left]) & (following < len(self))
-            rows[left] = np.where(alike, following, UNKNOWN)
-            left = left[alike]
+    def _resolve_collisions(self, rows: RowArray, keys: KeyArray, text: IdText, query: IdText) -> None:
+        """Advance each row [n] in place to the row with the same key and the query's text, or to ``NOT_FOUND``."""
+        pending = np.flatnonzero(rows != NOT_FOUND)
+        while len(pending):
+            pending = pending[~text.equals(rows[pending], query, pending)]
+            following = rows[pending] + 1
+            has_same_key = (self._keys.take(following) == keys[pending]) & (following < len(self))
+            rows[pending] = np.where(has_same_key, following, NOT_FOUND)
+            pending = pending[has_same_key]
 
     @classmethod
-    def open(cls, folder: Path, kind: pa.DataType) -> Self:
-        """The index that ``write_id_index`` wrote, mapped.
+    def open(cls, folder: Path, id_type: pa.DataType) -> Self:
+        """Map an index that ``write_id_index`` wrote.
 
         Args:
-            folder: where.
-            kind: of the ids, int64 or string.
+            folder: folder of the index.
+            id_type: type of the ids, int64 or string.
 
         Raises:
-            OSError, ValueError: the files are not those of such an index.
+            OSError, ValueError: the files are not an index of this type.
         """
         keys, starts = open_array(folder / "keys.npy", np.uint64), open_array(folder / "starts.npy", np.uint32)
-        if len(starts) != _buckets(len(keys) - 1):
+        if len(starts) != _bucket_count(len(keys) - 1):
             raise ValueError(f"starts.npy holds {len(starts)} rows, which is wrong for {len(keys)} keys")
         text = None
-        if kind == pa.string():
+        if id_type == pa.string():
             text = IdText(open_array(folder / "text.npy", np.uint8), open_array(folder / "ends.npy", np.int64))
             if len(text) != len(keys) - 1:
                 raise ValueError(f"ends.npy holds the text of {len(text)} ids, not {len(keys) - 1}")
@@ -166,20 +172,20 @@ class IdIndex:
 
 
 def write_id_index(ids: pa.Array, folder: Path) -> RowArray:
-    """Writes the index of ids as ``keys.npy``, ``starts.npy`` and, of text, ``text.npy`` and ``ends.npy``.
+    """Write the index of ids as ``keys.npy`` and ``starts.npy``, and for text also ``text.npy`` and ``ends.npy``.
 
     Args:
-        ids: int64 or string, without nulls or repeats.
-        folder: exists.
+        ids: int64 or string, without nulls or duplicates.
+        folder: an existing folder.
 
     Returns:
-        Which of the ids stands in each row [rows].
+        Position in ``ids`` of the id of each row [rows].
     """
-    keys = np.concatenate([keys_of(ids.slice(0, 0)), *(keys_of(chunk) for chunk in _chunks(ids))])
+    keys = np.concatenate([hash_ids(ids.slice(0, 0)), *(hash_ids(chunk) for chunk in _chunks(ids))])
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
-    np.save(folder / "keys.npy", np.append(keys, LAST))
-    buckets = _buckets(len(keys))
+    np.save(folder / "keys.npy", np.append(keys, SENTINEL))
+    buckets = _bucket_count(len(keys))
     counts = np.bincount((keys >> np.uint64(65 - buckets.bit_length())).view(np.int64), minlength=buckets)
     np.save(folder / "starts.npy", (np.cumsum(counts) - counts).astype(np.uint32))
     if ids.type == pa.string():
@@ -188,19 +194,22 @@ def write_id_index(ids: pa.Array, folder: Path) -> RowArray:
 
 
 def _write_text(ids: pa.Array, order: RowArray, folder: Path) -> None:
-    with ArrayWriter(folder / "text.npy", np.uint8) as texts, ArrayWriter(folder / "ends.npy", np.int64) as all_ends:
-        last = 0
-        all_ends.append(np.zeros(1, np.int64))
+    with (
+        ArrayWriter(folder / "text.npy", np.uint8) as text_file,
+        ArrayWriter(folder / "ends.npy", np.int64) as ends_file,
+    ):
+        size = 0
+        ends_file.append(np.zeros(1, np.int64))
         for rows in _chunks(pa.array(order)):
-            text, ends = _text(ids.take(rows))
-            texts.append(text)
-            all_ends.append(last + ends[1:].astype(np.int64))
-            last += len(text)
-        texts.append(np.zeros(WORD, np.uint8))
+            text, ends = _utf8(ids.take(rows))
+            text_file.append(text)
+            ends_file.append(size + ends[1:].astype(np.int64))
+            size += len(text)
+        text_file.append(np.zeros(WORD_SIZE, np.uint8))
 
 
-def _text(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """UTF-8 of strings without nulls [bytes], and where each ends and the next begins [n + 1], the first being 0."""
+def _utf8(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Return the UTF-8 [bytes] of strings without nulls and the end of each string [n + 1], the first entry being 0."""
     _, offsets, data = ids.buffers()
     if not len(ids) or data is None:
         return np.empty(0, np.uint8), np.zeros(len(ids) + 1, np.int32)
@@ -208,27 +217,27 @@ def _text(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], ends - ends[0]
 
 
-def keys_of(ids: pa.Array) -> KeyArray:
-    """Keys [n] uint64 of int64 or string ids without nulls; the same on every machine and in every version.
+def hash_ids(ids: pa.Array) -> KeyArray:
+    """Return the keys [n] uint64 of int64 or string ids without nulls; the same on every machine and in every version.
 
-    Text has XXH3; integers are mixed as SplitMix64 does (Steele, Lea and Flood 2014), one to one.
+    Text is hashed with XXH3. Integers are mixed with the bijection of SplitMix64 (Steele, Lea and Flood 2014).
     """
     if ids.type == pa.string():
         return np.fromiter(map(xxhash.xxh3_64_intdigest, ids.view(pa.binary()).to_pylist()), np.uint64, len(ids))
-    return _mixed(ids.to_numpy())
+    return _hash_integers(ids.to_numpy())
 
 
-def _mixed(ids: npt.NDArray[np.int64]) -> KeyArray:
+def _hash_integers(ids: npt.NDArray[np.int64]) -> KeyArray:
     key: KeyArray = ids.view(np.uint64)
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return key ^ (key >> np.uint64(31))
 
 
-def _buckets(rows: int) -> int:
-    """Smallest power of two that is at least the number of rows, and two."""
+def _bucket_count(rows: int) -> int:
+    """Return the smallest power of two that is at least the number of rows and at least 2."""
     return int(2 ** max(rows - 1, 1).bit_length())
 
 
 def _chunks(ids: pa.Array) -> list[Any]:
-    return [ids.slice(start, CHUNK) for start in range(0, len(ids), CHUNK)]
+    return [ids.slice(start, CHUNK_SIZE) for start in range(0, len(ids), CHUNK_SIZE)]

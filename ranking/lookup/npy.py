@@ -1,4 +1,4 @@
-"""Arrays in ``.npy`` files: written piece by piece, opened as read-only maps that processes share."""
+"""Arrays in ``.npy`` files: written incrementally, opened as read-only memory maps."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy.typing as npt
 
 
 class ArrayWriter:
-    """Writes an array [rows] of one type without ever holding it whole; a context manager.
+    """Context manager that writes a one-dimensional array in parts, without holding it in memory.
 
     Args:
-        file: ends in ``.npy``.
-        dtype: of the array.
+        file: path ending in ``.npy``.
+        dtype: type of the array.
     """
 
     def __init__(self, file: Path, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
         self._rows = 0
         self._stream = file.open("wb")
-        self._header()
+        self._write_header()
 
-    def append(self, piece: npt.NDArray[Any]) -> None:
-        """Writes further rows [n]."""
-        self._stream.write(np.ascontiguousarray(piece, self._dtype).data)
-        self._rows += len(piece)
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Append rows [n]."""
+        self._stream.write(np.ascontiguousarray(rows, self._dtype).data)
+        self._rows += len(rows)
 
-    def _header(self) -> None:
-        """NumPy pads headers so that the number of rows may grow in place."""
+    def _write_header(self) -> None:
+        """Write the header, which NumPy pads so that the number of rows may grow in place."""
         np.lib.format.write_array_header_2_0(
             self._stream,
             {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self._rows,)},
@@ -44,15 +44,15 @@ class ArrayWriter:
     ) -> None:
         with self._stream:
             self._stream.seek(0)
-            self._header()
+            self._write_header()
 
 
 def open_array(file: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The array [rows] in a file, mapped: pages are read when they are touched and shared with other processes.
+    """Map the array [rows] in a file; its pages are read on access and shared with other processes.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else.
+        ValueError: the file does not hold a one-dimensional array of this type.
     """
     array = np.asarray(np.load(file, mmap_mode="r"))
     if array.dtype != np.dtype(dtype) or array.ndim != 1:

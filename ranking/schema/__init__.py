@@ -1,6 +1,6 @@
-"""The contract: which features a ranker reads and which tasks it predicts.
+"""Schema of a ranker: the features it reads and the tasks it predicts.
 
-One pydantic model, written by the user in ``ranker.toml``. Logs, model, bundle and HTTP requests all obey it.
+The schema is a pydantic model that users write in ``ranker.toml``. It applies to logs, model, bundle and HTTP requests.
 """
 
 from ranking.schema.base import MODEL_NAME, ColumnName, ListOf, Name, Owner, StrictModel, Widths

@@ -1,4 +1,4 @@
-"""What every part of the contract is made of."""
+"""Base class and field types of the schema."""
 
 from __future__ import annotations
 
@@ -10,37 +10,41 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 T = TypeVar("T")
 
 Owner = Literal["user", "item", "context"]
+"""Entity that a feature describes."""
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-"""A model's name is a folder of the repository and a part of URLs."""
+"""Pattern of a model name, which is a folder name in the repository and a path segment in URLs."""
 
 
-def _name(text: str) -> str:
+def _check_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is no name: use letters, digits and '_', with no digit at the start")
+        raise ValueError(f"{text!r} is not a valid name: use letters, digits and '_', and do not start with a digit")
     return text
 
 
-def _model_name(text: str) -> str:
+def _check_model_name(text: str) -> str:
     if not re.fullmatch(MODEL_NAME, text):
-        raise ValueError(f"{text!r} is no model's name: use letters, digits, '_' and '-', with no mark at the start")
+        raise ValueError(
+            f"{text!r} is not a valid model name: use letters, digits, '_' and '-', and start with a letter or a digit"
+        )
     return text
 
 
-Name = Annotated[str, AfterValidator(_name)]
-ModelName = Annotated[str, AfterValidator(_model_name)]
+Name = Annotated[str, AfterValidator(_check_name)]
+"""Name of a feature, task or embedding table."""
+ModelName = Annotated[str, AfterValidator(_check_model_name)]
 ColumnName = Annotated[str, Field(min_length=1)]
 ListOf = Annotated[tuple[T, ...], Field(strict=False)]
-"""A list in a document, kept as a tuple; its entries are of no other type than they were written in."""
+"""List in the configuration, stored as a tuple; its entries are still validated strictly."""
 Widths = Annotated[ListOf[PositiveInt], Field(min_length=1)]
-"""Units of a network's layers, first layer first."""
+"""Number of units of each layer of a network, first layer first."""
 
 
 class StrictModel(BaseModel):
-    """Base of every configuration model: immutable; an unknown key is an error, and so is text in place of a number."""
+    """Base of configuration models: immutable, rejects unknown keys and does not convert between types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
-def with_name(data: Any, key: str) -> Any:
-    """The document with ``key`` set to its name where it is left out."""
+def default_to_name(data: Any, key: str) -> Any:
+    """Return the configuration with ``key`` set to the value of ``name`` if it has no ``key``."""
     return {key: data["name"], **data} if isinstance(data, dict) and isinstance(data.get("name"), str) else data

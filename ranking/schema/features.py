@@ -1,4 +1,4 @@
-"""The kinds of features."""
+"""Kinds of features."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from ranking.schema.base import ColumnName, ListOf, Name, Owner, StrictModel, with_name
+from ranking.schema.base import ColumnName, ListOf, Name, Owner, StrictModel, default_to_name
 
 
-def _id(value: Any) -> Any:
+def _check_id(value: Any) -> Any:
     if not isinstance(value, int | str) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
-        raise PydanticCustomError("id", "must be an id: a whole number of 64 bits, text, true or false")
+        raise PydanticCustomError("id", "must be an id: a 64-bit integer, text, true or false")
     return value
 
 
-Id = Annotated[int | str | bool, BeforeValidator(_id)]
+Id = Annotated[int | str | bool, BeforeValidator(_check_id)]
 
 
-class _Input(StrictModel):
-    """Something known before the impression, read from one column; default column: the feature's name.
+class _ColumnFeature(StrictModel):
+    """Base of features that are read from a column.
 
     Attributes:
-        training_only: only the side tower reads it; whoever asks for scores does not know it (the position, say).
+        name: name of the feature.
+        column: name of the column; default: the feature's name.
+        owner: entity that the feature describes.
+        training_only: the feature is unknown when serving (for example, the position); only ``side_tower`` reads it.
     """
 
     name: Name
@@ -35,17 +38,17 @@ class _Input(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _column_defaults_to_name(cls, data: Any) -> Any:
-        return with_name(data, "column")
+        return default_to_name(data, "column")
 
 
-class _Ids(_Input):
-    """A feature whose values are ids, looked up in an embedding table.
+class _EmbeddedIds(_ColumnFeature):
+    """Base of features whose values are ids in an embedding table.
 
     Attributes:
-        min_count: ids seen fewer times in the training split share the out-of-vocabulary row.
-        hash_buckets: if set, ids are hashed into so many rows and no vocabulary is kept.
         dim: width of the embedding.
-        table: features that name the same table share its ids and its embeddings; default: a table of its own.
+        min_count: ids that occur less often in the training split share the out-of-vocabulary row.
+        hash_buckets: if set, number of rows that ids are hashed into instead of keeping a vocabulary.
+        table: name of the embedding table, shared by all features that name it; default: the feature's name.
     """
 
     dim: PositiveInt = 16
@@ -56,69 +59,68 @@ class _Ids(_Input):
     @model_validator(mode="before")
     @classmethod
     def _table_defaults_to_name(cls, data: Any) -> Any:
-        return with_name(data, "table")
+        return default_to_name(data, "table")
 
     @model_validator(mode="after")
-    def _one_id_space(self) -> Self:
+    def _check_one_mapping(self) -> Self:
         if self.hash_buckets is not None and self.min_count > 1:
-            raise ValueError("min_count belongs to a vocabulary, hash_buckets replaces it: give one of the two")
+            raise ValueError("min_count applies to a vocabulary, which hash_buckets replaces: set only one of them")
         return self
 
 
-class CategoricalFeature(_Ids):
+class CategoricalFeature(_EmbeddedIds):
     """One id per row (integer, string or boolean).
 
     Attributes:
-        default: the id that a null stands for.
+        default: id that replaces a null.
     """
 
     kind: Literal["categorical"]
     default: Id | None = None
 
 
-class _Pooled(_Ids):
-    """A list of ids per row, pooled into one embedding.
+class _Pooled(_EmbeddedIds):
+    """Base of features with a list of ids per row, pooled into one embedding.
 
     Attributes:
         pooling: mean or sum of the ids' embeddings.
-        default: the list that a null stands for; it may be empty.
+        default: list that replaces a null; it may be empty.
     """
 
     pooling: Literal["mean", "sum"] = "mean"
     default: ListOf[Id] | None = None
 
     @model_validator(mode="after")
-    def _default_of_one_type(self) -> Self:
+    def _check_default_types(self) -> Self:
         if len({type(value) for value in self.default or ()}) > 1:
             raise ValueError("default mixes integers and strings: write ids of one type")
         return self
 
 
 class BagFeature(_Pooled):
-    """Ids in no order."""
+    """Unordered list of ids per row."""
 
     kind: Literal["bag"]
 
 
 class SequenceFeature(_Pooled):
-    """Ids in order of time, the newest last, such as a user's last items; it may share the items' table.
+    """List of ids per row in order of time, newest last, such as a user's recent items.
 
     Attributes:
-        max_length: so many of the newest are pooled, the older ones are left out.
+        max_length: maximum number of ids that are pooled; older ids are dropped.
     """
 
     kind: Literal["sequence"]
     max_length: PositiveInt = 50
 
 
-class NumericFeature(_Input):
+class NumericFeature(_ColumnFeature):
     """One number per row.
 
-    ``standardise`` scales to mean 0 and variance 1 over the training split, ``log1p`` takes log(1 + x) first, and
-    ``none`` leaves the number alone. A missing number becomes the training mean.
-
     Attributes:
-        default: the number that a null stands for, instead of the training mean.
+        transform: ``standardise`` scales to mean 0 and variance 1 over the training split, ``log1p`` takes log(1 + x)
+            and then standardises, ``none`` keeps the number.
+        default: number that replaces a null; default: the training mean.
     """
 
     kind: Literal["numeric"]
@@ -126,20 +128,21 @@ class NumericFeature(_Input):
     default: float | None = None
 
     @model_validator(mode="after")
-    def _default_has_a_logarithm(self) -> Self:
+    def _check_default_has_logarithm(self) -> Self:
         if self.transform == "log1p" and self.default is not None and self.default <= -1:
             raise ValueError(f"default = {self.default:g} is −1 or less, but the transform is log1p")
         return self
 
 
-class BucketsFeature(_Input):
-    """One number per row, cut into buckets, each with an embedding in a table of the feature's own.
+class BucketsFeature(_ColumnFeature):
+    """One number per row, divided into buckets that each have an embedding.
 
     Attributes:
         dim: width of the embedding.
-        boundaries: ascending; a number lies in the bucket that starts at the largest boundary ≤ it.
-        count: instead of boundaries: so many buckets, each with as many training rows as ties allow.
-        default: the number that a null stands for; without it a null has an embedding of its own.
+        boundaries: ascending; the bucket of a number starts at the largest boundary ≤ the number.
+        count: number of buckets, used instead of ``boundaries``; each holds the same number of training rows, except
+            for ties.
+        default: number that replaces a null; without it, null has its own embedding.
     """
 
     kind: Literal["buckets"]
@@ -149,28 +152,27 @@ class BucketsFeature(_Input):
     default: float | None = None
 
     @model_validator(mode="after")
-    def _cut_one_way(self) -> Self:
+    def _check_boundaries(self) -> Self:
         if (self.boundaries is None) == (self.count is None):
-            raise ValueError("give boundaries = [...] or count = N, one of the two")
+            raise ValueError("set either boundaries = [...] or count = N")
         if any(a >= b for a, b in itertools.pairwise(self.boundaries or ())):
-            raise ValueError("boundaries must ascend, without repeats")
+            raise ValueError("boundaries must be strictly ascending")
         return self
 
     @property
     def table(self) -> str:
-        """Embedding table, shared with no other feature."""
+        """Name of the embedding table, which no other feature shares."""
         return self.name
 
 
 class CrossFeature(StrictModel):
-    """The ids of several categorical features taken as one id, hashed into a table of the feature's own.
+    """Combination of the ids of several categorical features, hashed into the cross's own embedding table.
 
-    It has no column: it is made from its parts, and is missing where one of them is. It belongs to the owner of its
-    parts; if they have several, it belongs to the context, since it changes with any of them.
+    A cross has no column. It is missing where one of its parts is missing.
 
     Attributes:
-        of: names of categorical features.
-        hash_buckets: rows of the table that the combinations are hashed into.
+        of: names of the parts, which are categorical features.
+        hash_buckets: number of rows that the combinations are hashed into.
         dim: width of the embedding.
     """
 
@@ -181,29 +183,29 @@ class CrossFeature(StrictModel):
     dim: PositiveInt = 16
 
     @model_validator(mode="after")
-    def _parts_differ(self) -> Self:
+    def _check_parts_differ(self) -> Self:
         if len(set(self.of)) < len(self.of):
             raise ValueError("of names a feature twice")
         return self
 
     @property
     def table(self) -> str:
-        """Embedding table, shared with no other feature."""
+        """Name of the embedding table, which no other feature shares."""
         return self.name
 
 
 PooledFeature = BagFeature | SequenceFeature
-"""Several ids a row."""
+"""Features with a list of ids per row."""
 IdFeature = CategoricalFeature | PooledFeature
-"""Ids in a column."""
+"""Features whose column holds ids."""
 SingleFeature = CategoricalFeature | BucketsFeature | CrossFeature
-"""One embedding a row."""
+"""Features with one embedding per row."""
 SparseFeature = SingleFeature | PooledFeature
-"""Looked up in an embedding table."""
+"""Features with an embedding table."""
 NumberFeature = NumericFeature | BucketsFeature
-"""A number in a column."""
+"""Features whose column holds numbers."""
 InputFeature = IdFeature | NumberFeature
-"""Read from a column of its own."""
+"""Features that are read from a column."""
 Feature = Annotated[
     CategoricalFeature | BagFeature | SequenceFeature | NumericFeature | BucketsFeature | CrossFeature,
     Field(discriminator="kind"),

@@ -1,4 +1,4 @@
-"""The whole contract: columns, features and tasks that fit together."""
+"""Columns, features and tasks of a ranker, and the checks that they are consistent."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ from ranking.schema.tasks import Task
 
 
 class Columns(StrictModel):
-    """The columns that say when an impression was, who saw it, and what was shown.
+    """Names of the log columns that identify an impression.
 
     Attributes:
-        request: which rows one request showed together; optional.
-        weight: how much a row counts in every task's loss, ≥ 0; a null counts 1. Default: all rows count 1.
+        time: column of the time of the impression.
+        user: column of the user id.
+        item: column of the item id.
+        request: column of the request id, which rows shown together share; optional.
+        weight: column of the weight of a row in every task's loss, ≥ 0; null means 1. Default: every weight is 1.
     """
 
     time: str = "time"
@@ -40,7 +43,7 @@ class Columns(StrictModel):
 
 
 class Schema(StrictModel):
-    """Features and tasks of one ranker; see the package's docstring."""
+    """Features and tasks of one ranker."""
 
     name: ModelName
     columns: Columns = Columns()
@@ -49,29 +52,29 @@ class Schema(StrictModel):
 
     @field_validator("features", "tasks")
     @classmethod
-    def _names_are_unique(cls, things: tuple[Any, ...]) -> tuple[Any, ...]:
-        for name in _repeated(thing.name for thing in things):
-            raise ValueError(f"'{name}' is declared twice: give each its own name")
-        return things
+    def _check_names_are_unique(cls, entries: tuple[Any, ...]) -> tuple[Any, ...]:
+        for name in _duplicates(entry.name for entry in entries):
+            raise ValueError(f"'{name}' is declared twice: names must be unique")
+        return entries
 
     @model_validator(mode="after")
-    def _labels_are_no_features(self) -> Self:
+    def _check_labels(self) -> Self:
         labels = {task.label: task.name for task in self.tasks}
         for feature in self.inputs:
             if feature.column in labels:
                 raise ValueError(
                     f"feature '{feature.name}' reads column '{feature.column}', the label of task "
-                    f"'{labels[feature.column]}': what happens after the impression cannot be a feature"
+                    f"'{labels[feature.column]}': a label is unknown before the impression"
                 )
-        for label in _repeated(task.label for task in self.tasks):
-            raise ValueError(f"two tasks share the label column '{label}': drop one of them")
+        for label in _duplicates(task.label for task in self.tasks):
+            raise ValueError(f"two tasks share the label column '{label}': remove one of them")
         for column in (self.columns.user, self.columns.item, self.columns.time, self.columns.request):
             if column in labels:
                 raise ValueError(f"task '{labels[column]}' has the id or time column '{column}' as its label")
         return self
 
     @model_validator(mode="after")
-    def _id_features_belong_to_their_owner(self) -> Self:
+    def _check_owners_of_id_columns(self) -> Self:
         for feature in self.inputs:
             for owner, column in (("user", self.columns.user), ("item", self.columns.item)):
                 if feature.column == column and feature.owner != owner:
@@ -81,47 +84,50 @@ class Schema(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _one_owner_a_column(self) -> Self:
+    def _check_one_owner_per_column(self) -> Self:
         owners: dict[str, str] = {}
         for feature in self.inputs:
             if owners.setdefault(feature.column, feature.owner) != feature.owner:
                 raise ValueError(
-                    f"column '{feature.column}' has two owners: features that share a column share its owner"
+                    f"column '{feature.column}' has two owners: features that share a column must have the same owner"
                 )
         return self
 
     @model_validator(mode="after")
-    def _training_only_columns_stay_so(self) -> Self:
-        of_column: dict[str, InputFeature] = {}
+    def _check_training_only_columns(self) -> Self:
+        features: dict[str, InputFeature] = {}
         for feature in self.inputs:
-            other = of_column.setdefault(feature.column, feature)
+            other = features.setdefault(feature.column, feature)
             if other.training_only != feature.training_only:
                 raise ValueError(
-                    f"features '{other.name}' and '{feature.name}' share column '{feature.column}', not training_only: "
-                    "what is unknown when scores are asked for cannot be a feature"
+                    f"features '{other.name}' and '{feature.name}' share column '{feature.column}' but differ in "
+                    "training_only: a column that is unknown when serving cannot be a feature"
                 )
         return self
 
     @model_validator(mode="after")
-    def _crosses_have_parts(self) -> Self:
-        kinds = {feature.name: feature for feature in self.features}
+    def _check_crosses(self) -> Self:
+        features = {feature.name: feature for feature in self.features}
         for cross in self.crosses:
             for name in cross.of:
-                part = kinds.get(name)
+                part = features.get(name)
                 if part is None:
-                    raise ValueError(f"cross '{cross.name}' is of '{name}', which is no feature: {', '.join(kinds)}")
+                    raise ValueError(
+                        f"cross '{cross.name}' combines '{name}', which is not a feature: "
+                        f"choose from {', '.join(features)}"
+                    )
                 if not isinstance(part, CategoricalFeature):
                     raise ValueError(
-                        f"cross '{cross.name}' is of '{name}', a {part.kind} feature: cross categorical ones"
+                        f"cross '{cross.name}' combines '{name}', a {part.kind} feature: use categorical features"
                     )
                 if part.training_only:
                     raise ValueError(
-                        f"cross '{cross.name}' is of '{name}', which is training_only: only the side tower reads those"
+                        f"cross '{cross.name}' combines '{name}', which is training_only: only side_tower can read it"
                     )
         return self
 
     @model_validator(mode="after")
-    def _shared_tables_agree(self) -> Self:
+    def _check_shared_tables(self) -> Self:
         first: dict[str, SparseFeature] = {}
         pooling: dict[str, PooledFeature] = {}
         for feature in self.sparse:
@@ -129,16 +135,17 @@ class Schema(StrictModel):
             if other is feature:
                 pass
             elif not (isinstance(feature, IdFeature) and isinstance(other, IdFeature)):
-                alone = other if isinstance(feature, IdFeature) else feature
+                unshareable = other if isinstance(feature, IdFeature) else feature
                 raise ValueError(
                     f"features '{other.name}' and '{feature.name}' share table '{feature.table}', "
-                    f"but a {alone.kind} feature has a table of its own: name another"
+                    f"but a {unshareable.kind} feature cannot share its table: name another table"
                 )
             else:
                 for key in ("dim", "min_count", "hash_buckets"):
                     if getattr(other, key) != getattr(feature, key):
                         raise ValueError(
-                            f"features '{other.name}' and '{feature.name}' share table '{feature.table}', not {key}"
+                            f"features '{other.name}' and '{feature.name}' share table '{feature.table}' "
+                            f"but differ in {key}"
                         )
         for bag in self.bags:
             if pooling.setdefault(bag.table, bag).pooling != bag.pooling:
@@ -148,17 +155,17 @@ class Schema(StrictModel):
         return self
 
     def restricted(self, names: Collection[str]) -> Self:
-        """The same with these features only, in order of declaration; whoever names a cross names its parts too."""
+        """Return the schema with these features only; ``names`` must include the parts of each cross it includes."""
         return self.model_copy(update={"features": tuple(f for f in self.features if f.name in names)})
 
     @property
     def inputs(self) -> list[InputFeature]:
-        """Features that a log or a request gives, each in its column: all but crosses, in order of declaration."""
+        """Features with a column in the log or the request (all but crosses), in order of declaration."""
         return [f for f in self.features if not isinstance(f, CrossFeature)]
 
     @property
     def crosses(self) -> list[CrossFeature]:
-        """Features made from other features, in order of declaration."""
+        """Crosses, in order of declaration."""
         return [f for f in self.features if isinstance(f, CrossFeature)]
 
     @property
@@ -173,22 +180,22 @@ class Schema(StrictModel):
 
     @property
     def sparse(self) -> list[SparseFeature]:
-        """Features with one embedding, then those with a list: the order of their embeddings in the model's input."""
+        """``categoricals``, then ``bags``: the order of the embeddings in the model's input."""
         return [*self.categoricals, *self.bags]
 
     @property
     def numerics(self) -> list[NumericFeature]:
-        """Features with one number per row that the model reads as it is, in order of declaration."""
+        """Features with one number per row that are not divided into buckets, in order of declaration."""
         return [f for f in self.features if isinstance(f, NumericFeature)]
 
     @property
     def numbers(self) -> list[NumberFeature]:
-        """Features with one number per row, cut into buckets or not, in order of declaration."""
+        """Features with one number per row, in buckets or not, in order of declaration."""
         return [f for f in self.features if isinstance(f, NumberFeature)]
 
     @property
     def tables(self) -> dict[str, SparseFeature]:
-        """Embedding table name → the first feature that uses it (all that share a table agree)."""
+        """First feature of each embedding table, by table name; features that share a table have the same settings."""
         tables: dict[str, SparseFeature] = {}
         for feature in self.sparse:
             tables.setdefault(feature.table, feature)
@@ -196,7 +203,7 @@ class Schema(StrictModel):
 
     @property
     def owners(self) -> set[Owner]:
-        """Whose features there are."""
+        """Owners that have features."""
         return {feature.owner for feature in self.inputs}
 
     @property
@@ -206,25 +213,25 @@ class Schema(StrictModel):
 
     @property
     def sliceable(self) -> list[str]:
-        """By what rows can be measured apart: features of one id or number a row, and whether user or item is new."""
+        """Names of the slices of an evaluation: features with one value per row, ``new_user`` and ``new_item``."""
         new = [f"new_{owner}" for owner in ("user", "item") if self.id_feature(owner) is not None]
         single = (f for f in self.inputs if not isinstance(f, PooledFeature) and not f.training_only)
         return [*(f.name for f in single), *new]
 
     def id_feature(self, owner: Owner) -> CategoricalFeature | None:
-        """The feature that knows the ids seen in training; None if ids are no feature, or hashed."""
+        """Return the feature whose vocabulary holds the owner's ids; None if ids are hashed or not a feature."""
         ids = [f for f in self.features if isinstance(f, CategoricalFeature) and f.hash_buckets is None]
         return next((f for f in ids if f.column == self.id_column(owner)), None)
 
     def id_column(self, owner: Owner) -> str | None:
-        """Column that holds the owner's id; None for the context, which has no id."""
+        """Return the name of the owner's id column; None for the context, which has no id."""
         return {"user": self.columns.user, "item": self.columns.item}.get(owner)
 
     def columns_of(self, owner: Owner) -> list[str]:
-        """Feature columns of one owner, its id column left out, without repeats."""
+        """Return the feature columns of one owner without its id column and without duplicates."""
         columns = (f.column for f in self.inputs if f.owner == owner)
         return [c for c in dict.fromkeys(columns) if c != self.id_column(owner)]
 
 
-def _repeated(names: Iterable[str]) -> list[str]:
+def _duplicates(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]

@@ -1,4 +1,4 @@
-"""What is predicted."""
+"""Prediction tasks."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from ranking.schema.base import ColumnName, Name, StrictModel, with_name
+from ranking.schema.base import ColumnName, Name, StrictModel, default_to_name
 
 
 class Task(StrictModel):
-    """What is predicted: a probability (``binary``) or a number (``regression``).
+    """Prediction of a probability (``binary``) or a number (``regression``).
 
-    A null label is masked: the row neither trains nor evaluates this task. A regression with ``transform = "log1p"``
-    is trained, scored and evaluated on log(1 + label).
+    A null label is masked: the row is neither used for training nor for evaluation of this task. A regression with
+    ``transform = "log1p"`` is trained, scored and evaluated on log(1 + label).
 
     Attributes:
-        label: the label's column; default: the task's name.
-        mask: a column of 0 and 1; where it is not 1, the label is masked.
-        transform: of a regression's label.
-        weight: weight of the task's loss in the sum.
-        keep_negatives: share of a binary task's negative labels that training uses, drawn anew in each step. The
+        name: name of the task.
+        kind: binary or regression.
+        label: name of the label column; default: the task's name.
+        mask: name of a column of 0 and 1; the label is masked where it is not 1.
+        transform: transform of a regression label.
+        weight: weight of the task's loss in the total loss.
+        keep_negatives: fraction of a binary task's negative labels that training uses, sampled again in each step. The
             others are masked, and the outputs are corrected for it (He et al. 2014, "Practical lessons from predicting
             clicks on ads at Facebook", section 6.3).
-        group: a name for tasks that belong together, such as engagement or satisfaction; reports use it.
-        calibration: how a binary task's probabilities are made true on the validation split after training.
+        group: name of a group of related tasks in reports, such as engagement or satisfaction.
+        calibration: method that calibrates a binary task's probabilities on the validation split after training.
     """
 
     name: Name
@@ -40,16 +42,16 @@ class Task(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _label_defaults_to_name(cls, data: Any) -> Any:
-        return with_name(data, "label")
+        return default_to_name(data, "label")
 
     @model_validator(mode="after")
-    def _settings_fit_kind(self) -> Self:
+    def _check_settings_fit_kind(self) -> Self:
         if self.kind == "binary" and self.transform != "none":
-            raise ValueError("a binary label takes no transform")
+            raise ValueError("transform is for regression tasks: a binary label has no transform")
         if self.kind == "regression" and self.keep_negatives < 1:
             raise ValueError("keep_negatives is for binary tasks: a regression has no negatives")
         if self.kind == "regression" and self.calibration != "none":
-            raise ValueError("only a binary task has probabilities to calibrate")
+            raise ValueError("calibration is for binary tasks: a regression has no probabilities")
         if self.mask == self.label:
-            raise ValueError(f"mask and label are the same column '{self.label}': only positives would be left")
+            raise ValueError(f"mask and label are the same column '{self.label}': only positives would remain")
         return self

@@ -1,4 +1,4 @@
-"""Configuration errors as a person reads them: by the names in the document, with the mend."""
+"""Format pydantic validation errors as messages that name the configuration key and the fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-EXPECTED = {
+MESSAGES = {
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "float_type": "must be a number",
@@ -27,76 +27,81 @@ EXPECTED = {
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
 }
-"""What each of pydantic's complaints means to whoever wrote the document."""
+"""Messages of pydantic error types."""
 
-DECLARED = {("features",): "[[features]]", ("tasks",): "[[tasks]]"}
-"""Lists that TOML writes as tables of their own."""
+ARRAYS_OF_TABLES = {("features",): "[[features]]", ("tasks",): "[[tasks]]"}
+"""Lists that TOML writes as arrays of tables."""
 
 
 def format_validation_error(error: ValidationError, data: Any) -> str:
-    """One readable line for a pydantic error: each problem by the names in the document, not by index."""
+    """Format a pydantic error as one line that names keys and features as the configuration does, not by index.
+
+    Args:
+        error: the validation error.
+        data: the configuration that was validated.
+    """
     errors = error.errors()
     containers = {problem["loc"][:depth] for problem in errors for depth in range(len(problem["loc"]))}
     problems = []
     for problem in errors:
         if problem["type"] == "too_short" and problem["loc"] in containers:
-            continue  # pydantic counts the valid entries only
-        path, branch, written = _place(problem, data)
-        if written:  # else the value is that of another key, and wrong there too
-            problems.append(": ".join([*([".".join(path)] if path else []), _plain(problem, branch)]))
+            continue  # pydantic counts only valid entries, so a list of invalid entries is "too short".
+        path, branch, is_present = _locate(problem, data)
+        if is_present:  # Otherwise the value is the default from another key, which is reported itself.
+            problems.append(": ".join([*([".".join(path)] if path else []), _message(problem, branch)]))
     return "; ".join(problems)
 
 
-def _place(problem: Any, data: Any) -> tuple[list[str], str, bool]:
-    """Where a problem is in the document, the branch of a union that found it, and whether the document says it."""
-    place, path, branch, written = data, [], "", True
-    loc, missing = problem["loc"], problem["type"] == "missing"
-    of_a_value = missing or not isinstance(problem["input"], dict)
+def _locate(problem: Any, data: Any) -> tuple[list[str], str, bool]:
+    """Return the path of a problem, the union branch that reported it, and whether the configuration sets the key."""
+    node, path, branch, is_present = data, [], "", True
+    loc, is_missing = problem["loc"], problem["type"] == "missing"
+    is_leaf = is_missing or not isinstance(problem["input"], dict)
     for depth, key in enumerate(loc, start=1):
-        if (isinstance(place, dict) and key in place) or (isinstance(place, list) and isinstance(key, int)):
-            place = place[key]
-            name = place.get("name") if isinstance(place, dict) else None
+        if (isinstance(node, dict) and key in node) or (isinstance(node, list) and isinstance(key, int)):
+            node = node[key]
+            name = node.get("name") if isinstance(node, dict) else None
             if isinstance(key, str):
-                path.append(_key(key))
+                path.append(_quoted_key(key))
             elif isinstance(name, str):
                 path.append(f"'{name}'")
             else:
                 path[-1] += f" (entry {key + 1})"
-        elif isinstance(place, dict) and depth == len(loc) and of_a_value:
-            path.append(_key(str(key)))
-            written = missing
+        elif isinstance(node, dict) and depth == len(loc) and is_leaf:
+            path.append(_quoted_key(str(key)))
+            is_present = is_missing
         else:
             branch = f" of kind '{key}'"
-    return path, branch, written
+    return path, branch, is_present
 
 
-def _key(key: str) -> str:
-    """A key as the document writes it: in quotes if it holds dots."""
+def _quoted_key(key: str) -> str:
+    """Return a key as TOML writes it, in quotes if it holds dots."""
     return key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
 
 
-def _plain(problem: Any, branch: str) -> str:
-    where = problem["loc"]
-    got = f"(got {_shown(problem['input'])})"
+def _message(problem: Any, branch: str) -> str:
+    loc = problem["loc"]
+    got = f"(got {_format_value(problem['input'])})"
     match problem["type"]:
         case "extra_forbidden":
             return f"unknown key{branch}"
-        case "missing" if where in DECLARED:
-            return f"missing; declare at least one, each under {DECLARED[where]}"
+        case "missing" if loc in ARRAYS_OF_TABLES:
+            return f"missing; declare at least one, each under {ARRAYS_OF_TABLES[loc]}"
         case "missing":
-            return "missing; choose user, item or context" if where[-1] == "owner" else "missing"
-        case "too_short" if where in DECLARED:
-            return f"declare at least one, each under {DECLARED[where]}"
+            return "missing; choose user, item or context" if loc[-1] == "owner" else "missing"
+        case "too_short" if loc in ARRAYS_OF_TABLES:
+            return f"declare at least one, each under {ARRAYS_OF_TABLES[loc]}"
         case "too_short":
-            least = problem["ctx"]["min_length"]
-            return f"must hold at least {least} {'entry' if least == 1 else 'entries'} {got}"
-        case "tuple_type" if where in DECLARED:
-            return f"must be a list of tables: write each under {DECLARED[where]}"
+            count = problem["ctx"]["min_length"]
+            return f"must hold at least {count} {'entry' if count == 1 else 'entries'} {got}"
+        case "tuple_type" if loc in ARRAYS_OF_TABLES:
+            return f"must be a list of tables: write each under {ARRAYS_OF_TABLES[loc]}"
         case "string_too_short":
             return "must not be empty"
         case "union_tag_not_found" if not isinstance(problem["input"], dict):
             return f"must be a table with a kind {got}"
-        case "union_tag_not_found" if where[0] == "features":
+        case "union_tag_not_found" if loc[0] == "features":
             return "kind is missing; choose categorical, bag, sequence, numeric, buckets or cross"
         case "union_tag_not_found":
             return "kind is missing"
@@ -105,14 +110,14 @@ def _plain(problem: Any, branch: str) -> str:
             return f"kind is {problem['ctx']['tag']!r}; choose {' or '.join(expected.rsplit(', ', 1))}"
         case "value_error":
             return str(problem["ctx"]["error"])
-        case known if known in EXPECTED:
-            return f"{EXPECTED[known].format(**problem.get('ctx', {}))} {got}"
+        case kind if kind in MESSAGES:
+            return f"{MESSAGES[kind].format(**problem.get('ctx', {}))} {got}"
         case _:
             return f"{problem['msg']} {got}"
 
 
-def _shown(value: Any) -> str:
-    """A value nearly as TOML writes it, cut short."""
+def _format_value(value: Any) -> str:
+    """Return a value approximately as TOML writes it, truncated."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, bool):

@@ -1,43 +1,46 @@
-"""The bundle's ONNX body on ONNX Runtime: the fast way on CPU; needs no compiler and releases the GIL."""
+"""The ONNX Runtime backend, the fastest on CPU: needs no compiler and releases the GIL."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 from onnx.utils import Extractor
 
-from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
+from ranking.encoding.batch import EncodedBatch, Float32, Int64, RaggedIds
+from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
-from service.backends.base import Precision, Scores
-from service.backends.embedding import Embedding
-from service.backends.lru_cache import LRUCache
+from ranking.schema import SingleFeature
+from service.backends.base import LRUCache, Precision, Scores
 
-OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
-"""All that a body is made of; nothing else is executed."""
+ALLOWED_OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
+"""Operators that a ``body.onnx`` may contain; a bundle with any other is rejected."""
 
-SESSIONS = 32
-"""Sets of tasks whose part of the body is kept ready; making one costs as much as a few requests."""
+CACHED_SESSIONS = 32
+"""Number of sets of tasks whose session is cached; creating a session costs as much as a few requests."""
 
 
 class OnnxBackend:
-    """Runs ``body.onnx`` in float32; embeddings are looked up outside of it.
+    """Executes ``body.onnx`` in float32; embeddings are looked up in NumPy.
 
-    Each set of tasks that is asked for gets a session of its own, of the part of the body that leads to its outputs.
+    Each requested set of tasks gets its own session, with the part of the body that computes the outputs of the tasks.
 
     Args:
-        ranker: with a body.
-        threads: that one call may use.
+        ranker: ranker with a body.
+        threads: number of threads per call.
 
     Raises:
-        BundleError: the bundle carries no body, or one that this library did not write.
+        BundleError: the bundle has no body, or its body contains something that this library does not write.
     """
 
-    backend = "onnxruntime"
+    name = "onnxruntime"
     precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker, threads: int = 1) -> None:
@@ -46,44 +49,103 @@ class OnnxBackend:
                 f"'{ranker.schema.name}' carries no body.onnx (a per-example gate, or it was frozen without): "
                 "serve it with the torch backend"
             )
-        sides = SharedItemSplitter(ranker.encoder)
-        self._shared = Embedding(sides.shared, ranker.weights)
-        self._items = Embedding(sides.items, ranker.weights)
+        splitter = SharedItemSplitter(ranker.encoder)
+        self._shared = EmbeddingLookup(splitter.shared, ranker.weights)
+        self._items = EmbeddingLookup(splitter.items, ranker.weights)
         self._ranker = ranker
-        self._body = Extractor(_checked(ranker.body))
+        self._extractor = Extractor(_validate_body(ranker.body))
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads, self._options.inter_op_num_threads = threads, 1
         self._options.log_severity_level = 3
-        self._sessions: LRUCache[frozenset[str], onnxruntime.InferenceSession] = LRUCache(SESSIONS)
+        self._sessions: LRUCache[frozenset[str], onnxruntime.InferenceSession] = LRUCache(CACHED_SESSIONS)
         self._session(ranker.schema.task_names)
 
-    def scores(self, halves: RequestBatch, tasks: Sequence[str]) -> Scores:
-        """Scores [candidates, tasks] float32."""
-        request = halves.request
-        if len(halves.shared) == 1 and self._items.width:
-            request = request[:1]  # broadcast instead of copied to every row
-        feeds = {"shared": self._shared(halves.shared), "items": self._items(halves.items), "request": request}
+    def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
+        """Return scores [candidates, tasks] float32."""
+        request_index = batch.request_index
+        if len(batch.shared) == 1 and self._items.width:
+            request_index = request_index[:1]  # broadcast the shared row instead of copying it per candidate
+        feeds = {"shared": self._shared(batch.shared), "items": self._items(batch.items), "request": request_index}
         names = [f"output.{task}" for task in tasks]
         outputs = np.concatenate(self._session(tasks).run(names, feeds), 1)
         return self._ranker.finished(outputs, tasks)
 
     def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:
-        asked = frozenset(tasks)
-        return self._sessions.get(asked, lambda: self._made(asked))
+        key = frozenset(tasks)
+        return self._sessions.get(key, lambda: self._create_session(key))
 
-    def _made(self, tasks: frozenset[str]) -> onnxruntime.InferenceSession:
-        part = self._body.extract_model(["shared", "items", "request"], [f"output.{task}" for task in sorted(tasks)])
-        return onnxruntime.InferenceSession(part.SerializeToString(), self._options, ["CPUExecutionProvider"])
+    def _create_session(self, tasks: frozenset[str]) -> onnxruntime.InferenceSession:
+        outputs = [f"output.{task}" for task in sorted(tasks)]
+        model = self._extractor.extract_model(["shared", "items", "request"], outputs)
+        return onnxruntime.InferenceSession(model.SerializeToString(), self._options, ["CPUExecutionProvider"])
 
 
-def _checked(body: bytes) -> onnx.ModelProto:
+def _validate_body(body: bytes) -> onnx.ModelProto:
     try:
         model = onnx.load_from_string(body)
     except DecodeError:
-        raise BundleError("body.onnx is no ONNX: freeze the run again") from None
-    others = {node.op_type for node in model.graph.node if node.domain or node.op_type not in OPERATORS}
-    outside = any(weight.data_location for weight in model.graph.initializer)
-    if others or model.functions or outside:
-        what = ", ".join(sorted(others)) or "functions or weights of other files"
-        raise BundleError(f"body.onnx holds {what}, which no bundle does: freeze the run again")
+        raise BundleError("body.onnx is not a valid ONNX model: freeze the run again") from None
+    operators = {node.op_type for node in model.graph.node if node.domain or node.op_type not in ALLOWED_OPERATORS}
+    external = any(weight.data_location for weight in model.graph.initializer)
+    if operators or model.functions or external:
+        content = ", ".join(sorted(operators)) or "functions or weights in other files"
+        raise BundleError(f"body.onnx contains {content}, which is not allowed in a bundle: freeze the run again")
     return model
+
+
+class EmbeddingLookup:
+    """Looks up the embeddings of one feature group in NumPy.
+
+    Consecutive features of equal width share one flat table and one look-up, because the overhead of a look-up exceeds
+    its cost per row.
+
+    Args:
+        group: feature group.
+        weights: weights of the graph; ``embedding.TABLE`` is [rows, dim] float32.
+    """
+
+    def __init__(self, group: FeatureGroup, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+        runs = [list(run) for _, run in itertools.groupby(group.singles, lambda feature: feature.dim)]
+        self._singles = [(len(run), _single_lookup(run, weights)) for run in runs]
+        self._bags = [_bag_lookup(weights[f"embedding.{bag.table}"], mean=bag.pooling == "mean") for bag in group.bags]
+        self.width = len(group.input_columns)
+
+    def __call__(self, inputs: EncodedBatch) -> Float32:
+        """Return the model inputs of the group [rows, width]: single features, bags, dense values."""
+        parts, start = [], 0
+        for count, look_up in self._singles:
+            parts.append(look_up(inputs.ids[:, start : start + count]))
+            start += count
+        parts += [look_up(bag) for look_up, bag in zip(self._bags, inputs.bags, strict=True)]
+        return np.concatenate([*parts, inputs.dense], 1)
+
+
+def _single_lookup(
+    features: Sequence[SingleFeature], weights: Mapping[str, npt.NDArray[Any]]
+) -> Callable[[Int64], Float32]:
+    """Return the look-up of consecutive features of equal width: [rows, features] to [rows, features · width]."""
+    tables = {feature.table: weights[f"embedding.{feature.table}"] for feature in features}
+    offsets = dict(zip(tables, itertools.accumulate(map(len, tables.values()), initial=0), strict=False))
+    flat, starts = np.concatenate(list(tables.values())), np.array([offsets[feature.table] for feature in features])
+    width = len(features) * flat.shape[1]
+
+    def look_up(ids: Int64) -> Float32:
+        # ids are in range; mode="clip" only avoids the buffering of the default mode
+        embeddings: Float32 = flat.take(ids + starts, 0, mode="clip").reshape(len(ids), width)
+        return embeddings
+
+    return look_up
+
+
+def _bag_lookup(table: Float32, *, mean: bool) -> Callable[[RaggedIds], Float32]:
+    """Return the look-up of a bag: sums or means [rows, width], 0 for empty lists."""
+
+    def look_up(bag: RaggedIds) -> Float32:
+        pooled = np.zeros((len(bag.lengths), table.shape[1]), np.float32)
+        filled = np.flatnonzero(bag.lengths)
+        lengths = bag.lengths[filled]
+        sums = np.add.reduceat(table.take(bag.values, 0, mode="clip"), np.cumsum(lengths) - lengths)
+        pooled[filled] = sums / lengths[:, None] if mean else sums
+        return pooled
+
+    return look_up

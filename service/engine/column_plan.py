@@ -1,4 +1,4 @@
-"""Where the values of the columns that a request gives have their places; worked out once for a set of columns."""
+"""Destinations of the columns of a request in the encoded arrays, computed once per set of columns."""
 
 from __future__ import annotations
 
@@ -12,93 +12,92 @@ from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdM
 from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import BucketsFeature, CategoricalFeature, NumberFeature, NumericFeature, PooledFeature
 
-Places: TypeAlias = slice | npt.NDArray[np.intp]
-"""Columns of an array: a slice where they stand together, which is much cheaper."""
+ColumnIndices: TypeAlias = slice | npt.NDArray[np.intp]
+"""Columns of an array; a slice where they are contiguous, because indexing with a slice is much cheaper."""
 
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Of the columns of one owner that a request gives.
+    """How the values of a set of columns of one owner are encoded.
 
     Attributes:
-        lists: column, feature, its place among the bags and among the missing ones.
-        ids: column, id space, and place among the parts of crosses or None.
-        numbers: features that read numbers, numeric ones first.
-        buckets: id spaces of those that are cut.
-        single_places: of ``ids`` and ``buckets`` among features with one embedding.
-        single_missing: the same among the missing ones.
-        numeric_places: among the dense columns.
-        numeric_missing: the same among the missing ones.
-        logs: which numbers are transformed.
-        shift: of each numeric feature; and its ``scale``.
-        flagged: which numeric features have a dense column that says "missing".
-        flags: those columns.
+        bags: column, feature, index among the bags and index among all features, per feature with lists of ids.
+        ids: column, id mapping and index among the cross parts (None if not part of a cross), per id feature.
+        numbers: features that read numbers; numeric features first, then bucketized ones.
+        bucketizers: bucketizers of the bucketized features.
+        single_columns: columns of ``EntityFeatures.ids`` of the features in ``ids``, then of the bucketized ones.
+        single_missing: columns of ``EntityFeatures.missing`` of the same features.
+        numeric_columns: columns of ``EntityFeatures.dense`` of the numeric features.
+        numeric_missing: columns of ``EntityFeatures.missing`` of the numeric features.
+        log_numerics: indices of the numeric features with the transform log1p; None if there are none.
+        shift: shift of each numeric feature.
+        scale: scale of each numeric feature.
+        indicated_numerics: indices of the numeric features with a missing indicator; None if there are none.
+        indicator_columns: columns of ``EntityFeatures.dense`` of these missing indicators.
     """
 
-    lists: list[tuple[str, PooledFeature, int, int]]
+    bags: list[tuple[str, PooledFeature, int, int]]
     ids: list[tuple[str, Vocabulary | HashBuckets, int | None]]
     numbers: list[NumberFeature]
-    buckets: list[Bucketizer]
-    single_places: Places
-    single_missing: Places
-    numeric_places: Places
-    numeric_missing: Places
-    logs: Places | None
+    bucketizers: list[Bucketizer]
+    single_columns: ColumnIndices
+    single_missing: ColumnIndices
+    numeric_columns: ColumnIndices
+    numeric_missing: ColumnIndices
+    log_numerics: ColumnIndices | None
     shift: FloatArray
     scale: FloatArray
-    flagged: Places | None
-    flags: Places
+    indicated_numerics: ColumnIndices | None
+    indicator_columns: ColumnIndices
 
     @classmethod
     def for_columns(cls, layout: IndexLayout, columns: tuple[str, ...]) -> ColumnPlan:
-        """The plan for these columns, all of which features read."""
-        schema, spaces, scales = layout.encoder.schema, layout.encoder.id_mappings, layout.encoder.scales
-        given = [feature for feature in schema.inputs if feature.column in columns]
-        kinds = (schema.categoricals, schema.bags, schema.numerics)
-        place = {feature.name: i for kind in kinds for i, feature in enumerate(kind)}
-        missing = {feature.name: i for i, feature in enumerate(schema.inputs)}
-        flag = [number.name for number in schema.numerics if scales[number.name].has_missing_indicator]
-        categoricals = [feature for feature in given if isinstance(feature, CategoricalFeature)]
-        buckets = [feature for feature in given if isinstance(feature, BucketsFeature)]
-        numerics = [feature for feature in given if isinstance(feature, NumericFeature)]
-        singles = [*categoricals, *buckets]
-        logs = [i for i, feature in enumerate(numerics) if feature.transform == "log1p"]
-        flagged = [i for i, feature in enumerate(numerics) if feature.name in flag]
+        """Build the plan for columns that features of the layout read."""
+        schema, id_mappings, scales = layout.encoder.schema, layout.encoder.id_mappings, layout.encoder.scales
+        features = [feature for feature in schema.inputs if feature.column in columns]
+        groups = (schema.categoricals, schema.bags, schema.numerics)
+        group_index = {feature.name: i for group in groups for i, feature in enumerate(group)}
+        input_index = {feature.name: i for i, feature in enumerate(schema.inputs)}
+        indicated = [number.name for number in schema.numerics if scales[number.name].has_missing_indicator]
+        categoricals = [feature for feature in features if isinstance(feature, CategoricalFeature)]
+        bucketized = [feature for feature in features if isinstance(feature, BucketsFeature)]
+        numerics = [feature for feature in features if isinstance(feature, NumericFeature)]
+        singles = [*categoricals, *bucketized]
+        log_numerics = [i for i, feature in enumerate(numerics) if feature.transform == "log1p"]
+        indicated_numerics = [i for i, feature in enumerate(numerics) if feature.name in indicated]
+        cross_index = {name: i for i, name in enumerate(layout.cross_parts)}
         return cls(
-            lists=[(f.column, f, place[f.name], missing[f.name]) for f in given if isinstance(f, PooledFeature)],
-            ids=[
-                (
-                    f.column,
-                    _ids(spaces[f.table]),
-                    layout.cross_parts.index(f.name) if f.name in layout.cross_parts else None,
-                )
-                for f in categoricals
+            bags=[
+                (f.column, f, group_index[f.name], input_index[f.name])
+                for f in features
+                if isinstance(f, PooledFeature)
             ],
-            numbers=[*numerics, *buckets],
-            buckets=[_cut(spaces[f.table]) for f in buckets],
-            single_places=_places([place[f.name] for f in singles]),
-            single_missing=_places([missing[f.name] for f in singles]),
-            numeric_places=_places([place[f.name] for f in numerics]),
-            numeric_missing=_places([missing[f.name] for f in numerics]),
-            logs=_places(logs) if logs else None,
+            ids=[(f.column, _id_mapping(id_mappings[f.table]), cross_index.get(f.name)) for f in categoricals],
+            numbers=[*numerics, *bucketized],
+            bucketizers=[_bucketizer(id_mappings[f.table]) for f in bucketized],
+            single_columns=_indices([group_index[f.name] for f in singles]),
+            single_missing=_indices([input_index[f.name] for f in singles]),
+            numeric_columns=_indices([group_index[f.name] for f in numerics]),
+            numeric_missing=_indices([input_index[f.name] for f in numerics]),
+            log_numerics=_indices(log_numerics) if log_numerics else None,
             shift=np.array([scales[f.name].shift for f in numerics]),
             scale=np.array([scales[f.name].scale for f in numerics]),
-            flagged=_places(flagged) if flagged else None,
-            flags=_places([len(scales) + flag.index(numerics[i].name) for i in flagged]),
+            indicated_numerics=_indices(indicated_numerics) if indicated_numerics else None,
+            indicator_columns=_indices([len(scales) + indicated.index(numerics[i].name) for i in indicated_numerics]),
         )
 
 
-def _places(places: list[int]) -> Places:
-    if places and places == list(range(places[0], places[-1] + 1)):
-        return slice(places[0], places[-1] + 1)
-    return np.array(places, np.intp)
+def _indices(columns: list[int]) -> ColumnIndices:
+    if columns and columns == list(range(columns[0], columns[-1] + 1)):
+        return slice(columns[0], columns[-1] + 1)
+    return np.array(columns, np.intp)
 
 
-def _ids(space: IdMapping) -> Vocabulary | HashBuckets:
-    assert isinstance(space, Vocabulary | HashBuckets)
-    return space
+def _id_mapping(mapping: IdMapping) -> Vocabulary | HashBuckets:
+    assert isinstance(mapping, Vocabulary | HashBuckets)
+    return mapping
 
 
-def _cut(space: IdMapping) -> Bucketizer:
-    assert isinstance(space, Bucketizer)
-    return space
+def _bucketizer(mapping: IdMapping) -> Bucketizer:
+    assert isinstance(mapping, Bucketizer)
+    return mapping

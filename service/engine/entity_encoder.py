@@ -1,8 +1,9 @@
-"""The features of one owner: looked up by id, then what a store and a request give in their place."""
+"""Encodes the features of one owner (user, context or item)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -10,123 +11,171 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding.batch import Mask, RaggedIds
+from ranking.encoding.batch import EncodedBatch, Mask, RaggedIds
 from ranking.encoding.columns import to_id_array
-from ranking.encoding.feature_table import fill_features
 from ranking.encoding.encoder import scale_numbers, transform_numbers
-from ranking.encoding.vocabulary import MISSING, FloatArray
+from ranking.encoding.feature_table import fill_features
+from ranking.encoding.vocabulary import MISSING, FloatArray, IdArray
 from ranking.frozen.ranker import FrozenRanker
 from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import InputFeature, NumberFeature, Owner
-from service.engine import values as of
-from service.engine.column_plan import ColumnPlan, Places
-from service.engine.entity_features import EntityFeatures
+from service.engine.column_plan import ColumnIndices, ColumnPlan
 from service.engine.request import RawFeatures
-from service.engine.values import Values
+from service.engine.values import Values, hash_ids, is_set, to_bag, to_embedding_rows, to_float64
 
-PLANS = 256
-"""Sets of columns whose places are remembered."""
+CACHED_PLANS = 256
+"""Number of sets of columns whose plans are cached, per owner."""
+
+
+@dataclass
+class EntityFeatures:
+    """Encoded features of one owner; mutable.
+
+    Attributes:
+        ids: as ``EncodedBatch.ids``.
+        bags: as ``EncodedBatch.bags``.
+        dense: as ``EncodedBatch.dense``.
+        missing: as ``EncodedBatch.missing``.
+        hashes: hashes of the features that are part of a cross [rows, cross parts] int64.
+    """
+
+    ids: IdArray
+    bags: list[RaggedIds]
+    dense: npt.NDArray[np.float32]
+    missing: Mask
+    hashes: IdArray
+
+    @classmethod
+    def from_encoded(cls, encoded: EncodedBatch, hashes: IdArray) -> EntityFeatures:
+        """Wrap encoded rows, whose arrays may then be overwritten."""
+        return cls(encoded.ids, list(encoded.bags), encoded.dense, encoded.missing, hashes)
+
+    def to_encoded(self) -> EncodedBatch:
+        """Return the rows without the hashes."""
+        return EncodedBatch(self.ids, tuple(self.bags), self.dense, self.missing)
+
+    def repeat(self, count: int) -> EntityFeatures:
+        """Copy a single row ``count`` times."""
+        rows = np.zeros(count, np.int64)
+        return EntityFeatures(
+            self.ids.repeat(count, 0),
+            [bag if count == 1 else bag.take(rows) for bag in self.bags],
+            self.dense.repeat(count, 0),
+            self.missing.repeat(count, 0),
+            self.hashes.repeat(count, 0),
+        )
 
 
 class EntityEncoder:
     """Encodes the features of one owner.
 
     Args:
-        ranker: that scores them.
-        owner: whose features.
+        ranker: ranker that scores the features.
+        owner: owner of the features.
 
     Attributes:
-        schema: the owner's features, crosses left out.
-        parts: names of those that crosses are made of: columns of ``EntityFeatures.hashes``.
-        readable: column → the feature that says what its values are: of an id, if one reads the column.
+        schema: features of the owner, without crosses.
+        cross_parts: names of the features that are part of a cross, the columns of ``EntityFeatures.hashes``.
+        readable: feature that defines the type of each column; an id feature takes precedence over a number.
     """
 
     def __init__(self, ranker: FrozenRanker, owner: Owner) -> None:
         layout = IndexLayout.for_owner(ranker.encoder, owner)
         self.schema = schema = layout.encoder.schema
-        self.parts, self._key = layout.cross_parts, schema.id_column(owner)
-        self._encoder, self._table = layout.encoder, ranker.encoded.get(owner)
+        self.cross_parts, self._id_column = layout.cross_parts, schema.id_column(owner)
+        self._encoder, self._index = layout.encoder, ranker.encoded.get(owner)
         nulls = fill_features(pa.table({"": pa.nulls(1)}), schema, {})
         self._unknown = EntityFeatures.from_encoded(
             layout.encoder.encode(nulls), layout.encoder.hash_features(nulls, layout.cross_parts)
         )
-        ids = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
+        id_features = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
         readers: dict[str, InputFeature] = {}
-        for feature in (*ids, *schema.numbers):
+        for feature in (*id_features, *schema.numbers):
             readers.setdefault(feature.column, feature)
-        self._key_is_read = self._key in readers
+        self._id_is_feature = self._id_column in readers
         columns = dict.fromkeys(feature.column for feature in schema.inputs)
-        self.readable = {column: readers[column] for column in columns if column != self._key}
-        self._plan = lru_cache(maxsize=PLANS)(partial(ColumnPlan.for_columns, layout))
+        self.readable = {column: readers[column] for column in columns if column != self._id_column}
+        self._plan = lru_cache(maxsize=CACHED_PLANS)(partial(ColumnPlan.for_columns, layout))
 
-    def encode(self, given: RawFeatures, count: int) -> EntityFeatures:
-        """So many rows.
+    def encode(self, features: RawFeatures, count: int) -> EntityFeatures:
+        """Encode ``count`` rows: values by id, overwritten by those of the feature store and of the request.
 
         Raises:
-            InvalidInputError: a number that no log can hold, text that is no integer (names column and row).
+            InvalidInputError: a number is not finite or outside the domain of its transform, or text is not an
+                integer where ids are integers. The error names column and row.
         """
         known = None
-        if self._table is not None and given.ids is not None:
-            found = self._table.rows(given.ids)
-            hashes = self._table.cross_hashes(found) if self.parts else self._unknown.hashes
-            rows, known = EntityFeatures.from_encoded(self._table.take(found), hashes), found >= 0
+        if self._index is not None and features.ids is not None:
+            rows = self._index.rows(features.ids)
+            hashes = self._index.cross_hashes(rows) if self.cross_parts else self._unknown.hashes
+            encoded, known = EntityFeatures.from_encoded(self._index.take(rows), hashes), rows >= 0
         else:
-            rows = self._unknown.repeated(count)
-        if self._key_is_read and given.ids is not None and (known is None or not known.all()):
-            ids = to_id_array(given.ids).to_pylist() if isinstance(given.ids, list) else given.ids
-            self._put({str(self._key): ids}, rows, known)
-        if given.stored:
-            self._put(given.stored, rows)
-        if given.columns:
-            self._put(given.columns, rows)
-        return rows
+            encoded = self._unknown.repeat(count)
+        if self._id_is_feature and features.ids is not None and (known is None or not known.all()):
+            ids = to_id_array(features.ids).to_pylist() if isinstance(features.ids, list) else features.ids
+            self._overwrite(encoded, {str(self._id_column): ids}, keep=known)
+        if features.stored:
+            self._overwrite(encoded, features.stored)
+        if features.columns:
+            self._overwrite(encoded, features.columns)
+        return encoded
 
-    def _put(self, columns: Mapping[str, Values], rows: EntityFeatures, keep: Mask | None = None) -> None:
-        """Puts what columns give in the place of what was looked up, but for the rows to be kept."""
+    def _overwrite(self, encoded: EntityFeatures, columns: Mapping[str, Values], keep: Mask | None = None) -> None:
+        """Overwrite encoded features with the values of columns that are set, except in the rows of ``keep``."""
         plan = self._plan(tuple(columns))
-        for column, feature, place, missing in plan.lists:
-            new = of.is_set(columns[column])
-            if new.any():
-                lists = of.bag(columns[column], feature, self._encoder)
-                rows.bags[place] = _replaced(rows.bags[place], lists, new)
-                rows.missing[:, missing] &= ~new
-        ids = [of.rows(columns[column], space, column) for column, space, _ in plan.ids]
-        for (column, _, part), found in zip(plan.ids, ids, strict=True):
+        for column, feature, bag, missing in plan.bags:
+            replaced = is_set(columns[column])
+            if replaced.any():
+                lists = to_bag(columns[column], feature, self._encoder)
+                encoded.bags[bag] = _replace_lists(encoded.bags[bag], lists, replaced)
+                encoded.missing[:, missing] &= ~replaced
+        singles = [to_embedding_rows(columns[column], id_mapping, column) for column, id_mapping, _ in plan.ids]
+        for (column, _, part), rows in zip(plan.ids, singles, strict=True):
             if part is not None:
-                hashes, at = of.hashes(columns[column])[:, None], slice(part, part + 1)
-                _write(rows.hashes, at, hashes, found[:, None] != MISSING, keep)
+                hashes = hash_ids(columns[column])[:, None]
+                _write_columns(encoded.hashes, slice(part, part + 1), hashes, rows[:, None] != MISSING, keep)
         if plan.numbers:
-            numbers = of.numbers([columns[feature.column] for feature in plan.numbers], plan.numbers)
-            first = len(plan.shift)
-            ids += [space.rows_from_values(numbers[:, first + i]) for i, space in enumerate(plan.buckets)]
-            if first:
-                self._put_numbers(plan, numbers[:, :first], rows, keep)
-        if ids:
-            found = np.stack(ids, 1)
-            new = _write(rows.ids, plan.single_places, found, found != MISSING, keep)
-            rows.missing[:, plan.single_missing] &= ~new
+            numbers = to_float64([columns[feature.column] for feature in plan.numbers], plan.numbers)
+            numerics = len(plan.shift)
+            singles += [
+                bucketizer.rows_from_values(numbers[:, numerics + i]) for i, bucketizer in enumerate(plan.bucketizers)
+            ]
+            if numerics:
+                self._overwrite_numerics(encoded, plan, numbers[:, :numerics], keep)
+        if singles:
+            ids = np.stack(singles, 1)
+            written = _write_columns(encoded.ids, plan.single_columns, ids, ids != MISSING, keep)
+            encoded.missing[:, plan.single_missing] &= ~written
 
-    def _put_numbers(self, plan: ColumnPlan, numbers: FloatArray, rows: EntityFeatures, keep: Mask | None) -> None:
-        if plan.logs is not None:
-            numbers[:, plan.logs] = transform_numbers(numbers[:, plan.logs], "log1p")
+    def _overwrite_numerics(
+        self, encoded: EntityFeatures, plan: ColumnPlan, numbers: FloatArray, keep: Mask | None
+    ) -> None:
+        if plan.log_numerics is not None:
+            numbers[:, plan.log_numerics] = transform_numbers(numbers[:, plan.log_numerics], "log1p")
         numbers = scale_numbers(numbers, plan.shift, plan.scale)
-        new = _write(rows.dense, plan.numeric_places, numbers, ~np.isnan(numbers), keep)
-        rows.missing[:, plan.numeric_missing] &= ~new
-        if plan.flagged is not None:
-            rows.dense[:, plan.flags] *= ~new[:, plan.flagged]  # 0 where it is known now
+        written = _write_columns(encoded.dense, plan.numeric_columns, numbers, ~np.isnan(numbers), keep)
+        encoded.missing[:, plan.numeric_missing] &= ~written
+        if plan.indicated_numerics is not None:
+            encoded.dense[:, plan.indicator_columns] *= ~written[:, plan.indicated_numerics]  # 0: not missing
 
 
-def _write(array: npt.NDArray[Any], places: Places, values: npt.NDArray[Any], new: Mask, keep: Mask | None) -> Mask:
-    """Values into columns of an array, where they are new and not to be kept; where that was [rows, columns]."""
+def _write_columns(
+    array: npt.NDArray[Any], columns: ColumnIndices, values: npt.NDArray[Any], mask: Mask, keep: Mask | None
+) -> Mask:
+    """Write values into columns of an array where ``mask`` is set, except in the rows of ``keep``.
+
+    Returns:
+        Where values were written [rows, columns].
+    """
     if keep is not None:
-        new &= ~keep[:, None]
-    array[:, places] = values if new.all() else np.where(new, values, array[:, places])
-    return new
+        mask &= ~keep[:, None]
+    array[:, columns] = values if mask.all() else np.where(mask, values, array[:, columns])
+    return mask
 
 
-def _replaced(bag: RaggedIds, other: RaggedIds, new: Mask) -> RaggedIds:
-    """The lists of ``other`` where ``new``, else those of ``bag``."""
-    if new.all():
-        return other
-    rows = np.arange(len(new))
-    return RaggedIds.concat([bag, other]).take(np.where(new, rows + len(new), rows))
+def _replace_lists(bag: RaggedIds, lists: RaggedIds, mask: Mask) -> RaggedIds:
+    """Replace the lists of a bag where ``mask`` is set."""
+    if mask.all():
+        return lists
+    rows = np.arange(len(mask))
+    return RaggedIds.concat([bag, lists]).take(np.where(mask, rows + len(mask), rows))

@@ -1,4 +1,4 @@
-"""A request as the encoder takes it: what it says of its user, its context and its candidates, checked."""
+"""Features of requests, as the encoder and the feature store exchange them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from service.engine.values import Values, concat
 
 @dataclass(frozen=True)
 class RawFeatures:
-    """What is said of one owner's rows.
+    """Feature values of one owner (user, context or item), not encoded.
+
+    A value is taken from ``columns``, else from ``stored``, else from the bundle's tables.
 
     Attributes:
-        ids: one a row; None for contexts, which have none.
-        columns: column → values; types are those of the column's features.
-        stored: the same from a store; what ``columns`` leave out is taken from there before the bundle's table.
+        ids: id of each row; None for contexts, which have no ids.
+        columns: values of the request by column, in the types of the column's features.
+        stored: values of the feature store by column, in the same types.
     """
 
     ids: Values | None
@@ -27,22 +29,23 @@ class RawFeatures:
     stored: Mapping[str, Values] = field(default_factory=dict)
 
     def slice(self, start: int, stop: int) -> RawFeatures:
-        """The rows from ``start`` to ``stop``."""
+        """Return the rows [start, stop)."""
         ids = None if self.ids is None else self.ids[start:stop]
         columns, stored = (
-            {name: values[start:stop] for name, values in some.items()} for some in (self.columns, self.stored)
+            {name: values[start:stop] for name, values in mapping.items()} for mapping in (self.columns, self.stored)
         )
         return RawFeatures(ids, columns, stored)
 
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """What one request says, or several of the same form.
+    """Validated features of one request, or of several with the same signature.
 
     Attributes:
-        owners: owner → what is said of it; a row of users and of contexts is a request, one of items a candidate.
-        counts: candidates of each request [requests].
-        form: which columns are given or stored and of which types; requests of one form can be joined, None with none.
+        owners: features by owner. Users and contexts have one row per request, items one row per candidate.
+        counts: number of candidates of each request [requests].
+        signature: names, sources and types of the columns. Requests with equal signatures can be concatenated; a
+            request with None cannot.
     """
 
     owners: Mapping[Owner, RawFeatures]
@@ -50,31 +53,31 @@ class FeatureRequest:
     signature: Hashable = None
 
     def __len__(self) -> int:
-        """Candidates of all requests."""
+        """Return the number of candidates of all requests."""
         return sum(self.counts)
 
     @property
-    def of_candidates(self) -> npt.NDArray[np.int64]:
-        """The request that each candidate belongs to [candidates]."""
+    def request_index(self) -> npt.NDArray[np.int64]:
+        """Index of the request of each candidate [candidates] int64."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def slice(self, start: int, stop: int) -> FeatureRequest:
-        """The candidates from ``start`` to ``stop`` of what is one request."""
+        """Return the candidates [start, stop) of a single request."""
         return FeatureRequest(
             {**self.owners, "item": self.owners["item"].slice(start, stop)}, [stop - start], self.signature
         )
 
     @staticmethod
     def concat(requests: Sequence[FeatureRequest]) -> FeatureRequest:
-        """Requests of one form as one, so that they are encoded as soon as one of them alone."""
+        """Concatenate requests with one signature; encoding them together costs little more than encoding one."""
         if len(requests) == 1:
             return requests[0]
         owners: dict[Owner, RawFeatures] = {}
         for owner, first in requests[0].owners.items():
-            each = [request.owners[owner] for request in requests]
-            columns = {name: concat([given.columns[name] for given in each]) for name in first.columns}
-            stored = {name: concat([given.stored[name] for given in each]) for name in first.stored}
-            ids = None if first.ids is None else concat([given.ids for given in each])
+            parts = [request.owners[owner] for request in requests]
+            columns = {name: concat([part.columns[name] for part in parts]) for name in first.columns}
+            stored = {name: concat([part.stored[name] for part in parts]) for name in first.stored}
+            ids = None if first.ids is None else concat([part.ids for part in parts])
             owners[owner] = RawFeatures(ids, columns, stored)
         return FeatureRequest(
             owners, [count for request in requests for count in request.counts], requests[0].signature
@@ -83,12 +86,12 @@ class FeatureRequest:
 
 @dataclass(frozen=True)
 class StoreFeatures:
-    """What a store has for one request.
+    """Features that the feature store supplies for one request.
 
     Attributes:
-        columns: owner → column → values, as a request could give them.
-        form: which columns these are and of which types, see ``Request``.
-        degraded: something that the store should have given is not here, because something went wrong.
+        columns: values by owner and column, in the types that a request may use.
+        signature: names and types of the columns, part of ``FeatureRequest.signature``.
+        degraded: whether features are absent because of a failure of the store.
     """
 
     columns: Mapping[Owner, Mapping[str, Values]] = field(default_factory=dict)
@@ -97,4 +100,4 @@ class StoreFeatures:
 
 
 EMPTY = StoreFeatures()
-"""Where nothing was looked up."""
+"""Result when no look-up was necessary."""

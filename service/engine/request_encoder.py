@@ -1,19 +1,26 @@
-"""What a request gives → encoded halves. What it leaves out is looked up by id, already encoded.
+"""Encodes requests for a ranker.
 
-The same numbers as ``Encoder.encode`` gives for the completed table, only sooner: ids are looked up as they come, and
-columns of numbers are scaled together.
+Gives the same numbers as ``Encoder.encode`` on the completed table, but faster: features that a request leaves out are
+looked up already encoded, and columns of numbers are scaled together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
-from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
+import numpy as np
+import numpy.typing as npt
+
+from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedItemSplitter
+from ranking.encoding.vocabulary import HashBuckets, IdArray
 from ranking.frozen.ranker import FrozenRanker
-from ranking.schema import Owner, Schema
-from service.engine.entity_encoder import EntityEncoder
-from service.engine.entity_features import FeatureGroupAssembler
-from service.engine.missing import Missing
+from ranking.schema import CrossFeature, Owner, Schema
+from service.engine.entity_encoder import EntityEncoder, EntityFeatures
+from service.engine.missing import MissingFeatures
 from service.engine.request import FeatureRequest
 
 
@@ -21,58 +28,116 @@ class RequestEncoder:
     """Encodes requests for one ranker.
 
     Args:
-        ranker: that scores them.
+        ranker: ranker that scores the requests.
 
     Attributes:
-        sides: which features belong to which half.
-        readable: owner → column → the feature that says what its values are: of an id, if one reads the column.
+        splitter: splits features into those that candidates share and those of items.
+        readable: feature that defines the type of each column, by owner and column; an id feature takes precedence.
     """
 
     def __init__(self, ranker: FrozenRanker) -> None:
         self.splitter = SharedItemSplitter(ranker.encoder)
         owners: list[Owner] = ["user", "context", "item"]
-        self._owned = {owner: EntityEncoder(ranker, owner) for owner in owners}
-        schemas = {owner: owned.schema for owner, owned in self._owned.items()}
-        items: dict[Owner, Schema] = {"item": schemas.pop("item")}
-        self._shared = FeatureGroupAssembler(ranker.encoder, self.splitter.shared, schemas)
-        self._items = FeatureGroupAssembler(ranker.encoder, self.splitter.items, items)
-        self._names = tuple(feature.name for feature in ranker.schema.inputs)
-        self.readable = {owner: owned.readable for owner, owned in self._owned.items()}
+        self._encoders = {owner: EntityEncoder(ranker, owner) for owner in owners}
+        shared_schemas = {owner: encoder.schema for owner, encoder in self._encoders.items()}
+        item_schemas: dict[Owner, Schema] = {"item": shared_schemas.pop("item")}
+        self._shared = FeatureGroupAssembler(ranker.encoder, self.splitter.shared, shared_schemas)
+        self._items = FeatureGroupAssembler(ranker.encoder, self.splitter.items, item_schemas)
+        self._feature_names = tuple(feature.name for feature in ranker.schema.inputs)
+        self.readable = {owner: encoder.readable for owner, encoder in self._encoders.items()}
 
     def __call__(self, request: FeatureRequest) -> RequestBatch:
-        """The halves of a request, or of several as one.
+        """Encode a request, or several concatenated requests.
 
         Raises:
-            InvalidInputError: a number that no log can hold, text that is no integer (names column and row).
+            InvalidInputError: a number is not finite or outside the domain of its transform, or text is not an
+                integer where ids are integers. The error names column and row.
         """
-        given, counts = request.owners, request.counts
-        of_candidates = request.of_candidates
-        rows = {
-            owner: owned.encode(given[owner], len(of_candidates) if owner == "item" else len(counts))
-            for owner, owned in self._owned.items()
+        request_index = request.request_index
+        entities = {
+            owner: encoder.encode(request.owners[owner], len(request_index if owner == "item" else request.counts))
+            for owner, encoder in self._encoders.items()
         }
         hashes = {
-            owner: {name: rows[owner].hashes[:, i] for i, name in enumerate(owned.parts)}
-            for owner, owned in self._owned.items()
+            owner: {name: entities[owner].hashes[:, i] for i, name in enumerate(encoder.cross_parts)}
+            for owner, encoder in self._encoders.items()
         }
-        shared = hashes["user"] | hashes["context"]
-        items = hashes["item"] | {name: each[of_candidates] for name, each in shared.items()}
+        shared_hashes = hashes["user"] | hashes["context"]
+        item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
         return RequestBatch(
-            self._shared.put_together(rows, shared),
-            self._items.put_together(rows, items),
-            of_candidates,
+            self._shared.assemble(entities, shared_hashes),
+            self._items.assemble(entities, item_hashes),
+            request_index,
         )
 
-    def missing(self, halves: RequestBatch, counts: Sequence[int]) -> Iterator[Missing]:
-        """What is known neither from the request nor by id, of each request.
+    def missing(self, batch: RequestBatch, counts: Sequence[int]) -> Iterator[MissingFeatures]:
+        """Yield the missing features of each request.
 
         Args:
-            halves: of requests.
-            counts: candidates of each.
+            batch: encoded requests.
+            counts: number of candidates of each request.
         """
-        shared, items = halves.shared.missing, halves.items.missing
-        places = self.splitter.shared.missing, self.splitter.items.missing
+        indices = self.splitter.shared.missing, self.splitter.items.missing
         stop = 0
-        for count, of_request in zip(counts, shared, strict=True):
+        for count, shared in zip(counts, batch.shared.missing, strict=True):
             stop += count
-            yield Missing(self._names, *places, of_request, items[stop - count : stop])
+            yield MissingFeatures(self._feature_names, *indices, shared, batch.items.missing[stop - count : stop])
+
+
+class FeatureGroupAssembler:
+    """Joins the encoded features of several owners into one feature group, and adds the crosses of the group.
+
+    Args:
+        encoder: encoder of all features.
+        group: feature group to assemble.
+        schemas: features of each owner without crosses, in the order of its ``EntityFeatures``.
+    """
+
+    def __init__(self, encoder: Encoder, group: FeatureGroup, schemas: Mapping[Owner, Schema]) -> None:
+        self._owners = list(schemas)
+        parts = list(schemas.values())
+        crosses = [feature for feature in group.singles if isinstance(feature, CrossFeature)]
+        self._crosses = [(cross.of, encoder.id_mappings[cross.table]) for cross in crosses]
+        singles = [*chain.from_iterable(part.categoricals for part in parts), *crosses]
+        self._ids = _positions([f.name for f in group.singles], [f.name for f in singles])
+        self._bags = _positions([f.name for f in group.bags], [f.name for part in parts for f in part.bags])
+        dense = _dense_columns(encoder, encoder.schema)
+        self._dense = _positions(
+            [dense[i] for i in group.dense], [column for part in parts for column in _dense_columns(encoder, part)]
+        )
+        inputs = [encoder.schema.inputs[i].name for i in group.missing]
+        self._missing = _positions(inputs, [f.name for part in parts for f in part.inputs])
+
+    def assemble(self, entities: Mapping[Owner, EntityFeatures], hashes: Mapping[str, IdArray]) -> EncodedBatch:
+        """Return the columns of the group.
+
+        Args:
+            entities: encoded features by owner.
+            hashes: hashes of the cross parts by feature name [rows].
+        """
+        parts = [entities[owner] for owner in self._owners]
+        if len(parts) == 1 and not self._crosses:
+            return parts[0].to_encoded()
+        ids = [part.ids for part in parts]
+        for names, id_mapping in self._crosses:
+            assert isinstance(id_mapping, HashBuckets)
+            ids.append(id_mapping.cross_rows([hashes[name] for name in names])[:, None])
+        bags = [bag for part in parts for bag in part.bags]
+        return EncodedBatch(
+            np.concatenate(ids, 1).take(self._ids, 1),
+            tuple(bags[i] for i in self._bags),
+            np.concatenate([part.dense for part in parts], 1).take(self._dense, 1),
+            np.concatenate([part.missing for part in parts], 1).take(self._missing, 1),
+        )
+
+
+def _dense_columns(encoder: Encoder, schema: Schema) -> list[tuple[str, bool]]:
+    """Return the feature name of each dense column, and whether the column is its missing indicator."""
+    names = [number.name for number in schema.numerics]
+    indicated = [name for name in names if encoder.scales[name].has_missing_indicator]
+    return [*((name, False) for name in names), *((name, True) for name in indicated)]
+
+
+def _positions(columns: Sequence[Any], available: Sequence[Any]) -> npt.NDArray[np.intp]:
+    """Return the position of each column among the available ones."""
+    return np.array([available.index(column) for column in columns], np.intp)

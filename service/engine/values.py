@@ -1,4 +1,4 @@
-"""Values of one column as a request gives them → numbers, embedding rows, hashes, bags."""
+"""Values of one column of a request, and their conversion to numbers, embedding rows, hashes and bags."""
 
 from __future__ import annotations
 
@@ -19,57 +19,60 @@ from ranking.errors import InvalidInputError
 from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
 
 Values: TypeAlias = Sequence[Any] | npt.NDArray[Any] | pa.Array
-"""One a row: an array, int64 or float64, where all are given and are numbers; else JSON's numbers, strings and lists,
-None where the request gives none; or Arrow's, canonical."""
+"""Values of a column, one per row, in one of three forms.
+
+A NumPy array of int64 or float64, if all values are set and are numbers. A list of JSON values (numbers, strings and
+lists), None for absent ones. An Arrow array in canonical type.
+"""
 
 
 def to_columns(objects: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
-    """The objects' values by name, None where an object has none or is None itself."""
-    known = [each for each in objects if each is not None]
-    if not known:
+    """Convert objects to columns; None where an object lacks the name or is None itself."""
+    present = [row for row in objects if row is not None]
+    if not present:
         return {}
-    names = known[0].keys()
-    if set(map(len, known)) == {len(names)}:  # as one program writes them: all have the same names
+    names = present[0].keys()
+    if set(map(len, present)) == {len(names)}:  # usually all objects have the same names
         blank: dict[str, Any] = dict.fromkeys(names)
-        filled = known if len(known) == len(objects) else [blank if each is None else each for each in objects]
+        filled = present if len(present) == len(objects) else [blank if row is None else row for row in objects]
         try:
             return {name: list(map(itemgetter(name), filled)) for name in names}
         except KeyError:
             pass
-    every = dict.fromkeys(chain.from_iterable(known))
-    return {name: [None if each is None else each.get(name) for each in objects] for name in every}
+    all_names = dict.fromkeys(chain.from_iterable(present))
+    return {name: [None if row is None else row.get(name) for row in objects] for name in all_names}
 
 
 def to_numpy(values: pa.Array) -> Values:
-    """Arrow's values as an array, if they can be."""
+    """Convert an Arrow array of int64 or float64 without nulls to NumPy; return any other as it is."""
     plain = (pa.types.is_int64(values.type) or pa.types.is_float64(values.type)) and not values.null_count
     return values.to_numpy() if plain else values
 
 
 def to_list(values: Values) -> list[Any]:
-    """Values as Python has them."""
+    """Convert values to a list of Python objects."""
     if isinstance(values, pa.Array):
-        listed: list[Any] = values.to_pylist()
-        return listed
+        objects: list[Any] = values.to_pylist()
+        return objects
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
 def concat(parts: Sequence[Values]) -> Values:
-    """The values of all parts, which are of one kind and not Arrow's."""
+    """Concatenate values; all parts are NumPy arrays, or all are lists."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     return list(chain.from_iterable(parts))
 
 
 def take(values: Values, rows: IdArray) -> Values:
-    """The values at these positions [rows], in their order."""
+    """Select values by position [rows], in the given order."""
     if isinstance(values, pa.Array):
         return values.take(pa.array(rows))
     return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
 
 
 def is_set(values: Values) -> Mask:
-    """Where a value is given [rows]."""
+    """Return whether each value is set [rows]."""
     if isinstance(values, np.ndarray):
         return np.ones(len(values), np.bool_)
     if isinstance(values, pa.Array):
@@ -78,78 +81,83 @@ def is_set(values: Values) -> Mask:
     return np.array([value is not None for value in values], np.bool_)
 
 
-def numbers(columns: Sequence[Values], features: Sequence[NumberFeature]) -> FloatArray:
-    """Values of columns as float64 [rows, columns], NaN where none is given.
+def to_float64(columns: Sequence[Values], features: Sequence[NumberFeature]) -> FloatArray:
+    """Convert columns of numbers to float64 [rows, columns]; NaN for absent values.
 
     Args:
-        columns: of numbers.
-        features: that read them.
+        columns: values of each column.
+        features: feature that reads each column.
 
     Raises:
-        InvalidInputError: one that is NaN, infinite, no number, or −1 or less before log1p.
+        InvalidInputError: a value is text, NaN, infinite, or at most −1 where the transform is log1p.
     """
-    found: FloatArray
+    numbers: FloatArray
     try:
         if any(isinstance(values, pa.Array) for values in columns):
-            found = np.stack([_floats(values) for values in columns], 1)
+            numbers = np.stack([_column_to_float64(values) for values in columns], 1)
         else:
-            found = np.array(columns, np.float64).T
+            numbers = np.array(columns, np.float64).T
     except (OverflowError, ValueError):
-        found = np.stack([_read(values, feature) for values, feature in zip(columns, features, strict=True)], 1)
-    bad = ~np.isfinite(found)
-    if bad.any() and (bad := bad & np.stack([is_set(values) for values in columns], 1)).any():
-        raise _invalid(bad, features, "is NaN or infinite: write null for unknown")
-    logs = [isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features]
-    if any(logs) and (low := (found <= -1.0) & logs).any():
-        raise _invalid(low, features, "is −1 or less, but its transform is log1p")
-    return found
+        numbers = np.stack(
+            [_checked_column_to_float64(values, feature) for values, feature in zip(columns, features, strict=True)], 1
+        )
+    invalid = ~np.isfinite(numbers)
+    if invalid.any() and (invalid := invalid & np.stack([is_set(values) for values in columns], 1)).any():
+        raise _invalid_number(invalid, features, "is NaN or infinite: write null for unknown")
+    uses_log = [isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features]
+    if any(uses_log) and (invalid := (numbers <= -1.0) & uses_log).any():
+        raise _invalid_number(invalid, features, "is −1 or less, but its transform is log1p")
+    return numbers
 
 
-def _invalid(wrong: Mask, features: Sequence[NumberFeature], reason: str) -> InvalidInputError:
-    column = int(np.argmax(wrong.any(0)))
-    return InvalidInputError(features[column].column, reason, int(np.argmax(wrong[:, column])))
+def _invalid_number(invalid: Mask, features: Sequence[NumberFeature], reason: str) -> InvalidInputError:
+    """Return an error about the first invalid value of the first column that has one."""
+    column = int(np.argmax(invalid.any(0)))
+    return InvalidInputError(features[column].column, reason, int(np.argmax(invalid[:, column])))
 
 
-def _floats(values: Values) -> FloatArray:
+def _column_to_float64(values: Values) -> FloatArray:
     if isinstance(values, pa.Array):
-        found: FloatArray = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return found
+        numbers: FloatArray = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return numbers
     return np.array(values, np.float64)
 
 
-def _read(values: Values, feature: NumberFeature) -> FloatArray:
-    """One column alone, where not all values are numbers that fit."""
+def _checked_column_to_float64(values: Values, feature: NumberFeature) -> FloatArray:
+    """Convert one column in which some value may not be a float64."""
     try:
-        return _floats(values)
-    except OverflowError:  # an integer beyond all floats
-        return np.array([None if value is None else _as_float(value) for value in values], np.float64)
-    except ValueError:  # text, in a column that ids are read from too
+        return _column_to_float64(values)
+    except OverflowError:  # an integer beyond the range of float64
+        return np.array([None if value is None else _saturating_float(value) for value in values], np.float64)
+    except ValueError:  # text, in a column that an id feature reads too
         raise InvalidInputError(feature.column, f"holds text, but '{feature.name}' is a number") from None
 
 
-def _as_float(value: float) -> float:
+def _saturating_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
         return float("inf")
 
 
-def rows(values: Values, space: Vocabulary | HashBuckets, column: str) -> IdArray:
-    """Embedding rows of ids; ``MISSING`` where none is given, and nowhere else.
+def to_embedding_rows(values: Values, id_mapping: Vocabulary | HashBuckets, column: str) -> IdArray:
+    """Map ids to embedding rows [rows]; ``MISSING`` exactly where no id is set.
 
     Raises:
-        InvalidInputError: text that is no integer where the ranker knows integers.
+        InvalidInputError: text that is not an integer, where the vocabulary consists of integers.
     """
-    return space.rows(values, column) if isinstance(values, pa.Array) else space.rows_from_values(values, column)
+    if isinstance(values, pa.Array):
+        return id_mapping.rows(values, column)
+    return id_mapping.rows_from_values(values, column)
 
 
-def hashes(values: Values) -> IdArray:
-    """``hash_column`` of ids."""
+def hash_ids(values: Values) -> IdArray:
+    """Hash ids as ``hash_column`` does [rows]."""
     return hash_column(values) if isinstance(values, pa.Array) else hash_values(values)
 
 
-def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
-    """Lists of ids as embedding rows; what is no list is one missing id, None inside a list is left out."""
+def to_bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
+    """Map lists of ids to embedding rows; an absent list becomes one missing id, None inside a list is dropped."""
     if isinstance(values, pa.Array):
         if isinstance(feature, SequenceFeature) and not pa.types.is_null(values.type):
             values = tail(values, feature.max_length)
@@ -157,7 +165,7 @@ def bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
     if isinstance(feature, SequenceFeature):
         values = [ids and ids[-feature.max_length :] for ids in values]
     lists = [[None] if ids is None else [value for value in ids if value is not None] for ids in values]
-    space = encoder.id_mappings[feature.table]
-    assert isinstance(space, Vocabulary | HashBuckets)
-    rows_of_lists = space.rows_from_values(list(chain.from_iterable(lists)), feature.column)
-    return RaggedIds(rows_of_lists, np.array([len(ids) for ids in lists], np.int64))
+    id_mapping = encoder.id_mappings[feature.table]
+    assert isinstance(id_mapping, Vocabulary | HashBuckets)
+    embedding_rows = id_mapping.rows_from_values(list(chain.from_iterable(lists)), feature.column)
+    return RaggedIds(embedding_rows, np.array([len(ids) for ids in lists], np.int64))

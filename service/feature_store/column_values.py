@@ -46,7 +46,7 @@ class Column:
         self._numbers = any(isinstance(feature, NumberFeature) for feature in features)
         self._ids = not all(isinstance(feature, NumberFeature) for feature in features)
         self._logs = any(isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features)
-        spaces = [encoder.id_spaces[feature.table] for feature in features if not isinstance(feature, NumberFeature)]
+        spaces = [encoder.id_mappings[feature.table] for feature in features if not isinstance(feature, NumberFeature)]
         integers = any(isinstance(space, Vocabulary) and pa.types.is_integer(space.ids.type) for space in spaces)
         self._types = {int, float} if not self._ids else {int} if integers or self._numbers else {int, str}
 

@@ -1,4 +1,4 @@
-"""What an operator asks of the repository: Triton's operations, and what is to be served."""
+"""Operations on the repository, with the names of Triton's model repository extension: index, load, release."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from ranking.artifacts import checksums, repository
 from ranking.artifacts.release import Release
 from ranking.errors import RankerError
-from service.http.decode import message
+from service.http.decode import decode_message
 from service.http.openapi import documented, documented_body
-from service.models.index import VersionEntry, entries, index
+from service.models.index import VersionEntry, index_model, index_repository
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.protocol.messages import IndexRequest
@@ -23,15 +23,15 @@ from service.settings import Settings
 
 
 def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Reconciler) -> APIRouter:
-    """The index, a look at the repository now, and what is to be served of a model."""
+    """``/v2/repository``: list versions, reload a model, and read or replace its release."""
     router = APIRouter(prefix="/v2/repository", tags=["repository"])
     path = settings.repository
 
     @contextmanager
-    def told(model: str | None = None) -> Iterator[None]:
-        """Makes problems of what is wrong with the repository; where it lies is nobody's business."""
+    def repository_errors(model: str | None = None) -> Iterator[None]:
+        """Convert errors of the repository to problems without its path; respond with 404 to an unknown model."""
         try:
-            names = repository.names(path)
+            names = repository.list_models(path)
             if model is not None and model not in names:
                 raise Problem(404, f"the repository has no model '{model}': it has {', '.join(names)}")
             yield
@@ -40,27 +40,31 @@ def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Rec
 
     @router.post("/index", responses=documented(400, 409, 422), openapi_extra=documented_body(IndexRequest))
     async def list_versions(http: Request) -> list[VersionEntry]:
-        """Every version of every model, and how it stands with it in the process that answers."""
-        asked = message(await http.body() or b"{}", IndexRequest, "body", settings)
+        """List all versions of all models, with their states in the process that responds."""
+        options = decode_message(await http.body() or b"{}", IndexRequest, "body", settings)
 
-        def listed() -> list[VersionEntry]:
-            with told():
-                return [e for e in index(path, models, reconciler) if e.state == "READY" or not asked.ready]
+        def list_entries() -> list[VersionEntry]:
+            with repository_errors():
+                return [
+                    entry
+                    for entry in index_repository(path, models, reconciler)
+                    if entry.state == "READY" or not options.ready
+                ]
 
-        return await run_in_threadpool(listed)
+        return await run_in_threadpool(list_entries)
 
     @router.post("/models/{model}/load", responses=documented(404, 409))
     def load(model: str) -> list[VersionEntry]:
-        """Looks at the model's folder now, also at what was refused before; answers once all is loaded."""
-        with told(model):
+        """Reload a model from the repository, including versions that were rejected; respond once all are loaded."""
+        with repository_errors(model):
             reconciler.reload(model)
-            return list(entries(path, model, models, reconciler))
+            return index_model(path, model, models, reconciler)
 
     @router.get("/models/{model}/release", responses=documented(404, 409))
     def show_release(model: str) -> dict[str, Any]:
-        """What is to be served of the model, as its current.json says."""
-        with told(model):
-            return repository.release(path, model).to_json()
+        """Return the release of a model, as in its current.json."""
+        with repository_errors(model):
+            return repository.read_release(path, model).to_json()
 
     @router.put(
         "/models/{model}/release",
@@ -68,19 +72,21 @@ def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Rec
         openapi_extra=documented_body(Release, required=True),
     )
     async def put_release(http: Request, model: str) -> list[VersionEntry]:
-        """Says what is to be served of the model; answers once this process does. Others do at their next look."""
-        wanted = message(await http.body(), Release, "body", settings)
+        """Replace the release of a model; respond once this process serves it. Others follow at their next poll."""
+        release = decode_message(await http.body(), Release, "body", settings)
 
-        def put() -> list[VersionEntry]:
-            with told(model):
+        def apply_release() -> list[VersionEntry]:
+            with repository_errors(model):
                 with repository.lock_model(path, model):
-                    for version in wanted.versions:
-                        if (folder := repository.folder(path, model, version)).is_dir():
-                            checksums.verify_files(folder)  # else a service that starts next finds nothing to serve
-                    repository.put_release(path, model, wanted)
+                    for version in release.versions:
+                        if (folder := repository.bundle_folder(path, model, version)).is_dir():
+                            checksums.verify_files(
+                                folder
+                            )  # a service that starts later could not serve a damaged version
+                    repository.write_release(path, model, release)
                 reconciler.reload(model)
-                return list(entries(path, model, models, reconciler))
+                return index_model(path, model, models, reconciler)
 
-        return await run_in_threadpool(put)
+        return await run_in_threadpool(apply_release)
 
     return router

@@ -1,6 +1,7 @@
-"""Candidates as an Arrow stream in, the answer as one out.
+"""Reads candidates from an Arrow IPC stream and writes the response as one.
 
-Streams come from strangers: what they declare is checked before it is decoded, and all of it before it is used.
+Streams are untrusted: their declared sizes and types are checked before they are decoded, and every value is validated
+before it is used.
 """
 
 from __future__ import annotations
@@ -17,41 +18,41 @@ import pyarrow.compute as pc
 from ranking.encoding.columns import to_id_array
 from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
-from service.engine.missing import Missing
+from service.engine.missing import MissingFeatures
 from service.engine.response import RankResult
 from service.engine.validation import Candidates, require_known
 from service.engine.values import Values, to_numpy
-from service.http.arrow_ipc import declared
+from service.http.arrow_ipc import declared_sizes
 from service.protocol.problems import Problem, malformed, too_many
 
 REQUEST, RESPONSE = b"request", b"response"
-"""Keys of a schema's metadata, under which JSON carries what is no column."""
+"""Keys of a schema's metadata that hold the JSON of all other fields."""
 
-FAULTS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, struct.error)
-"""What reading a broken stream can raise."""
+READ_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError, struct.error)
+"""Exceptions that PyArrow raises on a damaged stream."""
 
 
 def read_stream(
     body: bytes,
     id_column: str,
-    readable: Mapping[str, InputFeature],
+    item_features: Mapping[str, InputFeature],
     max_candidates: int,
     max_bytes: int,
-    max_text: int,
+    max_length: int,
 ) -> tuple[bytes, Candidates]:
-    """The request's JSON, and its candidates.
+    """Read the JSON of a request's options, and its candidates.
 
     Args:
-        body: an IPC stream.
-        id_column: of the items, in the log.
-        readable: columns that an item may have beside it.
-        max_candidates: at most so many rows.
-        max_bytes: at most so much once it is decompressed and its dictionaries are decoded.
-        max_text: characters of any text.
+        body: IPC stream.
+        id_column: Column of item ids in the log.
+        item_features: Features of items, by column.
+        max_candidates: Maximum number of rows.
+        max_bytes: Maximum size of the columns after decompression and decoding of dictionaries.
+        max_length: Maximum number of characters of any text.
 
     Raises:
-        Problem: 400 no Arrow stream; 413 more than allowed.
-        InvalidRequestError: a column is invalid.
+        Problem: 400 if the body is not an Arrow stream, 413 if it exceeds a limit.
+        InvalidRequestError: A column is not valid.
     """
     try:
         buffer = pa.py_buffer(body)
@@ -59,25 +60,25 @@ def read_stream(
             schema = reader.schema
             metadata = schema.metadata or {}
             names = schema.names
-        stream = declared(buffer)
-    except FAULTS as error:
-        raise _broken(error) from None
-    if stream.rows > max_candidates:
-        raise too_many(stream.rows, max_candidates)
-    if stream.batches > max_candidates + len(names):
-        raise Problem(413, f"the stream has {stream.batches} batches and dictionaries: send fewer, larger ones")
-    _require_size(stream.size, max_bytes)
-    _require_columns(schema, id_column, readable)
+        sizes = declared_sizes(buffer)
+    except READ_ERRORS as error:
+        raise _unreadable(error) from None
+    if sizes.rows > max_candidates:
+        raise too_many(sizes.rows, max_candidates)
+    if sizes.batches > max_candidates + len(names):
+        raise Problem(413, f"the stream has {sizes.batches} batches and dictionaries: send fewer, larger ones")
+    _check_size(sizes.bytes, max_bytes)
+    _check_columns(schema, id_column, item_features)
     try:
-        batches = _decoded(buffer)
-    except FAULTS as error:
-        raise _broken(error) from None
+        batches = _decode(buffer)
+    except READ_ERRORS as error:
+        raise _unreadable(error) from None
     chunks = [(name, chunk) for batch in batches for name, chunk in zip(names, batch.columns, strict=True)]
-    _require_size(sum(_plain_size(chunk, max_bytes) for _, chunk in chunks), max_bytes)
+    _check_size(sum(_decoded_bytes(chunk, max_bytes) for _, chunk in chunks), max_bytes)
     for name, chunk in chunks:
-        if _longest(chunk) > max_text:
+        if _max_length(chunk) > max_length:
             field = "items.id" if name == id_column else f"items.features.{name}"
-            raise InvalidRequestError(field, f"holds text of more than {max_text} characters: send shorter ones")
+            raise InvalidRequestError(field, f"holds text of more than {max_length} characters: send shorter ones")
     if len(batches) == 1:
         columns = dict(chunks)
     else:
@@ -86,52 +87,68 @@ def read_stream(
     return metadata.get(REQUEST, b"{}"), Candidates(_ids(columns.pop(id_column)), columns)
 
 
-def _broken(error: Exception) -> Problem:
-    return malformed("body", f"no Arrow stream that can be read: {error!s:.200}")
+def _unreadable(error: Exception) -> Problem:
+    return malformed("body", f"not a readable Arrow stream: {error!s:.200}")
 
 
-def _require_size(size: int, most: int) -> None:
-    if size > most:
-        raise Problem(413, f"the columns take {size} bytes, however few were sent; at most {most} are read: send fewer")
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        detail = (
+            f"the columns take {size} bytes once they are decoded; at most {max_bytes} are read: send fewer candidates"
+        )
+        raise Problem(413, detail)
 
 
-def _require_columns(schema: pa.Schema, id_column: str, readable: Mapping[str, InputFeature]) -> None:
-    """Names and types of the columns, before any of them is read.
+def _check_columns(schema: pa.Schema, id_column: str, item_features: Mapping[str, InputFeature]) -> None:
+    """Check the names and types of the columns before any of them is read.
 
     Raises:
-        InvalidRequestError: a column is unknown, repeated, or of an unsupported type.
+        InvalidRequestError: A column is unknown, repeated, or of an unsupported type.
     """
     if id_column not in schema.names:
         raise InvalidRequestError(
             "items.id", f"the stream has no column '{id_column}', which holds the candidates' ids in the log"
         )
-    for name, times in Counter(schema.names).items():
+    for name, count in Counter(schema.names).items():
         if name != id_column:
-            require_known("item", name, readable)
+            require_known("item", name, item_features)
         field = "items.id" if name == id_column else f"items.features.{name}"
-        if times > 1:
-            raise InvalidRequestError(field, f"the stream has {times} columns '{name}': send one")
-        kind = schema.field(name).type
-        if not (_is_single(kind) or (name != id_column and _is_list(kind) and _is_single(kind.value_type))):
-            raise InvalidRequestError(field, f"holds {kind!s:.80}: send numbers, integers, strings, or lists of those")
+        if count > 1:
+            raise InvalidRequestError(field, f"the stream has {count} columns '{name}': send one")
+        data_type = schema.field(name).type
+        if not (
+            _is_single(data_type) or (name != id_column and _is_list(data_type) and _is_single(data_type.value_type))
+        ):
+            raise InvalidRequestError(
+                field, f"holds {data_type!s:.80}: send numbers, integers, strings, or lists of those"
+            )
 
 
-def _is_single(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _is_single(kind.value_type) and not pa.types.is_dictionary(kind.value_type)
-    return bool(pa.types.is_primitive(kind) or pa.types.is_null(kind) or _is_text(kind) or pa.types.is_decimal(kind))
+def _is_single(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        return _is_single(data_type.value_type) and not pa.types.is_dictionary(data_type.value_type)
+    return bool(
+        pa.types.is_primitive(data_type)
+        or pa.types.is_null(data_type)
+        or _is_text(data_type)
+        or pa.types.is_decimal(data_type)
+    )
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+def _is_text(data_type: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
+    )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+def _is_list(data_type: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type)
+    )
 
 
-def _decoded(buffer: pa.Buffer) -> list[pa.RecordBatch]:
-    """All batches, validated down to each offset and character."""
+def _decode(buffer: pa.Buffer) -> list[pa.RecordBatch]:
+    """Decode all batches and validate every offset and character."""
     batches = []
     with pa.ipc.open_stream(buffer) as reader:
         for batch in reader:
@@ -140,50 +157,52 @@ def _decoded(buffer: pa.Buffer) -> list[pa.RecordBatch]:
     return batches
 
 
-def _plain_size(column: pa.Array, limit: int) -> int:
-    """Bytes of a column without dictionaries, views or lists of nulls, which take less than what they stand for.
+def _decoded_bytes(column: pa.Array, limit: int) -> int:
+    """Return the bytes of a column after dictionaries, views and lists of nulls are expanded.
 
     Args:
-        column: validated.
-        limit: beyond which it does not matter how large it is.
+        column: Validated column.
+        limit: Size above which the result may be too low but exceeds the limit.
     """
-    kind = column.type
-    if pa.types.is_primitive(kind):
+    data_type = column.type
+    if pa.types.is_primitive(data_type):
         return 8 * len(column)
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(data_type):
         sizes = _value_sizes(column.dictionary)
         return int(sizes[column.indices.drop_null().to_numpy()].sum()) + 8 * len(column)
-    if _is_list(kind):
-        fixed = pa.types.is_fixed_size_list(kind)
-        count = len(column) * kind.list_size if fixed else pc.sum(pc.list_value_length(column)).as_py() or 0
+    if _is_list(data_type):
+        fixed = pa.types.is_fixed_size_list(data_type)
+        count = len(column) * data_type.list_size if fixed else pc.sum(pc.list_value_length(column)).as_py() or 0
         lists = 8 * (len(column) + count)
-        return lists if lists > limit else lists + _plain_size(pc.list_flatten(column), limit)
+        return lists if lists > limit else lists + _decoded_bytes(pc.list_flatten(column), limit)
     return int(_value_sizes(column).sum()) + 8 * len(column)
 
 
-def _longest(column: pa.Array) -> int:
-    """Characters of the longest text; 0 if there is none.
+def _max_length(column: pa.Array) -> int:
+    """Return the number of characters of the longest text, or 0 if there is none.
 
     Args:
-        column: validated, and not too large once it is decoded.
+        column: Validated column whose decoded size is within the limit.
     """
-    kind = column.type
-    if pa.types.is_primitive(kind):
+    data_type = column.type
+    if pa.types.is_primitive(data_type):
         return 0
-    if pa.types.is_dictionary(kind):
-        return _longest(column.dictionary)
-    if _is_list(kind):
-        return _longest(pc.list_flatten(column))
-    return pc.max(pc.utf8_length(column.cast(pa.large_string()))).as_py() or 0 if _is_text(kind) else 0
+    if pa.types.is_dictionary(data_type):
+        return _max_length(column.dictionary)
+    if _is_list(data_type):
+        return _max_length(pc.list_flatten(column))
+    return pc.max(pc.utf8_length(column.cast(pa.large_string()))).as_py() or 0 if _is_text(data_type) else 0
 
 
 def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each text; 0 of what has a fixed width."""
+    """Return the bytes of each text; 0 for types of fixed width."""
     if not len(values):
         return np.zeros(0, np.int64)
     if pa.types.is_string_view(values.type):
         words = np.frombuffer(values.buffers()[1], np.int32, 4 * len(values), 16 * values.offset)
-        return np.where(values.is_valid(), words[::4], 0).astype(np.int64)  # the first of a view's four is its length
+        return np.where(values.is_valid(), words[::4], 0).astype(
+            np.int64
+        )  # the first of the four words of a view is its length
     if _is_text(values.type):
         sizes: npt.NDArray[np.int64] = pc.binary_length(values).cast(pa.int64()).fill_null(0).to_numpy()
         return sizes
@@ -191,10 +210,10 @@ def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _ids(column: pa.Array) -> Values:
-    """Ids as an array of int64, or as Arrow's strings.
+    """Return the ids as an array of int64 or as Arrow strings.
 
     Raises:
-        InvalidRequestError: an id is null, or the type cannot be that of an id.
+        InvalidRequestError: An id is null, or the type is not valid for ids.
     """
     if column.null_count:
         raise InvalidRequestError(
@@ -212,20 +231,20 @@ def _ids(column: pa.Array) -> Values:
     raise InvalidRequestError("items.id", f"holds {column.type}: send integers or strings")
 
 
-def write_stream(ranked: RankResult, summary: bytes) -> bytes:
-    """The answer: columns id, score, scores (a struct with a field a task) and missing (names of features).
+def write_stream(result: RankResult, summary: bytes) -> bytes:
+    """Write a response as a stream with the columns id, score, scores (struct with a field per task) and missing.
 
     Args:
-        ranked: what is answered.
-        summary: JSON of the rest.
+        result: Ranked candidates.
+        summary: JSON of the response without its items.
     """
-    scores = [pa.array(column) for column in ranked.scores.T]
+    scores = [pa.array(column) for column in result.scores.T]
     table = pa.table(
         {
-            "id": to_id_array(ranked.ids),
-            "score": ranked.total,
-            "scores": pa.StructArray.from_arrays(scores, ranked.tasks),
-            "missing": _missing(ranked.missing),
+            "id": to_id_array(result.ids),
+            "score": result.total,
+            "scores": pa.StructArray.from_arrays(scores, result.tasks),
+            "missing": _missing(result.missing),
         },
         metadata={RESPONSE: summary},
     )
@@ -236,8 +255,8 @@ def write_stream(ranked: RankResult, summary: bytes) -> bytes:
     return stream
 
 
-def _missing(missing: Missing) -> pa.Array:
-    """Names of what each candidate lacks, as lists of entries of a dictionary [candidates]."""
+def _missing(missing: MissingFeatures) -> pa.Array:
+    """Return the names of the missing features of each candidate as lists of dictionary entries [candidates]."""
     mask = missing.mask()
     _, features = np.nonzero(mask)
     names = pa.DictionaryArray.from_arrays(features.astype(np.int32), pa.array(missing.features, pa.string()))

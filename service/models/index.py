@@ -1,8 +1,7 @@
-"""Every version of every model in the repository, and how it stands with it; names and states are Triton's."""
+"""State of every version in the repository; names and states follow Triton's repository index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +16,10 @@ State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 
 
 class VersionEntry(BaseModel):
-    """One version.
+    """State of one version.
 
-    ``UNLOADING`` answers its last requests; ``UNAVAILABLE`` is refused, as the reason says, or nobody released it.
+    ``UNLOADING``: the version finishes its last requests. ``UNAVAILABLE``: the version is not released, or is rejected
+    for the given reason.
     """
 
     name: str
@@ -29,33 +29,36 @@ class VersionEntry(BaseModel):
     roles: list[Role] = []
 
 
-def index(path: Path, models: ModelRegistry, reconciler: Reconciler) -> list[VersionEntry]:
-    """Entries of all models; one without a version is a current.json that cannot be read.
+def index_repository(path: Path, models: ModelRegistry, reconciler: Reconciler) -> list[VersionEntry]:
+    """Return the versions of all models.
 
     Raises:
-        BundleError: there is no repository.
+        BundleError: The repository does not exist.
     """
-    return [entry for name in repository.names(path) for entry in entries(path, name, models, reconciler)]
+    return [entry for name in repository.list_models(path) for entry in index_model(path, name, models, reconciler)]
 
 
-def entries(path: Path, name: str, models: ModelRegistry, reconciler: Reconciler) -> Iterator[VersionEntry]:
-    """Entries of one model."""
-    lineup = models.routing(name)
+def index_model(path: Path, name: str, models: ModelRegistry, reconciler: Reconciler) -> list[VersionEntry]:
+    """Return the versions of one model. An entry with an empty version stands for an unreadable current.json."""
+    routing = models.routing(name)
     roles: dict[str, list[Role]] = {}
-    for role, served in lineup.roles if lineup else ():
-        roles.setdefault(served.version, []).append(role)
-    refused = {
-        version: refusal.reason for (model, version), refusal in reconciler.rejected.copy().items() if model == name
+    for role, model in routing.roles if routing else ():
+        roles.setdefault(model.version, []).append(role)
+    reasons = {
+        version: entry.reason.replace(f"{path}/", "")
+        for (model_name, version), entry in reconciler.rejected.copy().items()
+        if model_name == name
     }
-    there = set(repository.versions(path, name)) | refused.keys() | {int(version) for version in roles}
-    for version in sorted(there):
-        text = str(version) if version else ""
-        reason = refused.get(version, "").replace(f"{path}/", "")
-        if text in roles:
-            yield VersionEntry(name=name, version=text, state="READY", reason=reason, roles=roles[text])
-        elif reconciler.loading == (name, version):
-            yield VersionEntry(name=name, version=text, state="LOADING")
-        elif (name, version) in reconciler.retired:
-            yield VersionEntry(name=name, version=text, state="UNLOADING")
-        else:
-            yield VersionEntry(name=name, version=text, state="UNAVAILABLE", reason=reason or "not released")
+    numbers = {*repository.list_versions(path, name), *reasons, *map(int, roles)}
+    entries = []
+    for number in sorted(numbers):
+        version, reason = str(number) if number else "", reasons.get(number, "")
+        entry = VersionEntry(name=name, version=version, state="UNAVAILABLE", reason=reason or "not released")
+        if version in roles:
+            entry = VersionEntry(name=name, version=version, state="READY", reason=reason, roles=roles[version])
+        elif reconciler.loading == (name, number):
+            entry = VersionEntry(name=name, version=version, state="LOADING")
+        elif (name, number) in reconciler.retired:
+            entry = VersionEntry(name=name, version=version, state="UNLOADING")
+        entries.append(entry)
+    return entries

@@ -1,27 +1,55 @@
-"""From a published version to one that can serve: verified, warm."""
+"""Loading of published versions: verification, backend selection and warm-up."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
+
+import numpy as np
 
 from ranking.artifacts import bundle, repository
+from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
-from service.backends.golden import require_golden
+from ranking.frozen.ranker import FrozenRanker
+from ranking.schema import Owner
+from service.backends.base import Backend
 from service.backends.select import select_backend
+from service.backends.verify import verify_golden_scores
 from service.engine.model import LoadedModel
+from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
-from service.models.warmup import warm_up
 from service.settings import Settings
+
+OWNERS: tuple[Owner, ...] = ("user", "context", "item")
+
+FileSignature = frozenset[tuple[str, int, int, int]]
+"""(path, inode, size in bytes, modification time in ns) of each file and folder."""
+
+
+def file_signature(*paths: Path) -> FileSignature:
+    """Return a value that changes when one of these files, or anything below these folders, changes.
+
+    The files are not read.
+    """
+    signature = set()
+    for path in [*paths, *(descendant for root in paths for descendant in root.rglob("*"))]:
+        try:
+            status = path.stat()
+        except OSError:  # the file does not exist, or was removed in the meantime
+            continue
+        signature.add((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+    return frozenset(signature)
 
 
 def required_models(settings: Settings) -> list[str]:
-    """Models of which one at least must be served, or the service would have nothing to answer.
+    """Return the models of which at least one must be served for the service to start.
 
     Raises:
-        BundleError: nothing is published, or not the default model.
+        BundleError: The repository holds no model, or not the default model.
     """
     path, default = settings.repository, settings.default_model
-    names = repository.names(path)
+    names = repository.list_models(path)
     if not names:
         raise BundleError(f"{path} holds no published model; publish one with 'ranker publish'")
     if default is not None and default not in names:
@@ -29,19 +57,51 @@ def required_models(settings: Settings) -> list[str]:
     return names if default is None else [default]
 
 
-def load(settings: Settings, name: str, version: int) -> LoadedModel:
-    """Loads a version, verifies every byte and the golden rows, and warms it up.
+def load_model(settings: Settings, name: str, version: int) -> LoadedModel:
+    """Load a version, verify its checksums and golden rows, and warm it up.
 
     Raises:
-        BundleError: it cannot be served; says why.
+        BundleError: The version cannot be served; the message gives the reason.
     """
     start = time.monotonic()
-    folder = repository.folder(settings.repository, name, version)
+    folder = repository.bundle_folder(settings.repository, name, version)
     if not folder.is_dir():
-        raise BundleError(f"{folder} is not there: publish it, or release another version")
-    ranker = bundle.read(folder)
-    runtime = select_backend(ranker, settings.backend, settings.threads, settings.precision)
-    golden = require_golden(runtime, ranker, folder)
+        raise BundleError(f"{folder} does not exist: publish it, or release another version")
+    ranker = bundle.read_bundle(folder)
+    backend = select_backend(ranker, settings.backend, settings.threads, settings.precision)
+    golden = verify_golden_scores(backend, ranker, folder)
     encoder = RequestEncoder(ranker)
-    warm_up(ranker, encoder, runtime, golden, settings.max_batch_rows)
-    return LoadedModel(name, str(version), ranker, encoder, runtime, time.monotonic() - start)
+    warm_up(ranker, encoder, backend, golden, settings.max_batch_rows)
+    return LoadedModel(name, str(version), ranker, encoder, backend, time.monotonic() - start)
+
+
+def warm_up(
+    ranker: FrozenRanker, encoder: RequestEncoder, backend: Backend, golden: EncodedBatch, max_rows: int
+) -> None:
+    """Warm up a version (sessions, CUDA graphs, allocations) before it receives traffic.
+
+    Scores batches of one request and of several requests, in sizes of powers of two up to the maximum, and the most
+    likely sets of tasks.
+
+    Args:
+        ranker: Ranker of the version.
+        encoder: Request encoder of the version.
+        backend: Backend that executes the version.
+        golden: Rows to score.
+        max_rows: Maximum number of rows per batch.
+    """
+    encoder(FeatureRequest(dict.fromkeys(OWNERS, RawFeatures(None, {})), [max_rows]))
+    if not len(golden):
+        return
+    splitter = SharedItemSplitter(ranker.encoder)
+    rows = golden.take(np.arange(max_rows) % len(golden))
+    several = splitter.split(rows, np.arange(max_rows))
+    single = RequestBatch(
+        several.shared.take(np.zeros(1, np.int64)), several.items, np.zeros_like(several.request_index)
+    )
+    tasks = tuple(sorted(ranker.schema.task_names))
+    for size in [*(2**power for power in range((max_rows - 1).bit_length())), max_rows]:
+        backend.scores(single.slice(0, size), tasks)
+        backend.scores(splitter.split(rows.take(np.arange(size)), np.arange(size)), tasks)
+    for subset in {tuple(sorted(ranker.objective)), *((task,) for task in tasks)} - {()}:
+        backend.scores(single, subset)

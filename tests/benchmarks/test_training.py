@@ -16,8 +16,8 @@ import pytest
 from benchmarks.training import report, shape
 from benchmarks.training.__main__ import CHOSEN, FULL, OURS, PARTS, RIVALS
 from benchmarks.training.prepared import restore, write
-from pipelines.config import config as configs
-from pipelines.training.labeled_batch import LabeledBatch, read
+from pipelines.config.config import load_config
+from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.encoding.encoder_fitter import EncoderFitter
 from tests.pipelines.conftest import Shop
 
@@ -70,7 +70,7 @@ class TestReport:
 
 
 def test_the_settings_are_ones_that_ranker_train_takes(logs: Path) -> None:
-    config = configs.load(logs / "ranker.toml", list(shape.SETTINGS))
+    config = load_config(logs / "ranker.toml", list(shape.SETTINGS))
     assert (config.model.experts, config.model.expert_layers) == (shape.EXPERTS, shape.EXPERT_LAYERS)
     assert config.training.batch_size == shape.BATCH
 
@@ -83,8 +83,8 @@ def test_rivals_get_the_rows_that_ranker_trains_on(tmp_path: Path) -> None:
     for cleaned in shop.reader().scan():
         fitter.add(cleaned.rows)
     encoder = fitter.encoder()
-    examples = LabeledBatch.concat(list(read(shop.reader(), config.logs, encoder, "train")))
-    write(tmp_path / "rows", config, examples, {name: space.size for name, space in encoder.id_spaces.items()})
+    examples = LabeledBatch.concat(list(read_split(shop.reader(), config.logs, encoder, "train")))
+    write(tmp_path / "rows", config, examples, {name: space.size for name, space in encoder.id_mappings.items()})
     rows = restore(tmp_path / "rows")
     assert np.array_equal(rows.y, examples.labels)
     assert np.array_equal(rows.x["user_id"], examples.inputs.ids[:, 0])

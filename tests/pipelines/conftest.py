@@ -1,7 +1,8 @@
-"""A hand-made log, small enough to write down what must come out of it."""
+"""A small hand-made log whose expected results can be written down in a test."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config.config import Config, LogsConfig
-from pipelines.data.reader import LogReader
-from ranking.encoding.columns import FeatureTable
+from pipelines.data.reader import LogReader, ScannedChunk
+from ranking.encoding.feature_table import FeatureTable
+from ranking.errors import LogError
 from ranking.schema import Owner, Schema
 from tests.conftest import RAW_SCHEMA
 
@@ -22,7 +24,7 @@ DAYS = 10
 
 
 class Shop:
-    """A log of the schema in tests/conftest.py: ten days of January 2026, eight train, one validates, one tests."""
+    """A log with the schema of tests/conftest.py that covers ten days: eight train, one validates, one tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,14 +33,14 @@ class Shop:
         self.log.mkdir(parents=True)
 
     def table(self, rows: int, seed: int = 0) -> pa.Table:
-        """Rows in order of time, evenly over the ten days; column ``n`` numbers them."""
+        """Return rows in order of time, evenly distributed over the ten days; column ``n`` is the row number."""
         random = np.random.default_rng(seed)
-        day = timedelta(days=DAYS) / rows
+        step = timedelta(days=DAYS) / rows
         tags = [["red", "new"], ["red"], [], None]
         return pa.table(
             {
                 "n": pa.array(range(rows), pa.int64()),
-                "time": pa.array([FIRST_DAY + i * day for i in range(rows)], pa.timestamp("us")),
+                "time": pa.array([FIRST_DAY + i * step for i in range(rows)], pa.timestamp("us")),
                 "user_id": [f"u{u}" for u in random.integers(20, size=rows)],
                 "item_id": [f"v{v}" for v in random.integers(30, size=rows)],
                 "age": pa.array(random.integers(18, 80, rows).astype(float), mask=random.random(rows) < 0.1),
@@ -50,19 +52,19 @@ class Shop:
             }
         )
 
-    def write(self, table: pa.Table, name: str = "part-0.parquet", **how: Any) -> Path:
-        """Writes a file of the log."""
+    def write(self, table: pa.Table, name: str = "part-0.parquet", **options: Any) -> Path:
+        """Write a file of the log."""
         file = self.log / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, file, **how)
+        pq.write_table(table, file, **options)
         return file
 
     def reader(self, *, labels: bool = True, tables: dict[Owner, FeatureTable] | None = None) -> LogReader:
-        """Reads what was written."""
+        """Return a reader of the files written so far."""
         return LogReader(self.log, self.schema, tables or {}, labels=labels)
 
     def logs(self, validation_from: datetime | None = None, test_from: datetime | None = None) -> LogsConfig:
-        """The log and its splits: 9 January validates, 10 January tests."""
+        """Return the log and its splits; by default 9 January validates and 10 January tests."""
         return LogsConfig(
             path=self.log,
             validation_from=validation_from or FIRST_DAY + timedelta(days=8),
@@ -70,20 +72,33 @@ class Shop:
         )
 
     @staticmethod
-    def replaced(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
-        """The table with one value changed."""
+    def with_value(table: pa.Table, column: str, row: int, value: Any) -> pa.Table:
+        """Return the table with one value replaced."""
         values = table[column].to_pylist()
         values[row] = value
         kind = table.schema.field(column).type
         return table.set_column(table.column_names.index(column), column, pa.array(values, kind, from_pandas=False))
 
     def config(self, **sections: Any) -> Config:
-        """A configuration with a tiny model that trains on this log in a moment."""
+        """Return a configuration with a tiny model that trains on this log in a moment."""
         training = {"batch_size": 32, "checks_per_epoch": 4, **sections.pop("training", {})}
         model = {"experts": 3, "expert_layers": [8], "tower_layers": [4], **sections.pop("model", {})}
         logs = {**self.logs().model_dump(exclude_none=True), **sections.pop("logs", {})}
         document = {**self.schema.model_dump(exclude_none=True), "logs": logs, "model": model, "training": training}
         return Config.model_validate({**document, **sections})
+
+
+def row_numbers(chunks: Iterable[ScannedChunk]) -> list[int]:
+    """Return column ``n`` of the usable rows."""
+    return [n for chunk in chunks for n in chunk.rows["n"].to_pylist()]
+
+
+def scan_error(shop: Shop) -> str:
+    """Return the message of the error that scanning the whole log raises; it must be one line."""
+    with pytest.raises(LogError) as caught:
+        list(shop.reader().scan())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.fixture
@@ -92,8 +107,8 @@ def shop(tmp_path: Path) -> Shop:
 
 
 @pytest.fixture(scope="module")
-def open_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    """One that a module's tests share: 200 rows, read only."""
+def shared_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    """A log of 200 rows that the tests of a module share; read only."""
     shop = Shop(tmp_path_factory.mktemp("shop") / "shop")
     shop.write(shop.table(200))
     return shop

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ranking.encoding.columns import FeatureTable, fill_features
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK
@@ -177,7 +177,7 @@ def make_mixture(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateCo
     def make(gate: GateConfig) -> MMoE:
         with torch.random.fork_rng():
             torch.manual_seed(7)
-            embeddings = Embeddings(hand_schema, {name: space.size for name, space in hand_encoder.id_spaces.items()})
+            embeddings = Embeddings(hand_schema, {name: space.size for name, space in hand_encoder.id_mappings.items()})
             config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=gate)
             model = MMoE(config, len(hand_schema.tasks), embeddings, hand_encoder.dense_size)
             with torch.no_grad():

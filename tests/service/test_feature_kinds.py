@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from pipelines.jobs.publish import publish
 from ranking import FrozenRanker
 from ranking.artifacts import bundle
-from ranking.encoding.columns import FeatureTable, fill_features
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.frozen.freeze import freeze
 from ranking.gates.config import SharedBottomConfig
@@ -54,7 +54,7 @@ def ranker() -> FrozenRanker:
     fitter.add(fill_features(rows, SCHEMA, TABLES))
     encoder = fitter.encoder()
     torch.manual_seed(0)
-    embeddings = Embeddings(SCHEMA, {name: space.size for name, space in encoder.id_spaces.items()})
+    embeddings = Embeddings(SCHEMA, {name: space.size for name, space in encoder.id_mappings.items()})
     for table in SCHEMA.tables:
         torch.nn.init.normal_(embeddings.weight(table))
     config = ModelConfig(expert_layers=(8,), tower_layers=(4,), gate=SharedBottomConfig(kind="shared_bottom"))
@@ -65,7 +65,7 @@ def ranker() -> FrozenRanker:
 def client(ranker: FrozenRanker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("kinds")
     golden = ranker.complete(pa.table({"user_id": ["u1", "u2", None], "item_id": [1, 2, 3]}))
-    bundle.write(ranker, golden, folder / "bundle")
+    bundle.write_bundle(ranker, golden, folder / "bundle")
     publish(folder / "bundle", folder / "repository")
     with TestClient(create_app(Settings(repository=folder / "repository")), raise_server_exceptions=False) as client:
         yield client

@@ -32,7 +32,7 @@ def test_load_settings_prefers_command_line_then_environment_then_file(file: Pat
         ("max_candidates = 0", {}, "service.toml: max_candidates: must be greater than 0"),
         ("", {"RANKER_MAX_CANDIDATES": "many"}, "the environment: max_candidates: must be a whole number"),
         ("workers", {}, "service.toml is not valid TOML"),
-        ("store = 'localhost:6379'", {}, "service.toml: store: is no address of a store: write redis://HOST:PORT/DB"),
+        ("store = 'localhost:6379'", {}, "service.toml: store: is not a store address: write redis://HOST:PORT/DB"),
         ("store_timeout_ms = 0", {}, "service.toml: store_timeout_ms: must be greater than 0"),
     ],
 )

@@ -50,6 +50,6 @@ def without_tables(
 
 
 def published(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> Path:
-    bundle.write(ranker, golden, folder / "bundle")
+    bundle.write_bundle(ranker, golden, folder / "bundle")
     publish(folder / "bundle", folder / "repository", "feed")
     return folder / "repository"

@@ -88,7 +88,7 @@ def test_more_threads_than_cores(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(tmp_path), "--quick"]) == 1
-    assert "is no bundle" in capsys.readouterr().err
+    assert "is not a bundle" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-
 from pipelines.bench.dense import choose, dense_model, dense_ranker, unsplit
 from pipelines.bench.dense_body import DenseRuntime, dense_body
+
 from pipelines.bench.requests import Requests
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.encoding.torch_batch import TorchBatch
@@ -30,7 +30,7 @@ def test_shape_and_choice(ranker: FrozenRanker) -> None:
     schema = ranker.schema
     assert (len(schema.categoricals), len(schema.numerics)) == (30, 20)
     sides = SharedItemSplitter(ranker.encoder)
-    assert (len(sides.shared.joined), len(sides.items.joined)) == (250, 250)
+    assert (len(sides.shared.input_columns), len(sides.items.input_columns)) == (250, 250)
     assert [tuple(weight.shape) for weight, _ in ranker.graph.experts[1]] == [(500, 256), (256, 256)]
     assert [tuple(weight.shape) for weight, _ in ranker.graph.towers["task_7"]] == [(256, 64), (64, 1)]
     assert len(ranker.selection.experts_used) == 4
@@ -73,8 +73,8 @@ def test_the_dense_body_evaluates_every_expert_and_scores_the_same(ranker: Froze
 def test_without_a_split_nothing_is_shared_and_scores_are_the_same(ranker: FrozenRanker, halves: RequestBatch) -> None:
     whole = unsplit(ranker)
     sides = SharedItemSplitter(whole.encoder)
-    assert (len(sides.shared.joined), len(sides.items.joined)) == (0, 500)
-    again = sides.split(SharedItemSplitter(ranker.encoder).merge(halves), halves.request)
+    assert (len(sides.shared.input_columns), len(sides.items.input_columns)) == (0, 500)
+    again = sides.split(SharedItemSplitter(ranker.encoder).merge(halves), halves.request_index)
     tasks = ranker.schema.task_names
     one, other = runtime(whole, "onnxruntime").scores(again, tasks), runtime(ranker, "torch").scores(halves, tasks)
     assert np.abs(one - other).max() < 1e-5

@@ -74,5 +74,5 @@ def bundle_without_tables(ranker: FrozenRanker, reference: Path, tmp_path: Path)
     from dataclasses import replace
 
     rows = Requests(ranker, reference).candidates(20)
-    bundle.write(replace(ranker, tables={}, stored=None), rows, tmp_path / "bare")
+    bundle.write_bundle(replace(ranker, tables={}, stored=None), rows, tmp_path / "bare")
     return tmp_path / "bare"

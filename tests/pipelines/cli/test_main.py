@@ -105,8 +105,8 @@ class TestTheWayOfANewcomer:
         assert lines[0].endswith(" rows")
         assert lines[-1] == f"{shown.folder}/run"
         assert any(line.startswith("click") for line in lines)
-        assert "the gates chose" in err
-        assert "the gates chose" not in out
+        assert "the gates selected" in err
+        assert "the gates selected" not in out
         RunFolder.open(shown.folder / "run")
 
     def test_train_takes_its_settings_from_set(self, shown: Shown) -> None:
@@ -198,8 +198,8 @@ class TestGates:
         assert "model.gate: kind is 'softmx'; choose dselect_k, top_k, softmax" in err
         assert not (tmp_path / "run").exists()
 
-    def test_of_single_tasks_are_evaluated_but_not_frozen_whole(self, open_shop: Shop, tmp_path: Path) -> None:
-        config = open_shop.config(model={"gate": {"kind": "single_task"}})
+    def test_of_single_tasks_are_evaluated_but_not_frozen_whole(self, shared_shop: Shop, tmp_path: Path) -> None:
+        config = shared_shop.config(model={"gate": {"kind": "single_task"}})
         config.write(tmp_path / "ranker.toml")
         trained = ranker("train", tmp_path / "ranker.toml", "--run", tmp_path / "run", "--json")
         assert trained.code == 0, trained.err
@@ -238,26 +238,26 @@ class TestFailures:
             ("train {logs}/ranker.toml --run {empty}/run --set colour=1", "colour: unknown key"),
             ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
             ("evaluate {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
-            ("evaluate {empty}", "{empty} is no run folder"),
-            ("compare {run} {empty}", "{empty} is no run folder"),
+            ("evaluate {empty}", "{empty} is not a run folder"),
+            ("compare {run} {empty}", "{empty} is not a run folder"),
             ("compare {bundle} {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
             ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
-            ("report {empty}", "{empty} is no run folder"),
-            ("report {bundle}", "{bundle} is no run folder"),
+            ("report {empty}", "{empty} is not a run folder"),
+            ("report {bundle}", "{bundle} is not a run folder"),
             ("report {run} --out {empty}/none/report.html", "{empty}/none/report.html: cannot be written"),
-            ("freeze {empty} --out {empty}/bundle", "{empty} is no run folder"),
+            ("freeze {empty} --out {empty}/bundle", "{empty} is not a run folder"),
             ("freeze {run} --out {bundle}", "{bundle} exists"),
-            ("publish {empty} {empty}/repository", "{empty} is no bundle"),
+            ("publish {empty} {empty}/repository", "{empty} is not a bundle"),
             ("publish {bundle} {empty}/repository --name ../up", "name '../up'"),
             ("score {bundle} --logs {empty} --out {empty}/s.parquet", "{empty}: holds no Parquet file"),
             ("score {bundle} --logs {day} --out {empty}/s.parquet --tasks clack", "unknown task 'clack'"),
-            ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is no bundle"),
+            ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is not a bundle"),
             ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
             ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
             ("demo --dir {logs}", "{logs} exists"),
             ("check {file}", "{file}: is a Parquet file, but a configuration is wanted; name the ranker.toml"),
             ("train {file} --run {empty}/run", "{file}: is a Parquet file, but a configuration is wanted"),
-            ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another place"),
+            ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another path"),
             ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
             ("demo --dir {file}/new", "{file} is a file, not a folder"),
             ("check {logs}/ranker.toml --quarantine {file}/new", "{file} is a file, not a folder"),

@@ -170,7 +170,7 @@ class TestValuesThatMakeNoRanker:
             ("logs.train_from=2026-01-01T00:00:00Z", "logs: train_from and validation_from: give both a time zone"),
             ("logs.path=5", "logs.path: "),
             ("training.readers=0", "training.readers: "),
-            ("model.gate.k=9", "model: gate.k = 9 of 8 experts: choose k ≤ experts"),
+            ("model.gate.k=9", "model: gate.k = 9 exceeds the 8 experts: choose k ≤ experts"),
             ("model.gate.k=0", "model.gate.k: "),
             ("model.experts=0", "model.experts: "),
             ("model.expert_layers=[]", "model.expert_layers: "),
@@ -263,7 +263,7 @@ class TestValuesThatMakeNoRanker:
 
     def test_a_label_that_is_a_feature_is_refused(self, toml: Path) -> None:
         toml.write_text(DOCUMENT.replace('label = "is_click"', 'label = "age"'))
-        assert "what happens after the impression cannot be a feature" in message(toml)
+        assert "a label is unknown before the impression" in message(toml)
 
     def test_splits_of_which_only_one_has_a_time_zone_cannot_be_compared(self, toml: Path) -> None:
         text = message(toml, "logs.test_from=2026-01-10T00:00:00Z")
@@ -327,7 +327,7 @@ class TestGates:
     @pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors", "top_k"])
     def test_cannot_choose_more_experts_a_task_than_there_are(self, toml: Path, kind: str) -> None:
         overrides = [f"model.gate.kind={kind}", "model.experts=3", "model.gate.k=4"]
-        assert "model: gate.k = 4 of 3 experts: choose k ≤ experts" in message(toml, *overrides)
+        assert "model: gate.k = 4 exceeds the 3 experts: choose k ≤ experts" in message(toml, *overrides)
 
     @pytest.mark.parametrize("kind", ["softmax", "attentive", "shared_bottom", "single_task"])
     def test_without_k_need_one_expert_only(self, toml: Path, kind: str) -> None:

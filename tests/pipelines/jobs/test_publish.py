@@ -113,7 +113,7 @@ class TestBundlesThatDoNotVerify:
         assert files(repository) == before
 
     def test_are_refused_if_there_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(BundleError, match=r"is no bundle: .* make one with 'ranker freeze'"):
+        with pytest.raises(BundleError, match=r"is not a bundle: .* make one with 'ranker freeze'"):
             publish(tmp_path / "nothing", tmp_path / "repository")
         assert list(tmp_path.iterdir()) == []
 

@@ -55,8 +55,8 @@ def test_nothing_changes_if_nothing_is_said(repo: Path) -> None:
         ("shop", {}, "has no model 'shop': it has feed"),
         ("feed", {"version": 9}, "feed has no version 9: it has 1, 2, 3"),
         ("feed", {"shadow": 7}, "feed has no version 7: it has 1, 2, 3"),
-        ("feed", {"canary": {"version": 3, "weight": 0.1}}, "version 3 cannot be both the current one and the canary"),
-        ("feed", {"version": 2, "shadow": 2}, "version 2 cannot be both the current one and the shadow"),
+        ("feed", {"canary": {"version": 3, "weight": 0.1}}, "version 3 cannot be both the current version and the canary"),
+        ("feed", {"version": 2, "shadow": 2}, "version 2 cannot be both the current version and the shadow"),
     ],
 )
 def test_what_cannot_be_served_is_told_and_changes_nothing(
@@ -69,7 +69,7 @@ def test_what_cannot_be_served_is_told_and_changes_nothing(
 
 def test_a_damaged_file_is_written_anew_if_the_version_is_named(repo: Path) -> None:
     (repo / "feed" / "current.json").write_text("{")
-    with pytest.raises(BundleError, match="--version N' writes it anew"):
+    with pytest.raises(BundleError, match="--version N' restores it"):
         change_release(repo, "feed", {"pinned": True})
     assert change_release(repo, "feed", {"version": 2}) == Release(version=2) == released(repo)
 

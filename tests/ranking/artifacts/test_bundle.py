@@ -20,9 +20,9 @@ from safetensors.numpy import load_file, save_file
 
 import ranking
 from ranking.artifacts import bundle, feature_tables
-from ranking.artifacts.checksums import SUMS, write_sums
+from ranking.artifacts.checksums import CHECKSUM_FILE, write_checksums
 from ranking.encoding.batch import Float32
-from ranking.encoding.columns import FeatureTable
+from ranking.encoding.feature_table import FeatureTable
 from ranking.errors import BundleError, OutputError
 from ranking.frozen.calibration import Calibration, Isotonic, Platt
 from ranking.frozen.freeze import freeze
@@ -70,7 +70,7 @@ def golden(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> pa.Table:
 def written(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hand-made ranker's bundle; read only."""
     folder = tmp_path_factory.mktemp("written") / "bundle"
-    bundle.write(hand_ranker, golden, folder)
+    bundle.write_bundle(hand_ranker, golden, folder)
     return folder
 
 
@@ -83,7 +83,7 @@ def copied(written: Path, tmp_path: Path) -> Path:
 def edit_manifest(folder: Path, **changes: Any) -> None:
     file = folder / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    write_sums(folder)
+    write_checksums(folder)
 
 
 def refusal(folder: Path) -> str:
@@ -153,7 +153,7 @@ def test_weights_come_out_as_they_went_in_however_they_lie_in_memory(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     turned = {name: np.asfortranarray(weight) for name, weight in hand_ranker.weights.items()}
-    bundle.write(replace(hand_ranker, weights=turned), golden, tmp_path / "bundle")
+    bundle.write_bundle(replace(hand_ranker, weights=turned), golden, tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
     assert all(np.array_equal(weight, hand_ranker.weights[name]) for name, weight in loaded.weights.items())
 
@@ -169,7 +169,7 @@ def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> N
 def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
-    bundle.write(replace(hand_ranker, tables={}), golden, tmp_path / "bundle")
+    bundle.write_bundle(replace(hand_ranker, tables={}), golden, tmp_path / "bundle")
     assert not (tmp_path / "bundle" / "users.parquet").exists()
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.tables == {}
@@ -178,7 +178,7 @@ def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
 
 
 def test_golden_rows_come_out_as_they_went_in(written: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
-    inputs, scores = bundle.golden(written, hand_ranker.schema)
+    inputs, scores = bundle.read_golden(written, hand_ranker.schema)
     assert inputs.equals(golden.select(inputs.column_names))
     assert inputs.column_names == list(dict.fromkeys(feature.column for feature in hand_ranker.schema.inputs))
     assert scores.equals(hand_ranker.score(golden))
@@ -189,21 +189,21 @@ def test_reading_verifies_the_files_and_scores_nothing(
 ) -> None:
     with_golden(copied, lambda golden: golden.slice(0, 0))
     with pytest.raises(BundleError, match=r"golden\.parquet"):
-        bundle.read(copied)
+        bundle.read_bundle(copied)
     (copied / "golden.parquet").write_text("x")
-    write_sums(copied)
-    assert bundle.read(copied).score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
+    write_checksums(copied)
+    assert bundle.read_bundle(copied).score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
 
 
 def test_the_same_ranker_gives_the_same_bytes(
     written: Path, hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
-    bundle.write(hand_ranker, golden, tmp_path / "again")
-    assert (tmp_path / "again" / SUMS).read_text() == (written / SUMS).read_text()
+    bundle.write_bundle(hand_ranker, golden, tmp_path / "again")
+    assert (tmp_path / "again" / CHECKSUM_FILE).read_text() == (written / CHECKSUM_FILE).read_text()
 
 
 def test_a_bundle_needs_no_golden_rows(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
-    bundle.write(hand_ranker, golden.slice(0, 0), tmp_path / "bundle")
+    bundle.write_bundle(hand_ranker, golden.slice(0, 0), tmp_path / "bundle")
     assert ranking.load(tmp_path / "bundle").schema == hand_ranker.schema
 
 
@@ -292,7 +292,7 @@ def test_a_calibration_comes_out_as_it_went_in(
     make_model: Callable[[], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
-    bundle.write(ranker, golden, tmp_path / "bundle")
+    bundle.write_bundle(ranker, golden, tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
     assert loaded.calibration.tasks == CALIBRATION.tasks
     assert loaded.score(golden).equals(ranker.score(golden))
@@ -303,7 +303,7 @@ def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: Froze
     manifest = json.loads((copied / "manifest.json").read_text())
     del manifest["calibration"]
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    write_sums(copied)
+    write_checksums(copied)
     assert ranking.load(copied).score(golden).equals(hand_ranker.score(golden))
 
 
@@ -347,7 +347,7 @@ def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(cop
         [column.combine_chunks() for column in changed.columns], names=changed.column_names
     )
     pq.write_table(golden.set_column(1, "scores", struct), copied / "golden.parquet")
-    write_sums(copied)
+    write_checksums(copied)
     text = refusal(copied)
     assert "golden rows score differently" in text
     assert "task 'like', by up to 0.01" in text
@@ -357,7 +357,7 @@ def test_other_weights_are_refused_even_if_the_sums_agree(copied: Path) -> None:
     weights = load_file(copied / "weights.safetensors")
     weights["tower.watch.1.bias"] = weights["tower.watch.1.bias"] + 0.01
     save_file(weights, copied / "weights.safetensors")
-    write_sums(copied)
+    write_checksums(copied)
     assert "golden rows score differently here (task 'watch'" in refusal(copied)
 
 
@@ -448,23 +448,23 @@ INCOHERENT = SEEN_BY_READING | SEEN_IN_GOLDEN_ROWS
 @pytest.mark.parametrize("what", INCOHERENT)
 def test_files_that_do_not_fit_together_are_refused_even_if_the_sums_agree(copied: Path, what: str) -> None:
     INCOHERENT[what](copied)
-    write_sums(copied)
+    write_checksums(copied)
     assert str(copied) in refusal(copied)
 
 
 @pytest.mark.parametrize("what", SEEN_BY_READING)
 def test_whoever_scores_a_bundle_by_other_means_is_told_by_reading_it(copied: Path, what: str) -> None:
     SEEN_BY_READING[what](copied)
-    write_sums(copied)
+    write_checksums(copied)
     with pytest.raises(BundleError, match=str(copied)):
-        bundle.read(copied)
+        bundle.read_bundle(copied)
 
 
 @pytest.mark.parametrize("what", SEEN_IN_GOLDEN_ROWS)
 def test_or_by_asking_for_its_golden_rows(copied: Path, hand_ranker: FrozenRanker, what: str) -> None:
     SEEN_IN_GOLDEN_ROWS[what](copied)
     with pytest.raises(BundleError, match=str(copied)):
-        bundle.golden(copied, hand_ranker.schema)
+        bundle.read_golden(copied, hand_ranker.schema)
 
 
 def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
@@ -482,7 +482,7 @@ def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
 def test_every_file_can_be_read_by_whoever_serves_it(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
-    bundle.write(hand_ranker, golden, tmp_path / "bundle")
+    bundle.write_bundle(hand_ranker, golden, tmp_path / "bundle")
     for path in (tmp_path / "bundle").rglob("*"):
         assert path.stat().st_mode & 0o044 == 0o044, path
 
@@ -490,7 +490,7 @@ def test_every_file_can_be_read_by_whoever_serves_it(
 def test_an_existing_folder_is_not_overwritten(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(OutputError, match="exists and is never overwritten"):
-        bundle.write(hand_ranker, golden, tmp_path)
+        bundle.write_bundle(hand_ranker, golden, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
@@ -498,7 +498,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyError, match="words"):
-        bundle.write(hand_ranker, golden.drop_columns(["words"]), tmp_path / "bundle")
+        bundle.write_bundle(hand_ranker, golden.drop_columns(["words"]), tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -598,7 +598,7 @@ def test_a_bundle_is_read_where_pytorch_is_not_installed(
     tmp_path: Path,
 ) -> None:
     ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
-    bundle.write(ranker, golden, tmp_path / "bundle")
+    bundle.write_bundle(ranker, golden, tmp_path / "bundle")
     rows = draw_rows(50, 13)
     outputs = ranker.outputs(ranker.encoder.encode(ranker.complete(rows)), ranker.schema.task_names)
     struct = pa.StructArray.from_arrays(list(outputs.T), names=ranker.schema.task_names)
@@ -624,7 +624,7 @@ def test_a_per_example_gate_says_that_it_needs_pytorch(
     tasks = {task: dict.fromkeys(range(5), 0.2) for task in hand_ranker.schema.task_names}
     ranker = freeze(make_mixture(gate), hand_ranker.encoder, {}, {}, routed=(gate, Selection(5, 5, tasks, True)))
     folder = tmp_path / "bundle"
-    bundle.write(ranker, golden, folder)
+    bundle.write_bundle(ranker, golden, folder)
     found = run_without({"torch"}, REFUSAL, folder, golden, tmp_path)
     assert found["refusal"].to_pylist() == [
         f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"

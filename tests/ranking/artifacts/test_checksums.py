@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ranking.artifacts.checksums import SUMS, verify_files, write_sums
+from ranking.artifacts.checksums import CHECKSUM_FILE, verify_files, write_checksums
 from ranking.errors import BundleError
 
 
@@ -17,14 +17,14 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "inner").mkdir()
     (tmp_path / "a").write_bytes(b"one")
     (tmp_path / "inner" / "b ü").write_bytes(b"")
-    write_sums(tmp_path)
+    write_checksums(tmp_path)
     return tmp_path
 
 
 def test_what_was_written_is_verified_here_and_by_sha256sum(folder: Path) -> None:
     verify_files(folder)
-    subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, check=True, capture_output=True)
-    assert [line[66:] for line in (folder / SUMS).read_text().splitlines()] == ["a", "inner/b ü"]
+    subprocess.run(["sha256sum", "--check", "--strict", CHECKSUM_FILE], cwd=folder, check=True, capture_output=True)
+    assert [line[66:] for line in (folder / CHECKSUM_FILE).read_text().splitlines()] == ["a", "inner/b ü"]
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_what_was_written_is_verified_here_and_by_sha256sum(folder: Path) -> Non
         (lambda folder: (folder / "a").unlink(), "a is missing"),
         (lambda folder: (folder / "inner" / "c").touch(), "inner/c is not listed in SHA256SUMS"),
         (lambda folder: (folder / "c").symlink_to("a"), "c is a link"),
-        (lambda folder: (folder / SUMS).write_text("x\n"), "SHA256SUMS is damaged"),
-        (lambda folder: (folder / SUMS).unlink(), "it has no SHA256SUMS"),
+        (lambda folder: (folder / CHECKSUM_FILE).write_text("x\n"), "SHA256SUMS is damaged"),
+        (lambda folder: (folder / CHECKSUM_FILE).unlink(), "it has no SHA256SUMS"),
     ],
 )
 def test_what_was_not_is_named(folder: Path, change: Callable[[Path], object], said: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ranking.artifacts.feature_store_keys import key_prefix, redact_address, require_address
+from ranking.artifacts.feature_store_keys import check_address, key_prefix, redact_address
 
 
 def test_keys() -> None:
@@ -21,7 +21,7 @@ def test_keys() -> None:
     ],
 )
 def test_addresses_are_shown_without_what_is_secret(url: str, told: str) -> None:
-    assert require_address(url) == url
+    assert check_address(url) == url
     assert redact_address(url) == told
 
 
@@ -48,6 +48,6 @@ def test_addresses_are_shown_without_what_is_secret(url: str, told: str) -> None
     ],
 )
 def test_what_is_no_address_is_told_without_quoting_it(url: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a store: write redis://HOST:PORT/DB") as caught:
-        require_address(url)
+    with pytest.raises(ValueError, match="is not a store address: write redis://HOST:PORT/DB") as caught:
+        check_address(url)
     assert "cret" not in str(caught.value)

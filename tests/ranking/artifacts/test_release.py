@@ -13,21 +13,21 @@ from ranking.errors import BundleError
 
 
 def test_its_simplest_form_names_a_version_only_so_that_older_readers_understand_it(tmp_path: Path) -> None:
-    releases.write(Release(version=3), tmp_path)
+    releases.write_release(Release(version=3), tmp_path)
     assert json.loads((tmp_path / CURRENT).read_text()) == {"version": 3}
-    assert releases.read(tmp_path) == Release(version=3)
+    assert releases.read_release(tmp_path) == Release(version=3)
 
 
 def test_all_of_it_is_written_and_read(tmp_path: Path) -> None:
     release = Release(version=3, pinned=True, canary=Canary(version=4, weight=0.1), shadow=5)
-    releases.write(release, tmp_path)
+    releases.write_release(release, tmp_path)
     assert json.loads((tmp_path / CURRENT).read_text()) == {
         "version": 3,
         "pinned": True,
         "canary": {"version": 4, "weight": 0.1},
         "shadow": 5,
     }
-    assert releases.read(tmp_path) == release
+    assert releases.read_release(tmp_path) == release
 
 
 def test_versions_are_all_that_are_served_the_current_one_first() -> None:
@@ -47,7 +47,7 @@ def test_a_promoted_version_is_no_canary_or_shadow_any_longer() -> None:
 def test_a_damaged_file_is_named_with_what_it_should_read(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CURRENT).write_bytes(content)
     with pytest.raises(BundleError, match=r'current\.json is damaged: it should read \{"version": N\}'):
-        releases.read(tmp_path)
+        releases.read_release(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_a_damaged_file_is_named_with_what_it_should_read(tmp_path: Path, conten
         ('{"version": 3, "canary": {"version": 4, "weight": 10}}', r"canary.weight: must be at most 1 \(got 10\)"),
         ('{"version": 3, "canary": {"version": 4, "weight": NaN}}', "canary.weight: must be a finite number"),
         ('{"version": 3, "canary": {"version": 3, "weight": 0.1}}', "version 3 cannot be both .* leave the canary out"),
-        ('{"version": 3, "shadow": 3}', "version 3 cannot be both the current one and the shadow"),
+        ('{"version": 3, "shadow": 3}', "version 3 cannot be both the current version and the shadow"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / CURRENT).write_text(content)
     with pytest.raises(BundleError, match=rf"current\.json: {said}"):
-        releases.read(tmp_path)
+        releases.read_release(tmp_path)
 
 
 def test_a_folder_in_its_place_is_told(tmp_path: Path) -> None:
     (tmp_path / CURRENT).mkdir()
     with pytest.raises(BundleError, match=r"current\.json cannot be read \(Is a directory\)"):
-        releases.read(tmp_path)
+        releases.read_release(tmp_path)

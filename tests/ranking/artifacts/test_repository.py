@@ -25,21 +25,21 @@ def test_names_are_the_models_that_have_a_current_version(tmp_path: Path) -> Non
     publish(tmp_path, "feed", 1, 2, current=1)
     publish(tmp_path, "draft", 1)
     (tmp_path / "notes.txt").write_text("x")
-    assert repository.names(tmp_path) == ["feed", "shop"]
+    assert repository.list_models(tmp_path) == ["feed", "shop"]
 
 
 def test_an_empty_repository_has_no_names(tmp_path: Path) -> None:
-    assert repository.names(tmp_path) == []
+    assert repository.list_models(tmp_path) == []
 
 
 def test_a_missing_repository_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"missing: no such repository.*ranker publish"):
-        repository.names(tmp_path / "missing")
+        repository.list_models(tmp_path / "missing")
 
 
 def test_versions_are_numbers_in_ascending_order(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 10, 9, 1)
-    assert repository.versions(tmp_path, "feed") == [1, 9, 10]
+    assert repository.list_versions(tmp_path, "feed") == [1, 9, 10]
 
 
 def test_drafts_and_files_are_no_versions(tmp_path: Path) -> None:
@@ -47,31 +47,31 @@ def test_drafts_and_files_are_no_versions(tmp_path: Path) -> None:
     for name in (".3-x1y2z3", "3.old", "3-copy", "latest"):
         (tmp_path / "feed" / name).mkdir()
     (tmp_path / "feed" / "4").write_text("x")
-    assert repository.versions(tmp_path, "feed") == [1, 2]
+    assert repository.list_versions(tmp_path, "feed") == [1, 2]
 
 
 def test_an_unknown_model_has_no_versions(tmp_path: Path) -> None:
-    assert repository.versions(tmp_path, "feed") == []
+    assert repository.list_versions(tmp_path, "feed") == []
 
 
 def test_current_is_the_version_that_current_json_names(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, 2, 3, current=2)
-    assert repository.release(tmp_path, "feed").version == 2
+    assert repository.read_release(tmp_path, "feed").version == 2
 
 
 def test_a_model_without_a_current_version_says_how_to_get_one(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1)
     with pytest.raises(BundleError, match=r"current\.json is not there.*ranker publish"):
-        repository.release(tmp_path, "feed")
+        repository.read_release(tmp_path, "feed")
 
 
 def test_what_is_served_must_be_published(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, 3, current=1)
-    repository.put_release(tmp_path, "feed", Release(version=3, shadow=1))
-    assert repository.release(tmp_path, "feed") == Release(version=3, shadow=1)
+    repository.write_release(tmp_path, "feed", Release(version=3, shadow=1))
+    assert repository.read_release(tmp_path, "feed") == Release(version=3, shadow=1)
     with pytest.raises(BundleError, match=r"feed has no version 2: it has 1, 3"):
-        repository.put_release(tmp_path, "feed", Release(version=3, canary=Canary(version=2, weight=0.5)))
-    assert repository.release(tmp_path, "feed") == Release(version=3, shadow=1)
+        repository.write_release(tmp_path, "feed", Release(version=3, canary=Canary(version=2, weight=0.5)))
+    assert repository.read_release(tmp_path, "feed") == Release(version=3, shadow=1)
 
 
 def test_writers_of_a_model_take_turns_and_those_of_another_do_not_wait(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ class TestWorkspaces:
         with suppress(ZeroDivisionError), repository.staging_dir(tmp_path, "feed") as work:
             (work / "file").write_text("x")
             raise ZeroDivisionError
-        assert [file.name for file in (tmp_path / "feed").iterdir()] == [repository.LOCK]
+        assert [file.name for file in (tmp_path / "feed").iterdir()] == [repository.LOCK_FILE]
 
     def test_of_the_dead_go_with_the_next_and_those_of_the_living_stay(self, tmp_path: Path) -> None:
         left = [tmp_path / "feed" / f".work-{name}" for name in ("no-lock", "free-lock")]
         for work in left:
             (work / "new").mkdir(parents=True)
-        (left[1] / repository.LOCK).touch()
+        (left[1] / repository.LOCK_FILE).touch()
         with repository.staging_dir(tmp_path, "feed") as first, repository.staging_dir(tmp_path, "feed") as second:
             assert first.is_dir()
             assert first != second
@@ -122,12 +122,12 @@ class TestWorkspaces:
 
 
 def test_a_versions_folder_lies_under_its_model(tmp_path: Path) -> None:
-    assert repository.folder(tmp_path, "feed", 3) == tmp_path / "feed" / "3"
+    assert repository.bundle_folder(tmp_path, "feed", 3) == tmp_path / "feed" / "3"
 
 
 def test_a_published_bundle_is_found(request: pytest.FixtureRequest) -> None:
     published: Path = request.getfixturevalue("repository")
-    assert repository.names(published) == ["feed"]
-    assert repository.versions(published, "feed") == [1]
-    assert repository.release(published, "feed").version == 1
-    assert (repository.folder(published, "feed", 1) / "manifest.json").is_file()
+    assert repository.list_models(published) == ["feed"]
+    assert repository.list_versions(published, "feed") == [1]
+    assert repository.read_release(published, "feed").version == 1
+    assert (repository.bundle_folder(published, "feed", 1) / "manifest.json").is_file()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.encoding.columns import FeatureTable, as_type, canonical, fill_features, id_array, invalid_rows, mark
+from ranking.encoding.columns import add_reason, cast_ids, invalid_rows, to_canonical, to_id_array
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError
 from ranking.schema import BagFeature, CategoricalFeature, NumericFeature, Owner, Schema
 
@@ -26,29 +27,29 @@ PRICE = NumericFeature(name="price", column="cost", owner="item", kind="numeric"
     "kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32(), pa.uint64(), pa.float32()]
 )
 def test_whole_numbers_of_any_type_become_integer_ids(kind: pa.DataType) -> None:
-    found = canonical(pa.array([3, None, 7], kind), BRAND)
+    found = to_canonical(pa.array([3, None, 7], kind), BRAND)
     assert found.type == pa.int64()
     assert found.to_pylist() == [3, None, 7]
 
 
 def test_whole_numbers_stored_as_floats_beside_nulls_become_integer_ids() -> None:
-    assert canonical(pa.array([3.0, None, -7.0]), BRAND).equals(pa.array([3, None, -7]))
+    assert to_canonical(pa.array([3.0, None, -7.0]), BRAND).equals(pa.array([3, None, -7]))
 
 
 def test_booleans_become_the_ids_0_and_1() -> None:
-    assert canonical(pa.array([True, None, False]), BRAND).equals(pa.array([1, None, 0]))
+    assert to_canonical(pa.array([True, None, False]), BRAND).equals(pa.array([1, None, 0]))
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_text_of_any_type_becomes_string_ids(kind: pa.DataType) -> None:
-    found = canonical(pa.array(["a", None, ""], kind), BRAND)
+    found = to_canonical(pa.array(["a", None, ""], kind), BRAND)
     assert found.type == pa.string()
     assert found.to_pylist() == ["a", None, ""]
 
 
 @pytest.mark.parametrize(("values", "kind"), [(["a", None, "b", "a"], pa.string()), ([5, None, 2, 5], pa.int64())])
 def test_dictionary_encoded_ids_are_decoded(values: list[Any], kind: pa.DataType) -> None:
-    found = canonical(pa.array(values).dictionary_encode(), BRAND)
+    found = to_canonical(pa.array(values).dictionary_encode(), BRAND)
     assert found.type == kind
     assert found.to_pylist() == values
 
@@ -56,7 +57,7 @@ def test_dictionary_encoded_ids_are_decoded(values: list[Any], kind: pa.DataType
 @pytest.mark.parametrize("value", [1.5, float("nan"), float("inf"), 1e300])
 def test_a_float_that_is_no_whole_number_is_no_id(value: float) -> None:
     with pytest.raises(InvalidInputError, match="'brand' is a categorical: its ids must be integers or strings") as bad:
-        canonical(pa.array([1.0, value]), BRAND)
+        to_canonical(pa.array([1.0, value]), BRAND)
     assert bad.value.field == "made_by"
 
 
@@ -74,7 +75,7 @@ def test_a_float_that_is_no_whole_number_is_no_id(value: float) -> None:
 )
 def test_what_is_no_id_names_the_column(column: pa.Array) -> None:
     with pytest.raises(InvalidInputError, match="integers or strings") as bad:
-        canonical(column, BRAND)
+        to_canonical(column, BRAND)
     assert bad.value.field == "made_by"
 
 
@@ -95,11 +96,11 @@ def test_what_is_no_id_names_the_column(column: pa.Array) -> None:
     ids=lambda column: str(column.type),
 )
 def test_numbers_of_any_type_become_float64(column: pa.Array) -> None:
-    assert canonical(column, PRICE).equals(pa.array([1.0, None, 0.0], pa.float64()))
+    assert to_canonical(column, PRICE).equals(pa.array([1.0, None, 0.0], pa.float64()))
 
 
 def test_a_decimal_keeps_its_fraction() -> None:
-    assert canonical(pa.array([Decimal("12.25")]), PRICE).to_pylist() == [12.25]
+    assert to_canonical(pa.array([Decimal("12.25")]), PRICE).to_pylist() == [12.25]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +110,12 @@ def test_a_decimal_keeps_its_fraction() -> None:
 )
 def test_what_is_no_number_names_the_column(column: pa.Array) -> None:
     with pytest.raises(InvalidInputError, match="'price' is numeric: write numbers") as bad:
-        canonical(column, PRICE)
+        to_canonical(column, PRICE)
     assert bad.value.field == "cost"
 
 
 def test_an_integer_beyond_53_bits_is_a_number_too() -> None:
-    assert canonical(pa.array([2**60 + 1]), PRICE).to_pylist() == [float(2**60)]
+    assert to_canonical(pa.array([2**60 + 1]), PRICE).to_pylist() == [float(2**60)]
 
 
 # Bags become large lists of int64 or string.
@@ -132,31 +133,31 @@ def test_an_integer_beyond_53_bits_is_a_number_too() -> None:
 )
 def test_lists_of_any_type_become_bags(kind: pa.DataType) -> None:
     values = [[1, 2], None, [], [3, None]]
-    found = canonical(pa.array(values, kind), TAGS)
+    found = to_canonical(pa.array(values, kind), TAGS)
     assert found.type == pa.large_list(pa.int64())
     assert found.to_pylist() == values
 
 
 def test_fixed_size_lists_become_bags() -> None:
-    found = canonical(pa.array([["a", "b"], None, ["c", None]], pa.list_(pa.string(), 2)), TAGS)
+    found = to_canonical(pa.array([["a", "b"], None, ["c", None]], pa.list_(pa.string(), 2)), TAGS)
     assert found.type == pa.large_list(pa.string())
     assert found.to_pylist() == [["a", "b"], None, ["c", None]]
 
 
 def test_a_bag_of_nothing_but_nulls_has_no_ids() -> None:
-    assert canonical(pa.array([[], None, [None]]), TAGS).to_pylist() == [[], None, [None]]
+    assert to_canonical(pa.array([[], None, [None]]), TAGS).to_pylist() == [[], None, [None]]
 
 
 @pytest.mark.parametrize("column", [pa.array([1]), pa.array(["a"])], ids=lambda column: str(column.type))
 def test_what_is_no_list_is_no_bag(column: pa.Array) -> None:
     with pytest.raises(InvalidInputError, match="'tags' is a bag: write lists of ids") as bad:
-        canonical(column, TAGS)
+        to_canonical(column, TAGS)
     assert bad.value.field == "labels"
 
 
 def test_a_fraction_in_a_bag_names_the_column() -> None:
     with pytest.raises(InvalidInputError, match="'tags' is a bag: its ids must be integers or strings") as bad:
-        canonical(pa.array([[1.0], [2.5]]), TAGS)
+        to_canonical(pa.array([[1.0], [2.5]]), TAGS)
     assert bad.value.field == "labels"
 
 
@@ -165,7 +166,7 @@ def test_a_fraction_in_a_bag_names_the_column() -> None:
 
 @pytest.mark.parametrize("feature", [BRAND, TAGS, PRICE], ids=lambda feature: feature.kind)
 def test_a_column_without_a_type_is_all_null(feature: Any) -> None:
-    assert canonical(pa.nulls(3), feature).null_count == 3
+    assert to_canonical(pa.nulls(3), feature).null_count == 3
 
 
 COLUMNS = {
@@ -182,7 +183,7 @@ COLUMNS = {
 @pytest.mark.parametrize(("start", "length"), [(0, 3), (1, 4), (2, 0), (4, 2)])
 def test_a_slice_is_read_as_the_rows_that_it_shows(name: str, start: int, length: int) -> None:
     feature, column = COLUMNS[name]
-    found = canonical(column.slice(start, length), feature)
+    found = to_canonical(column.slice(start, length), feature)
     found.validate(full=True)
     assert found.to_pylist() == column.to_pylist()[start : start + length]
 
@@ -190,13 +191,13 @@ def test_a_slice_is_read_as_the_rows_that_it_shows(name: str, start: int, length
 @pytest.mark.parametrize("name", COLUMNS)
 def test_chunks_are_joined(name: str) -> None:
     feature, column = COLUMNS[name]
-    found = canonical(pa.chunked_array([column.slice(0, 2), column.slice(2, 0), column.slice(2)]), feature)
+    found = to_canonical(pa.chunked_array([column.slice(0, 2), column.slice(2, 0), column.slice(2)]), feature)
     assert isinstance(found, pa.Array)
     assert found.to_pylist() == column.to_pylist()
 
 
 def test_what_a_slice_does_not_show_cannot_be_wrong() -> None:
-    assert canonical(pa.array([[1.5], [2.0]]).slice(1), TAGS).to_pylist() == [[2]]
+    assert to_canonical(pa.array([[1.5], [2.0]]).slice(1), TAGS).to_pylist() == [[2]]
 
 
 @given(st.lists(st.none() | st.lists(st.none() | st.integers(-5, 5), max_size=3), max_size=8), st.data())
@@ -206,23 +207,23 @@ def test_bringing_a_bag_to_its_type_changes_no_value(
 ) -> None:
     start = data.draw(st.integers(0, len(values)))
     column = pa.array(values, pa.list_(pa.int32())).slice(start)
-    found = canonical(column, TAGS)
+    found = to_canonical(column, TAGS)
     assert found.to_pylist() == values[start:]
-    assert canonical(found, TAGS).equals(found)
+    assert to_canonical(found, TAGS).equals(found)
 
 
 # Ids of one kind are read as the other where that is possible.
 
 
 def test_ids_are_cast_to_what_the_ranker_knows() -> None:
-    assert as_type(pa.array([1, None]), pa.string(), "id").to_pylist() == ["1", None]
-    assert as_type(pa.array(["12", None]), pa.int64(), "id").to_pylist() == [12, None]
-    assert as_type(pa.array(["12"]).dictionary_encode(), pa.int64(), "id").to_pylist() == [12]
+    assert cast_ids(pa.array([1, None]), pa.string(), "id").to_pylist() == ["1", None]
+    assert cast_ids(pa.array(["12", None]), pa.int64(), "id").to_pylist() == [12, None]
+    assert cast_ids(pa.array(["12"]).dictionary_encode(), pa.int64(), "id").to_pylist() == [12]
 
 
 def test_text_that_is_no_integer_is_an_error_where_integers_are_known() -> None:
     with pytest.raises(InvalidInputError, match="ids must be integers") as bad:
-        as_type(pa.array(["1", "x"]), pa.int64(), "item_id")
+        cast_ids(pa.array(["1", "x"]), pa.int64(), "item_id")
     assert bad.value.field == "item_id"
 
 
@@ -241,7 +242,7 @@ def test_text_that_is_no_integer_is_an_error_where_integers_are_known() -> None:
     ],
 )
 def test_ids_are_integers_unless_one_is_text_or_too_large(ids: Any, expected: pa.Array) -> None:
-    assert id_array(ids).equals(expected)
+    assert to_id_array(ids).equals(expected)
 
 
 # Feature tables.
@@ -473,6 +474,6 @@ def test_an_unknown_column_breaks_no_rule(schema: Schema) -> None:
 
 
 def test_mark_keeps_the_first_reason() -> None:
-    reasons = mark(pa.nulls(3, pa.string()), pa.array([True, False, None]), "first")
-    reasons = mark(reasons, pa.array([True, True, False]), "second")
+    reasons = add_reason(pa.nulls(3, pa.string()), pa.array([True, False, None]), "first")
+    reasons = add_reason(reasons, pa.array([True, True, False]), "second")
     assert reasons.to_pylist() == ["first", "second", None]

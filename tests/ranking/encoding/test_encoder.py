@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, RaggedIds
-from ranking.encoding.columns import fill_features
 from ranking.encoding.encoder import Encoder, Scale, encode_labels
+from ranking.encoding.feature_table import fill_features
 from ranking.encoding.vocabulary import MISSING, OOV, HashBuckets, Vocabulary, hash_column, stable_hash
 from ranking.errors import InvalidInputError
 from ranking.schema import Owner, Schema, Task
@@ -85,7 +85,7 @@ def test_integers_written_as_text_are_known_and_other_text_is_an_error_that_name
 
 
 def test_text_in_a_bag_trained_on_integers_is_an_error_that_names_the_column() -> None:
-    encoder = Encoder(SCHEMA, {**ENCODER.id_spaces, "tags": Vocabulary(pa.array([1, 2]))}, ENCODER.scales)
+    encoder = Encoder(SCHEMA, {**ENCODER.id_mappings, "tags": Vocabulary(pa.array([1, 2]))}, ENCODER.scales)
     with pytest.raises(InvalidInputError, match="ids must be integers") as bad:
         encoder.encode(fill_features(pa.table({"tags": [["red"]]}), SCHEMA, {}))
     assert bad.value.field == "tags"
@@ -286,8 +286,8 @@ def test_what_was_written_reads_back_and_encodes_the_same(
     rows = fill_features(draw_rows(50, 1), hand_schema, hand_tables)
     assert_same(again.encode(rows), hand_encoder.encode(rows))
     assert again.scales == hand_encoder.scales
-    assert {name: space.size for name, space in again.id_spaces.items()} == {
-        name: space.size for name, space in hand_encoder.id_spaces.items()
+    assert {name: space.size for name, space in again.id_mappings.items()} == {
+        name: space.size for name, space in hand_encoder.id_mappings.items()
     }
 
 

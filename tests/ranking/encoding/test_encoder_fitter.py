@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding import encoder_fitter
-from ranking.encoding.columns import fill_features
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.feature_table import fill_features
 from ranking.encoding.vocabulary import MISSING, OOV, Bucketizer, HashBuckets, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import Schema
@@ -38,7 +38,7 @@ def fit(schema: Schema, *batches: dict[str, Any]) -> Encoder:
 
 
 def vocabulary(encoder: Encoder, table: str) -> list[Any]:
-    space = encoder.id_spaces[table]
+    space = encoder.id_mappings[table]
     assert isinstance(space, Vocabulary)
     ids: list[Any] = space.ids.to_pylist()
     return ids
@@ -65,7 +65,7 @@ def test_ids_are_counted_over_all_batches() -> None:
 def test_ids_seen_fewer_times_than_min_count_are_unseen(min_count: int, kept: list[str]) -> None:
     encoder = fit(schema_of({**BRAND, "min_count": min_count}), {"brand": ["a", "b", "c", "a", "b", "a"]})
     assert vocabulary(encoder, "brand") == kept
-    rows = encoder.id_spaces["brand"].rows(pa.array(["a", "b", "c"]), "brand").tolist()
+    rows = encoder.id_mappings["brand"].rows(pa.array(["a", "b", "c"]), "brand").tolist()
     assert rows == [OOV + 1 + i if i < len(kept) else OOV for i in range(3)]
 
 
@@ -82,7 +82,7 @@ def test_features_that_share_a_table_are_counted_together() -> None:
 
 def test_hashed_ids_keep_no_vocabulary() -> None:
     encoder = fit(schema_of({**BRAND, "hash_buckets": 5}), {"brand": ["a", "b"]})
-    space = encoder.id_spaces["brand"]
+    space = encoder.id_mappings["brand"]
     assert isinstance(space, HashBuckets)
     assert space.size == 6
 
@@ -91,7 +91,7 @@ def test_a_column_of_nulls_gives_an_empty_vocabulary_that_can_be_asked() -> None
     encoder = fit(schema_of(BRAND, TAGS), {"brand": pa.nulls(2), "tags": pa.nulls(2)})
     assert vocabulary(encoder, "brand") == vocabulary(encoder, "tags") == []
     for ids in (pa.array(["a", None]), pa.array([1, None])):
-        assert encoder.id_spaces["brand"].rows(ids, "brand").tolist() == [OOV, MISSING]
+        assert encoder.id_mappings["brand"].rows(ids, "brand").tolist() == [OOV, MISSING]
 
 
 def test_integers_in_one_batch_and_text_in_another_name_the_column() -> None:
@@ -250,7 +250,7 @@ def test_batches_of_any_cut_give_the_encoder_of_one_batch(rows: list[dict[str, A
 
 
 def boundaries(encoder: Encoder) -> list[float]:
-    space = encoder.id_spaces["band"]
+    space = encoder.id_mappings["band"]
     assert isinstance(space, Bucketizer)
     found: list[float] = space.boundaries.tolist()
     return found
@@ -262,7 +262,7 @@ BAND = {"name": "band", "column": "age", "kind": "buckets", "count": 4}
 def test_buckets_hold_as_many_rows_each() -> None:
     ages = np.random.default_rng(0).permutation(np.arange(100.0))
     encoder = fit(schema_of(BAND), {"age": ages[:30]}, {"age": ages[30:]}, {"age": [None]})
-    rows = encoder.id_spaces["band"].rows(pa.array(ages), "age")
+    rows = encoder.id_mappings["band"].rows(pa.array(ages), "age")
     assert np.bincount(rows).tolist() == [0, 25, 25, 25, 25]
 
 

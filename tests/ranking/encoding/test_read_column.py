@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.encoding.columns import canonical, fill_features, invalid_rows, read_column
+from ranking.encoding.columns import invalid_rows, read_column, to_canonical
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.feature_table import fill_features
 from ranking.errors import InvalidInputError
 from ranking.schema import BagFeature, BucketsFeature, CategoricalFeature, NumericFeature, Schema, SequenceFeature
 from tests.support.same import assert_same
@@ -28,7 +29,7 @@ LISTS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=6)
 
 def read(feature: Any, values: Any) -> list[Any]:
     column = values if isinstance(values, pa.Array) else pa.array(values)
-    found: list[Any] = read_column(canonical(column, feature), feature).to_pylist()
+    found: list[Any] = read_column(to_canonical(column, feature), feature).to_pylist()
     return found
 
 
@@ -77,7 +78,7 @@ def test_of_a_sequence_the_newest_are_read(lists: list[Any], count: int, data: s
 )
 def test_a_column_of_another_type_is_named(feature: Any, kind: str) -> None:
     with pytest.raises(InvalidInputError, match=f"holds string, but '{feature.name}' is {kind}"):
-        canonical(pa.array(["x"]), feature)
+        to_canonical(pa.array(["x"]), feature)
 
 
 FEATURES = [
@@ -115,7 +116,7 @@ def encoder() -> Encoder:
 
 def test_a_default_is_counted_encoded_and_crossed_as_if_it_had_been_given(encoder: Encoder) -> None:
     spelt_out = ROWS.set_column(ROWS.column_names.index("tab"), "tab", pa.array(["home", "home", "search", "home"]))
-    assert encoder.id_spaces["tab"].ids.to_pylist() == ["home", "search"]  # type: ignore[union-attr]
+    assert encoder.id_mappings["tab"].ids.to_pylist() == ["home", "search"]  # type: ignore[union-attr]
     found, expected = encoder.encode(ROWS), encoder.encode(spelt_out)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.dense, expected.dense)
@@ -177,7 +178,7 @@ def test_a_row_alone_is_encoded_as_it_is_inside_a_table(rows: list[dict[str, Any
 
 
 def test_ids_of_a_sequence_and_of_the_items_share_rows_and_only_what_is_pooled_is_counted(encoder: Encoder) -> None:
-    assert encoder.id_spaces["item_id"].ids.to_pylist() == [1, 2, 3, 9]  # type: ignore[union-attr]
+    assert encoder.id_mappings["item_id"].ids.to_pylist() == [1, 2, 3, 9]  # type: ignore[union-attr]
     (recent,) = encoder.encode(ROWS).bags
     assert recent.lengths.tolist() == [2, 1, 1, 0]
     assert recent.values.tolist() == [3, 4, 5, 0]

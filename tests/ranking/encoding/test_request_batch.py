@@ -43,14 +43,14 @@ class TestSides:
         schema = hand_encoder.schema
         crossed = [f.model_copy(update={"of": ("item_id", "tab")}) if f.kind == "cross" else f for f in schema.features]
         encoder = Encoder(
-            schema.model_copy(update={"features": tuple(crossed)}), hand_encoder.id_spaces, hand_encoder.scales
+            schema.model_copy(update={"features": tuple(crossed)}), hand_encoder.id_mappings, hand_encoder.scales
         )
         assert [f.name for f in SharedItemSplitter(encoder).items.singles] == ["item_id", "country_tab"]
 
     def test_every_column_of_the_models_input_is_in_one_half(self, hand_encoder: Encoder) -> None:
         sides = SharedItemSplitter(hand_encoder)
         width = sum(f.dim for f in hand_encoder.schema.sparse) + hand_encoder.dense_size
-        assert sorted(sides.shared.joined + sides.items.joined) == list(range(width))
+        assert sorted(sides.shared.input_columns + sides.items.input_columns) == list(range(width))
 
     @QUICK
     @given(sizes=SIZES, seed=st.integers(0, 100))

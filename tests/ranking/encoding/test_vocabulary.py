@@ -17,12 +17,12 @@ from ranking.encoding.vocabulary import (
     IdArray,
     Vocabulary,
     hash_column,
-    hashes_of,
+    hash_values,
 )
 
 
 def crossed(space: HashBuckets, *columns: pa.Array) -> IdArray:
-    return space.crossed([hash_column(column) for column in columns])
+    return space.cross_rows([hash_column(column) for column in columns])
 
 
 IDS = st.lists(st.none() | st.integers(-3, 3), min_size=1, max_size=20)
@@ -71,18 +71,18 @@ def test_integers_have_the_rows_of_a_dictionary_wherever_they_lie(
         )
     space = Vocabulary(pa.array(known, pa.int64()))
     expected = [MISSING if i is None else known.index(i) + 2 if i in known else OOV for i in asked + known]
-    assert space.rows_of(asked + known, "id").tolist() == expected
+    assert space.rows_from_values(asked + known, "id").tolist() == expected
     assert space.rows(pa.array(asked + known, pa.int64()), "id").tolist() == expected
-    assert space.rows_of(np.array(known, np.int64), "id").tolist() == expected[len(asked) :]
+    assert space.rows_from_values(np.array(known, np.int64), "id").tolist() == expected[len(asked) :]
 
 
 def test_text_is_looked_up_as_integers_and_integers_as_text() -> None:
     numbers, words = Vocabulary(pa.array([7, 8])), Vocabulary(pa.array(["7", "8"]))
-    assert numbers.rows_of(["8", None, "9"], "id").tolist() == [3, MISSING, OOV]
-    assert words.rows_of([None, 8, 9], "id").tolist() == [MISSING, 3, OOV]
-    assert words.rows_of(np.array([8, 9]), "id").tolist() == [3, OOV]
-    assert words.rows_of([None], "id").tolist() == [MISSING]
-    assert words.rows_of([], "id").tolist() == []
+    assert numbers.rows_from_values(["8", None, "9"], "id").tolist() == [3, MISSING, OOV]
+    assert words.rows_from_values([None, 8, 9], "id").tolist() == [MISSING, 3, OOV]
+    assert words.rows_from_values(np.array([8, 9]), "id").tolist() == [3, OOV]
+    assert words.rows_from_values([None], "id").tolist() == [MISSING]
+    assert words.rows_from_values([], "id").tolist() == []
 
 
 @given(IDS, st.data())
@@ -118,8 +118,8 @@ def test_a_cross_fills_its_buckets_evenly() -> None:
 @given(st.lists(INTEGERS))
 def test_arrays_hash_as_their_values(values: list[int]) -> None:
     array, space = np.array(values, np.int64), HashBuckets(1000)
-    assert hashes_of(array).tolist() == hashes_of(values).tolist()
-    assert space.rows_of(array, "id").tolist() == space.rows_of(values, "id").tolist()
+    assert hash_values(array).tolist() == hash_values(values).tolist()
+    assert space.rows_from_values(array, "id").tolist() == space.rows_from_values(values, "id").tolist()
 
 
 def test_integers_and_their_text_cross_alike() -> None:

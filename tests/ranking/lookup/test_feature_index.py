@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks import lookup
 from ranking.encoding.batch import EncodedBatch, RaggedIds
-from ranking.encoding.columns import FeatureTable, fill_features
 from ranking.encoding.encoder import Encoder, Scale
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import MISSING, Bucketizer, HashBuckets, Vocabulary, hash_column
 from ranking.errors import InvalidInputError
 from ranking.lookup import feature_index
@@ -111,12 +111,12 @@ def require_equal_to_encoding(table: pa.Table, queries: list[Any]) -> None:
     ids = pa.array([query if query in held else None for query in queries], known.type)
     whole = encoder.encode(fill_features(pa.table({"item_id": ids, "tab": tabs}), SCHEMA, {"item": features}))
     assert_same(encoded.take(rows), only(whole, ITEM))
-    hashes = dict(zip(encoded.part_names, encoded.parts(rows).T, strict=True)) | {"tab": hash_column(tabs)}
+    hashes = dict(zip(encoded.cross_parts, encoded.cross_hashes(rows).T, strict=True)) | {"tab": hash_column(tabs)}
     for cross in SCHEMA.crosses:
-        space = encoder.id_spaces[cross.name]
+        space = encoder.id_mappings[cross.name]
         assert isinstance(space, HashBuckets)
         crossed = whole.ids[:, [feature.name for feature in SCHEMA.categoricals].index(cross.name)]
-        assert space.crossed([hashes[part] for part in cross.of]).tolist() == crossed.tolist()
+        assert space.cross_rows([hashes[part] for part in cross.of]).tolist() == crossed.tolist()
 
 
 @given(tables(INTEGERS))
@@ -138,7 +138,7 @@ def test_chunks_change_nothing(tmp_path_factory: pytest.TempPathFactory, drawn: 
     folder = tmp_path_factory.mktemp("chunks")
     write_feature_index(table, encoder, "item", folder / "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feature_index, "CHUNK", 3)
+        patch.setattr(feature_index, "CHUNK_SIZE", 3)
         write_feature_index(table, encoder, "item", folder / "chunks")
     rows = np.arange(-1, len(table))
     one, other = (FeatureIndex.open(folder / name, encoder, "item").take(rows) for name in ("whole", "chunks"))
@@ -179,7 +179,7 @@ def test_no_ids_have_no_rows(ids: Any) -> None:
     taken = table.take(table.rows(ids))
     assert len(taken) == 0
     assert [len(bag.values) for bag in taken.bags] == [0, 0]
-    assert table.parts(table.rows(ids)).shape == (0, 2)
+    assert table.cross_hashes(table.rows(ids)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("ids", [["7", "seven"], [7, 2**63]])
@@ -226,13 +226,13 @@ def test_an_unknown_id_lacks_everything_and_takes_defaults() -> None:
 def test_a_table_says_which_features_its_columns_are() -> None:
     table = table_of(ITEMS)
     assert [feature.name for feature in table.schema.features] == ITEM
-    assert table.part_names == ["brand", "shop"]
+    assert table.cross_parts == ["brand", "shop"]
 
 
 def test_a_part_that_is_null_hashes_to_0_unless_it_has_a_default() -> None:
     table = table_of(ITEMS)
     default = hash_column(pa.array(["other"]))[0]
-    assert table.parts(table.rows([-2, 99])).tolist() == [[0, default], [0, default]]
+    assert table.cross_hashes(table.rows([-2, 99])).tolist() == [[0, default], [0, default]]
 
 
 @pytest.mark.parametrize(("price", "how"), [(np.nan, "is NaN or infinite"), (-1.0, "is −1 or less")])

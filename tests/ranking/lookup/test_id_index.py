@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.lookup import id_index
-from ranking.lookup.id_index import UNKNOWN, IdIndex, keys_of, write_id_index
+from ranking.lookup.id_index import NOT_FOUND, IdIndex, hash_ids, write_id_index
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 20) | st.sampled_from([-(2**63), 2**63 - 1])
 TEXT = st.text(max_size=3) | st.text("ab\0é😀", max_size=20) | st.integers(0, 30).map(lambda n: f"item-{n:030}")
@@ -28,9 +28,9 @@ def require_exact(ids: list[Any], queries: list[Any], kind: pa.DataType, folder:
     assert len(index) == len(ids)
     found = index.rows(pa.array(ids + queries, kind))
     values = [value for value in ids + queries if value is not None]
-    assert index.rows_of(values).tolist() == index.rows(pa.array(values, kind)).tolist()
+    assert index.rows_from_values(values).tolist() == index.rows(pa.array(values, kind)).tolist()
     assert found.dtype == np.int64
-    assert found.tolist() == [row.get(value, UNKNOWN) for value in ids + queries]
+    assert found.tolist() == [row.get(value, NOT_FOUND) for value in ids + queries]
 
 
 @given(st.lists(INTEGERS, unique=True, max_size=60), st.lists(st.none() | INTEGERS, max_size=30))
@@ -66,7 +66,7 @@ def test_text_whose_keys_collide_is_told_apart(
 
 def test_the_integer_whose_key_ends_a_search_is_known_only_if_it_is_there(tmp_path: Path) -> None:
     last = unmixed(2**64 - 1)
-    assert keys_of(pa.array([last])).tolist() == [2**64 - 1]
+    assert hash_ids(pa.array([last])).tolist() == [2**64 - 1]
     for name, ids in (("with", [1, last, 2]), ("without", [1, 2])):
         (tmp_path / name).mkdir()
         require_exact(ids, [last], pa.int64(), tmp_path / name)
@@ -85,12 +85,12 @@ def unmixed(key: int) -> int:
 
 @pytest.mark.parametrize("step", [1, 2**20, 10_000_019])
 def test_ids_in_any_step_spread_over_the_buckets(step: int) -> None:
-    counts = np.bincount((keys_of(pa.array(np.arange(65_536) * step)) >> np.uint64(48)).astype(np.int64))
+    counts = np.bincount((hash_ids(pa.array(np.arange(65_536) * step)) >> np.uint64(48)).astype(np.int64))
     assert counts.max() <= 10
 
 
 def test_ids_of_many_chunks_are_all_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_index, "CHUNK", 7)
+    monkeypatch.setattr(id_index, "CHUNK_SIZE", 7)
     require_exact([f"v{i}" * (i % 5) + str(i) for i in range(100)], ["v1", ""], pa.string(), tmp_path)
 
 
@@ -98,13 +98,13 @@ def test_ids_of_many_chunks_are_all_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_keys_are_the_same_in_every_version() -> None:
-    assert keys_of(pa.array(["", "a", "v1", "čaj"])).tolist() == [
+    assert hash_ids(pa.array(["", "a", "v1", "čaj"])).tolist() == [
         3244421341483603138,
         16629034431890738719,
         7609560174697462029,
         18350938129614015173,
     ]
-    assert keys_of(pa.array([0, 1, -7, 2**63 - 1])).tolist() == [
+    assert hash_ids(pa.array([0, 1, -7, 2**63 - 1])).tolist() == [
         0,
         6238072747940578789,
         15824578273388328691,

@@ -58,5 +58,5 @@ def test_rows_that_the_bundle_itself_cannot_read_are_refused(bundle: Path, tmp_p
     rows = pq.read_table(altered / "golden.parquet")
     inputs = [{name: value for name, value in row.items() if name != "price"} for row in rows["inputs"].to_pylist()]
     pq.write_table(pa.table({"inputs": inputs, "scores": rows["scores"]}), altered / "golden.parquet")
-    with pytest.raises(BundleError, match=f"{altered} does not hold together: .*price.*; freeze the run again"):
+    with pytest.raises(BundleError, match=f"{altered} contains inconsistent files: .*price.*; freeze the run again"):
         require_golden(select_backend(ranker), ranker, altered)

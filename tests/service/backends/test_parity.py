@@ -108,7 +108,7 @@ class TestParity:
         whole = hand_ranker.encoder
         features = tuple(f for f in whole.schema.features if f.name == name)
         schema = whole.schema.model_copy(update={"features": features})
-        encoder = Encoder(schema, {name: whole.id_spaces[name]}, {})
+        encoder = Encoder(schema, {name: whole.id_mappings[name]}, {})
         weights = {
             key: value[:4] if key.startswith("expert.") and key.endswith(".0.weight") else value
             for key, value in hand_ranker.weights.items()

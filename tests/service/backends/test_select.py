@@ -86,7 +86,7 @@ from service.engine.request import FeatureRequest, RawFeatures
 from service.backends.select import select_backend
 
 folder, backend, request = sys.argv[1:]
-ranker = bundle.read(folder)
+ranker = bundle.read_bundle(folder)
 runtime = select_backend(ranker, backend)
 owners = {owner: RawFeatures(*said) for owner, said in json.loads(request).items()}
 halves = RequestEncoder(ranker)(FeatureRequest(owners, [len(owners["item"].ids)]))
@@ -105,7 +105,7 @@ from service.backends.select import select_backend
 found = {}
 for name, (folder, backend) in json.loads(sys.argv[1]).items():
     try:
-        select_backend(bundle.read(folder), backend)
+        select_backend(bundle.read_bundle(folder), backend)
     except BundleError as error:
         found[name] = str(error)
 """

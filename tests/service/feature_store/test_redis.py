@@ -197,8 +197,8 @@ def test_an_option_that_means_nothing_is_told_without_the_password(option: str) 
     with pytest.raises(ConfigError) as caught:
         RedisStore(f"redis://:secret@127.0.0.1:1/0?{option}", 1.0)
     assert str(caught.value) == (
-        f"store: redis://127.0.0.1:1/0: an option of the address ({option.partition('=')[0]}) is none that redis-py "
-        "knows, or has a wrong value"
+        f"store: redis://127.0.0.1:1/0: redis-py does not know an option of the address ({option.partition('=')[0]}), "
+        "or its value is invalid"
     )
 
 

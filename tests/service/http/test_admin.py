@@ -98,7 +98,7 @@ class TestRelease:
         assert [entry["roles"] for entry in response.json()] == [["current"], ["canary"]]
         assert client.get(f"{URL}/models/feed/release").json() == wanted
         expected = Release(version=1, pinned=True, canary=Canary(version=2, weight=0.5))
-        assert repository.release(repo, "feed") == expected
+        assert repository.read_release(repo, "feed") == expected
 
     @pytest.mark.parametrize(
         ("body", "status", "said"),
@@ -106,7 +106,7 @@ class TestRelease:
             ('{"version": 9}', 409, "feed has no version 9: it has 1, 2"),
             ('{"version": "2"}', 422, "version: Input should be a valid integer"),
             ('{"version": 2, "weight": 1}', 422, "weight: unknown field"),
-            ('{"version": 2, "shadow": 2}', 422, "body: version 2 cannot be both the current one and the shadow"),
+            ('{"version": 2, "shadow": 2}', 422, "body: version 2 cannot be both the current version and the shadow"),
             ('{"version": 2, "canary": {"version": 1, "weight": 2}}', 422, "canary.weight: Input should be less than"),
             ("{", 400, "not valid JSON"),
             ("", 422, "body: must be an object"),
@@ -118,7 +118,7 @@ class TestRelease:
         response = client.put(f"{URL}/models/feed/release", content=body)
         assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
         assert said in response.json()["detail"]
-        assert repository.release(repo, "feed") == Release(version=1)
+        assert repository.read_release(repo, "feed") == Release(version=1)
         assert states(client)["1"] == ("READY", ["current"])
 
     def test_of_a_version_that_was_altered_is_refused_before_it_is_written(
@@ -127,7 +127,7 @@ class TestRelease:
         (repo / "feed" / "2" / "manifest.json").write_text("{}")
         response = client.put(f"{URL}/models/feed/release", json={"version": 2})
         assert (response.status_code, "feed/2/manifest.json was altered" in response.json()["detail"]) == (409, True)
-        assert repository.release(repo, "feed") == Release(version=1)
+        assert repository.read_release(repo, "feed") == Release(version=1)
 
     def test_of_an_unknown_model(self, client: TestClient) -> None:
         assert client.put(f"{URL}/models/nope/release", json={"version": 1}).status_code == 404

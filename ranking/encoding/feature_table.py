@@ -1,0 +1,122 @@
+"""Features of users and items by id, and the completion of rows from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ranking.encoding.columns import cast_ids, coalesce, to_canonical
+from ranking.errors import InvalidInputError
+from ranking.schema import InputFeature, NumberFeature, Owner, Schema
+
+
+class FeatureTable:
+    """Features of users or items by id; published with the bundle and used for what a request leaves out.
+
+    Args:
+        table: one row per id.
+        key: name of the id column.
+
+    Attributes:
+        ids: ids of the rows, int64 or string.
+
+    Raises:
+        InvalidInputError: the id column is missing, holds a null, or repeats an id.
+    """
+
+    def __init__(self, table: pa.Table, key: str) -> None:
+        if key not in table.column_names:
+            raise InvalidInputError(key, f"the id column is missing (found: {', '.join(table.column_names)})")
+        ids = table[key].combine_chunks()
+        if pa.types.is_dictionary(ids.type):
+            ids = ids.dictionary_decode()
+        is_number = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
+        self.key_type: pa.DataType = pa.int64() if is_number else pa.string()
+        self.ids = cast_ids(ids, self.key_type, key)
+        values = self.ids.to_pylist()
+        self._row = {value: row for row, value in enumerate(values)}
+        if None in self._row:
+            raise InvalidInputError(key, "an id is null: every row needs one", values.index(None))
+        if len(self._row) < len(values):
+            first = next(row for row, value in enumerate(values) if self._row[value] != row)
+            raise InvalidInputError(key, f"id {values[first]!r} occurs twice: keep one row per id", first)
+        self.table = table.combine_chunks()
+        self.key = key
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
+        """Return these columns with one value per id: null for an unknown id; columns not in the table are omitted."""
+        encoded = ids.dictionary_encode()
+        unique_rows = pa.array([self._row.get(value) for value in encoded.dictionary.to_pylist()], pa.int64())
+        rows = unique_rows.take(encoded.indices)
+        return {c: self.table[c].combine_chunks().take(rows) for c in columns if c in self.table.column_names}
+
+
+class LazyFeatureTables(Mapping[Owner, FeatureTable]):
+    """Feature tables of a bundle, read on first access because the service needs only the feature indexes.
+
+    Args:
+        folder: the bundle.
+        schema: the bundle's features.
+
+    Raises:
+        OSError, ArrowException, ValueError: a file is not a feature table.
+    """
+
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        owners: tuple[Owner, Owner] = ("user", "item")
+        self._keys = {owner: str(schema.id_column(owner)) for owner in owners}
+        self._files = {  # Opened here because the folder may be deleted before the first access.
+            owner: pq.ParquetFile(file) for owner in owners if (file := folder / f"{owner}s.parquet").exists()
+        }
+        for owner, file in self._files.items():
+            if self._keys[owner] not in file.schema_arrow.names:
+                raise ValueError(f"{owner}s.parquet has no column '{self._keys[owner]}'")
+        self._tables: dict[Owner, FeatureTable] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, owner: Owner) -> FeatureTable:
+        with self._lock:
+            if owner not in self._tables:
+                self._tables[owner] = FeatureTable(self._files[owner].read(), self._keys[owner])
+            return self._tables[owner]
+
+    def __iter__(self) -> Iterator[Owner]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def fill_features(table: pa.Table, schema: Schema, tables: Mapping[Owner, FeatureTable]) -> pa.Table:
+    """Complete a table with every feature column of the schema in its canonical type; other columns are unchanged.
+
+    A missing column or a null is filled by id from the table of its owner. Values unknown there stay null.
+
+    Raises:
+        InvalidInputError: a column's type is not valid for its feature.
+    """
+    features: dict[str, InputFeature] = {}
+    id_features = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
+    for feature in (*id_features, *schema.numbers):  # An id feature sets the type of a column that both kinds read.
+        features.setdefault(feature.column, feature)
+    fallbacks: dict[str, pa.Array] = {}
+    for owner, feature_table in tables.items():
+        id_column = schema.id_column(owner)
+        if id_column in table.column_names:
+            ids = cast_ids(table[id_column].combine_chunks(), feature_table.key_type, str(id_column))
+            fallbacks |= feature_table.columns(ids, schema.columns_of(owner))
+    for name, feature in features.items():
+        fallback = to_canonical(fallbacks[name], feature) if name in fallbacks else pa.nulls(table.num_rows)
+        if name in table.column_names:
+            column = coalesce(to_canonical(table[name], feature), fallback, feature)
+            table = table.set_column(table.column_names.index(name), name, column)
+        else:
+            table = table.append_column(name, fallback)
+    return table
