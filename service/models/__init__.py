@@ -1,1 +1,1 @@
-"""Versions of models: loaded in the background, swapped atomically, drained; split and compared while they serve."""
+"""Model versions: background loading, atomic replacement, canary routing and shadow comparison."""

@@ -1,100 +1,119 @@
-"""What is served now, and who answers a request."""
+"""Registry of the models that are served now."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
 
 from service.engine.model import LoadedModel
 from service.models.routing import ModelRouting
-from service.models.startup_barrier import StartupBarrier
 
 LOADING = "the models are being loaded: try again"
 
 
 class ModelNotFoundError(Exception):
-    """No such model, or no such version of it, is served."""
+    """The requested model, or the requested version of it, is not served."""
 
 
 class ModelUnavailableError(Exception):
-    """The model is still being loaded, or loading it failed."""
+    """The model is being loaded, or loading it failed."""
+
+
+class StartupBarrier:
+    """Counter shared by the processes of a service: the service is ready when all of them have loaded their models.
+
+    A process that later replaces a terminated one loads its models before it accepts connections.
+
+    Args:
+        processes: Number of processes.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._pending = multiprocessing.get_context("spawn").Value("i", processes)
+
+    def mark_ready(self) -> None:
+        """Record that one more process is ready."""
+        with self._pending.get_lock():
+            self._pending.value -= 1
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether all processes have been ready."""
+        return bool(self._pending.value <= 0)
 
 
 class ModelRegistry:
-    """What is served now. One thread changes it, requests read it without a lock.
+    """Models that are served now. One thread updates the registry; requests read it without a lock.
 
     Args:
-        default: the model that answers when a request names none; None: the only one, if there is one.
-        start: of the processes of the service, if there are several.
+        default: Model that answers requests that name none. None selects the only model, if there is exactly one.
+        barrier: Startup barrier of a service with several processes.
     """
 
-    def __init__(self, default: str | None, start: StartupBarrier | None = None) -> None:
-        self._lineups: dict[str, ModelRouting | None] = {}
-        self._given = self._default = default
-        self._start, self._loaded = start, False
+    def __init__(self, default: str | None, barrier: StartupBarrier | None = None) -> None:
+        self._routings: dict[str, ModelRouting | None] = {}
+        self._configured_default = self._default = default
+        self._barrier, self._loaded = barrier, False
 
     @property
     def ready(self) -> bool:
-        """Whether, here and in all processes, every model has been looked at once, and what can serve does."""
-        return self._loaded and (self._start is None or self._start.all_ready)
+        """Whether this process and all others have loaded every model that can be served."""
+        return self._loaded and (self._barrier is None or self._barrier.all_ready)
 
-    def loaded(self) -> None:
-        """Every model has been looked at once."""
+    def mark_loaded(self) -> None:
+        """Record that the initial load is complete."""
         self._loaded = True
-        if self._start is not None:
-            self._start.mark_ready()
-
-    def __iter__(self) -> Iterator[ModelRouting]:
-        return (lineup for lineup in self._lineups.values() if lineup is not None)
+        if self._barrier is not None:
+            self._barrier.mark_ready()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._lineups
+        return name in self._routings
 
     def get(self, name: str | None = None) -> ModelRouting:
-        """The model that a request names, default: the default model, or the only one.
+        """Return the routing of a model, by default of the default model.
 
         Raises:
-            ModelNotFoundError: no such model is served, or there is no default.
-            ModelUnavailableError: the model is still being loaded, or loading it failed.
+            ModelNotFoundError: The model is not served, or there is no default model.
+            ModelUnavailableError: The model is being loaded, or loading it failed.
         """
         if name is None:
             name = self._default
             if name is None:
-                raise self._nobody()
-        lineup = self._lineups.get(name)
-        if lineup is None:
-            raise self._absent(name)
-        return lineup
+                raise self._no_default()
+        routing = self._routings.get(name)
+        if routing is None:
+            raise self._not_served(name)
+        return routing
 
     def get_version(self, name: str, version: str) -> LoadedModel:
-        """One version of a model, whatever its role.
+        """Return a version of a model, whatever its role.
 
         Raises:
-            ModelNotFoundError: no such model or version is served.
-            ModelUnavailableError: the model is still being loaded, or loading it failed.
+            ModelNotFoundError: The model or the version is not served.
+            ModelUnavailableError: The model is being loaded, or loading it failed.
         """
-        served = self.get(name).versions
-        if version not in served:
-            raise ModelNotFoundError(f"version {version} of '{name}' is not served; served: {', '.join(served)}")
-        return served[version]
+        versions = self.get(name).versions
+        if version not in versions:
+            raise ModelNotFoundError(f"version {version} of '{name}' is not served; served: {', '.join(versions)}")
+        return versions[version]
 
     def routing(self, name: str) -> ModelRouting | None:
-        """What is served of a model; None while nothing is."""
-        return self._lineups.get(name)
+        """Return the routing of a model, or None if none of its versions is served."""
+        return self._routings.get(name)
 
-    def replace(self, name: str, lineup: ModelRouting | None) -> None:
-        """Lets this line-up answer from the next request on; None: the model is known, but nothing is served yet."""
-        self._lineups = {**self._lineups, name: lineup}
-        self._default = self._given or (name if len(self._lineups) == 1 else None)
+    def replace(self, name: str, routing: ModelRouting | None) -> None:
+        """Set the routing of a model for subsequent requests; None registers a model that is not served yet."""
+        self._routings = {**self._routings, name: routing}
+        self._default = self._configured_default or (name if len(self._routings) == 1 else None)
 
-    def _nobody(self) -> ModelNotFoundError | ModelUnavailableError:
-        if not self._lineups:
+    def _no_default(self) -> ModelNotFoundError | ModelUnavailableError:
+        if not self._routings:
             return ModelUnavailableError(LOADING)
-        return ModelNotFoundError(f"name a model, there is no default: /v1/models/{{{'|'.join(self._lineups)}}}/rank")
+        return ModelNotFoundError(f"name a model, there is no default: /v1/models/{{{'|'.join(self._routings)}}}/rank")
 
-    def _absent(self, name: str) -> ModelNotFoundError | ModelUnavailableError:
-        if name in self._lineups:
+    def _not_served(self, name: str) -> ModelNotFoundError | ModelUnavailableError:
+        if name in self._routings:
             reason = "cannot be served, the service's log says why" if self._loaded else "is being loaded: try again"
             return ModelUnavailableError(f"model '{name}' {reason}")
         if not self._loaded:
             return ModelUnavailableError(LOADING)
-        return ModelNotFoundError(f"no model '{name}' is served; served: {', '.join(self._lineups)}")
+        return ModelNotFoundError(f"no model '{name}' is served; served: {', '.join(self._routings)}")

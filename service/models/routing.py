@@ -1,4 +1,4 @@
-"""The versions of one model that answer now, each in its role."""
+"""Routing of requests to the versions of one model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from service.engine.model import LoadedModel
 
 Role = Literal["current", "canary", "shadow"]
 
-HASHES = 2.0**64
+HASH_RANGE = 2.0**64
 
 
 @dataclass(frozen=True)
 class ModelRouting:
-    """The versions of one model that answer now; replaced as a whole, so that a request sees one state of it.
+    """Served versions of one model by role. Immutable, so that each request sees one consistent state.
 
     Attributes:
-        current: answers, but for the canary's share.
-        canary: answers a share.
-        weight: that share, 0 to 1.
-        shadow: scores what others have answered.
+        current: Version that answers all requests except the canary's share.
+        canary: Version that answers a share of requests.
+        weight: Share of the canary, 0 to 1.
+        shadow: Version that scores requests for comparison, after their responses.
     """
 
     current: LoadedModel
@@ -33,7 +33,7 @@ class ModelRouting:
 
     @property
     def roles(self) -> Iterator[tuple[Role, LoadedModel]]:
-        """Each role that is filled."""
+        """Each assigned role with its version."""
         yield "current", self.current
         if self.canary is not None:
             yield "canary", self.canary
@@ -42,16 +42,17 @@ class ModelRouting:
 
     @property
     def versions(self) -> dict[str, LoadedModel]:
-        """Each version that is loaded."""
-        return {served.version: served for _, served in self.roles}
+        """Loaded versions by version string."""
+        return {model.version: model for _, model in self.roles}
 
-    def choose(self, user: int | str | None, request_id: str) -> LoadedModel:
-        """Who answers a request: the same version whenever the user, or, where none is named, the request is the same.
+    def route(self, user: int | str | None, request_id: str) -> LoadedModel:
+        """Select the version that answers a request, by a hash of the user, or of the request id if there is no user.
 
-        As the weight grows users only move to the canary; another canary begins with other users.
+        The same user always gets the same version. A growing weight only moves users to the canary, and each canary
+        version starts with other users.
         """
         if self.canary is None:
             return self.current
-        drawn = f"{self.canary.name}\0{self.canary.version}\0{request_id if user is None else user}"
-        share = xxhash.xxh3_64_intdigest(drawn.encode("utf-8", "surrogatepass")) / HASHES
+        key = f"{self.canary.name}\0{self.canary.version}\0{request_id if user is None else user}"
+        share = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) / HASH_RANGE
         return self.canary if share < self.weight else self.current

@@ -1,4 +1,4 @@
-"""Scores a candidate version on what others have answered, when there is nothing better to do, and compares."""
+"""Scoring of answered requests by a shadow version, for comparison."""
 
 from __future__ import annotations
 
@@ -20,101 +20,100 @@ from service.telemetry.stage_timer import StageTimer
 
 log = logging.getLogger("ranker.service")
 
-WAITING = 8
-"""Requests that may wait to be scored by a shadow; what comes then is not scored."""
+MAX_QUEUED_REQUESTS = 8
+"""Maximum number of requests that wait for the shadow. Requests above it are dropped from the comparison."""
 
 
 @dataclass(frozen=True)
 class ShadowRequest:
-    """A request that has been answered.
+    """An answered request, to be scored by a shadow version.
 
     Attributes:
-        shadow: what is to score it too.
-        asked: the request.
-        ranked: the answer.
-        version: that gave it.
+        shadow: Version that scores the request again.
+        request: The request.
+        result: Its result.
+        version: Version that produced the result.
     """
 
     shadow: LoadedModel
-    asked: ParsedRequest
-    ranked: RankResult
+    request: ParsedRequest
+    result: RankResult
     version: str
 
 
 class ShadowScorer:
-    """Scores requests a second time, one after the other, each only while no request is being ranked.
+    """Scores requests with shadow versions, one at a time, and only while the engine ranks no other request.
 
     Args:
-        engine: that ranks.
-        metrics: where differences go, and how many requests were compared.
+        engine: Engine that ranks the requests.
+        metrics: Records outcomes and score differences.
     """
 
     def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self._engine, self._metrics = engine, metrics
-        self._waiting: deque[ShadowRequest] = deque()
+        self._queue: deque[ShadowRequest] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._complained: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
-    def offer(self, answered: ShadowRequest) -> None:
-        """Takes a request to be scored later, if not too many wait already."""
-        if len(self._waiting) >= WAITING:
-            self._count(answered, "dropped")
+    def submit(self, shadow_request: ShadowRequest) -> None:
+        """Queue a request, or drop it if the queue is full."""
+        if len(self._queue) >= MAX_QUEUED_REQUESTS:
+            self._count(shadow_request, "dropped")
             return
-        self._waiting.append(answered)
+        self._queue.append(shadow_request)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
+            self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Drops what waits."""
-        self._waiting.clear()
+        """Drop the queued requests and stop."""
+        self._queue.clear()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _work(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(0)  # the answer goes out first
-            answered = self._waiting.popleft()
+    async def _run(self) -> None:
+        while self._queue:
+            await asyncio.sleep(0)  # let the response be sent first
+            shadow_request = self._queue.popleft()
             if self._engine.busy:
-                self._count(answered, "dropped")
+                self._count(shadow_request, "dropped")
                 continue
             try:
-                await self._compare(answered)
+                await self._compare(shadow_request)
             except InvalidRequestError as error:
-                self._count(answered, "failed")
-                self._complain(answered, error.field)
+                self._fail(shadow_request, error.field)  # the reason may quote a value of the request
             except DeadlineExceededError as error:
-                self._count(answered, "failed")
-                self._complain(answered, str(error))
+                self._fail(shadow_request, str(error))
             except Exception as error:
-                self._count(answered, "failed")
-                self._complain(answered, type(error).__name__)
+                self._fail(shadow_request, type(error).__name__)
             else:
-                self._count(answered, "scored")
-            del answered  # a version must not stay because it scored last
+                self._count(shadow_request, "scored")
+            del shadow_request  # do not keep its versions alive while waiting
 
-    async def _compare(self, answered: ShadowRequest) -> None:
-        shadow, ranked = answered.shadow, answered.ranked
-        tasks = [task for task in ranked.tasks if task in shadow.ranker.schema.task_names]
+    async def _compare(self, shadow_request: ShadowRequest) -> None:
+        shadow, result = shadow_request.shadow, shadow_request.result
+        tasks = [task for task in result.tasks if task in shadow.ranker.schema.task_names]
         changes = {"tasks": tasks, "objective": None, "top_n": None, "deadline_ms": None, "explain": False}
-        asked = ParsedRequest(answered.asked.options.model_copy(update=changes), answered.asked.candidates)
-        again = await self._engine.rank(shadow, asked, StageTimer(), counted=False)
-        at = {item: row for row, item in enumerate(to_list(again.ids))}
-        rows = [at[item] for item in to_list(ranked.ids)]
+        options = shadow_request.request.options.model_copy(update=changes)
+        request = ParsedRequest(options, shadow_request.request.candidates)
+        shadow_result = await self._engine.rank(shadow, request, StageTimer(), counted=False)
+        row_of = {item: row for row, item in enumerate(to_list(shadow_result.ids))}
+        rows = [row_of[item] for item in to_list(result.ids)]
         if not rows:
             return
-        scores = ranked.scores[:, [ranked.tasks.index(task) for task in tasks]]
-        differences = np.abs(again.scores[rows] - scores)
+        scores = result.scores[:, [result.tasks.index(task) for task in tasks]]
+        differences = np.abs(shadow_result.scores[rows] - scores)
         for task, column in zip(tasks, differences.T, strict=True):
             self._metrics.shadow_difference.labels(shadow.name, task).observe(float(column.mean()))
 
-    def _count(self, answered: ShadowRequest, outcome: str) -> None:
-        self._metrics.shadow_requests.labels(answered.shadow.name, outcome).inc()
+    def _count(self, shadow_request: ShadowRequest, outcome: str) -> None:
+        self._metrics.shadow_requests.labels(shadow_request.shadow.name, outcome).inc()
 
-    def _complain(self, answered: ShadowRequest, reason: str) -> None:
-        """Says once of each version that it cannot rank what others can; values are nobody's business."""
-        shadow = answered.shadow
-        if (shadow.name, shadow.version) not in self._complained:
-            self._complained.add((shadow.name, shadow.version))
-            what = "the shadow, version %s of '%s', could not rank what version %s did: %s"
-            log.warning(what, shadow.version, shadow.name, answered.version, reason)
+    def _fail(self, shadow_request: ShadowRequest, reason: str) -> None:
+        """Count a failure, and log the first one of each version."""
+        self._count(shadow_request, "failed")
+        shadow = shadow_request.shadow
+        if (shadow.name, shadow.version) not in self._logged:
+            self._logged.add((shadow.name, shadow.version))
+            message = "shadow version %s of '%s' failed on a request that version %s ranked: %s"
+            log.warning(message, shadow.version, shadow.name, shadow_request.version, reason)

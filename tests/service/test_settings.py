@@ -53,7 +53,7 @@ def test_load_settings_missing_file_raises_config_error(file: Path) -> None:
 def test_load_settings_invalid_store_address_hides_the_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(REPOSITORY, environ={"RANKER_STORE": url})
-    assert "the environment: store: is no address" in str(caught.value)
+    assert "the environment: store: is not a store address" in str(caught.value)
     assert "pass" not in str(caught.value).replace("a password", "")
 
 

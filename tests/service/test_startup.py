@@ -27,14 +27,14 @@ import sys, time
 from pathlib import Path
 from service.models import reconciler
 
-load, wait = reconciler.load, Path(sys.argv.pop(1))
+load, wait = reconciler.load_model, Path(sys.argv.pop(1))
 
 def slowly(*arguments):
     while wait.exists():
         time.sleep(0.01)
     return load(*arguments)
 
-reconciler.load = slowly
+reconciler.load_model = slowly
 from pipelines.cli.main import main
 sys.exit(main())
 """

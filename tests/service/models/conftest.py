@@ -1,4 +1,4 @@
-"""What makes versions of a repository served, without HTTP."""
+"""The registry and reconciler of a repository, without HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.telemetry.metrics import Metrics
 
 @dataclass(frozen=True)
 class Service:
-    """What makes versions of a repository served, without HTTP."""
+    """The registry, reconciler and metrics of a repository."""
 
     path: Path
     models: ModelRegistry
@@ -26,31 +26,31 @@ class Service:
     metrics: Metrics
 
     def release(self, **changes: Any) -> None:
-        """Says what is to be served of "feed", and looks."""
+        """Change the release of "feed" and poll."""
         change_release(self.path, "feed", changes)
         self.reconciler.poll()
 
     @property
     def roles(self) -> dict[str, str]:
         """Role → version of "feed"."""
-        lineup = self.models.routing("feed")
-        return {} if lineup is None else {role: served.version for role, served in lineup.roles}
+        routing = self.models.routing("feed")
+        return {} if routing is None else {role: model.version for role, model in routing.roles}
 
-    def metric(self, line: str) -> float:
-        """The value of a sample, such as 'ranker_experts{model="feed"}'."""
+    def metric(self, sample: str) -> float:
+        """Return the value of a sample, such as 'ranker_experts{model="feed"}', or NaN if there is none."""
         lines = self.metrics.exposition().decode().splitlines()
-        return float(next((text.rpartition(" ")[2] for text in lines if text.rpartition(" ")[0] == line), "nan"))
+        return float(next((line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == sample), "nan"))
 
 
 @pytest.fixture
-def serve() -> Callable[[Path], Service]:
-    """Looks at a repository for the first time."""
+def serve() -> Callable[..., Service]:
+    """Function that loads a repository for the first time."""
 
-    def start(path: Path, **options: Any) -> Service:
+    def load(path: Path, **options: Any) -> Service:
         settings, metrics = Settings(repository=path, threads=1, **options), Metrics()
         models = ModelRegistry(settings.default_model)
         service = Service(path, models, Reconciler(settings, models, metrics), metrics)
-        service.reconciler.first()
+        service.reconciler.load_initial()
         return service
 
-    return start
+    return load

@@ -1,10 +1,9 @@
-"""A candidate version scores what others have answered: for comparison only, and only when there is time."""
+"""Shadow scoring: compares answered requests, and yields to ranking."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,23 @@ from service.app import create_app
 from service.engine.engine import Engine
 from service.engine.errors import InvalidRequestError
 from service.engine.validation import ParsedRequest
-from service.models.shadow import WAITING, ShadowRequest, ShadowScorer
+from service.models.shadow import MAX_QUEUED_REQUESTS, ShadowRequest, ShadowScorer
 from service.protocol.messages import RankRequest
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 from tests.service.models.conftest import Service
+from tests.support.waiting import wait_until
 
-SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 COUNT = 'ranker_shadow_requests_total{{model="feed",outcome="{}"}}'.format
 
 
 @pytest.fixture
 def service(repo: Path, serve: Callable[[Path], Service]) -> Service:
-    """Version 1 answers, version 2 is its shadow."""
-    found = serve(repo)
-    found.release(shadow=2)
-    return found
+    """A service whose current version is 1 and whose shadow is 2."""
+    service = serve(repo)
+    service.release(shadow=2)
+    return service
 
 
 @pytest.fixture
@@ -43,45 +43,50 @@ def engine(service: Service) -> Iterator[Engine]:
     engine.close()
 
 
-def request(**options: Any) -> ParsedRequest:
+def parsed_request(**options: Any) -> ParsedRequest:
     body = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
     return ParsedRequest.from_message(RankRequest.model_validate(body | options), {})
 
 
-async def settled(shadows: ShadowScorer) -> None:
-    """Waits until nothing is left to score."""
+async def queue_empty(shadows: ShadowScorer) -> None:
+    """Wait until no queued request is left."""
     while shadows._task is not None and not shadows._task.done():
         await asyncio.sleep(0.001)
 
 
-async def shadow(service: Service, engine: Engine, shadows: ShadowScorer, asked: ParsedRequest) -> ShadowRequest:
-    """Answers a request and offers it to the shadow."""
-    lineup = service.models.get("feed")
-    assert lineup.shadow is not None
-    answered = ShadowRequest(lineup.shadow, asked, await engine.rank(lineup.current, asked, StageTimer()), "1")
-    shadows.offer(answered)
-    return answered
+async def rank_and_submit(
+    service: Service, engine: Engine, shadows: ShadowScorer, request: ParsedRequest
+) -> ShadowRequest:
+    """Rank a request with the current version and submit it to the shadow scorer."""
+    routing = service.models.get("feed")
+    assert routing.shadow is not None
+    result = await engine.rank(routing.current, request, StageTimer())
+    shadow_request = ShadowRequest(routing.shadow, request, result, "1")
+    shadows.submit(shadow_request)
+    return shadow_request
 
 
 def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, SECONDS))
+    asyncio.run(asyncio.wait_for(test, TIMEOUT_SECONDS))
 
 
 @pytest.mark.parametrize("options", [{}, {"top_n": 3, "explain": True}, {"tasks": ["like"]}])
-def test_differences_of_the_candidates_that_were_answered_are_metrics(
+def test_shadow_records_score_differences_of_the_returned_candidates(
     service: Service, engine: Engine, options: dict[str, Any]
 ) -> None:
     async def test() -> None:
         shadows = ShadowScorer(engine, service.metrics)
-        asked = request(**options)
-        answered = await shadow(service, engine, shadows, asked)
-        await settled(shadows)
-        again = await engine.rank(answered.shadow, request(tasks=options.get("tasks")), StageTimer(), counted=False)
-        rows = [again.ids.index(item) for item in answered.ranked.ids]
+        request = parsed_request(**options)
+        shadow_request = await rank_and_submit(service, engine, shadows, request)
+        await queue_empty(shadows)
+        shadow_result = await engine.rank(
+            shadow_request.shadow, parsed_request(tasks=options.get("tasks")), StageTimer(), counted=False
+        )
+        rows = [shadow_result.ids.index(item) for item in shadow_request.result.ids]
         assert service.metric(COUNT("scored")) == 1
-        assert service.metric('ranker_rows_scored_total{model="feed",version="2"}') == 0  # nobody was answered by it
-        for column, task in enumerate(answered.ranked.tasks):
-            expected = np.abs(answered.ranked.scores[:, column] - again.scores[rows, column]).mean()
+        assert service.metric('ranker_rows_scored_total{model="feed",version="2"}') == 0  # only served batches count
+        for column, task in enumerate(shadow_request.result.tasks):
+            expected = np.abs(shadow_request.result.scores[:, column] - shadow_result.scores[rows, column]).mean()
             labels = f'{{model="feed",task="{task}"}}'
             assert service.metric(f"ranker_shadow_score_difference_sum{labels}") == pytest.approx(expected, rel=1e-4)
             assert expected > 0
@@ -89,89 +94,84 @@ def test_differences_of_the_candidates_that_were_answered_are_metrics(
     run(test())
 
 
-def test_nothing_is_scored_twice_while_requests_are_ranked(service: Service, engine: Engine) -> None:
+def test_shadow_drops_requests_while_the_engine_is_busy(service: Service, engine: Engine) -> None:
     async def test() -> None:
         shadows = ShadowScorer(engine, service.metrics)
-        await shadow(service, engine, shadows, request())
-        ranking = asyncio.create_task(engine.rank(service.models.get("feed").current, request(), StageTimer()))
-        await asyncio.gather(settled(shadows), ranking)
+        await rank_and_submit(service, engine, shadows, parsed_request())
+        ranking = asyncio.create_task(engine.rank(service.models.get("feed").current, parsed_request(), StageTimer()))
+        await asyncio.gather(queue_empty(shadows), ranking)
         assert service.metric(COUNT("dropped")) == 1
         assert not service.metric(COUNT("scored")) > 0
 
     run(test())
 
 
-def test_few_requests_wait(service: Service, engine: Engine) -> None:
+def test_shadow_drops_requests_above_its_queue_limit(service: Service, engine: Engine) -> None:
     async def test() -> None:
         shadows = ShadowScorer(engine, service.metrics)
-        answered = await shadow(service, engine, shadows, request())
-        for _ in range(WAITING + 2):
-            shadows.offer(answered)
+        shadow_request = await rank_and_submit(service, engine, shadows, parsed_request())
+        for _ in range(MAX_QUEUED_REQUESTS + 2):
+            shadows.submit(shadow_request)
         assert service.metric(COUNT("dropped")) == 3
-        await settled(shadows)
-        assert service.metric(COUNT("scored")) == WAITING
+        await queue_empty(shadows)
+        assert service.metric(COUNT("scored")) == MAX_QUEUED_REQUESTS
 
     run(test())
 
 
-def test_a_shadow_that_cannot_rank_is_told_once_and_without_values(
+def test_failing_shadow_is_logged_once_without_values(
     service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = engine.rank
 
-    async def refusing(served: Any, asked: ParsedRequest, stages: StageTimer, **how: Any) -> Any:
-        if served.version == "2":
-            raise unreadable("secret")
-        return await rank(served, asked, stages, **how)
+    async def failing_rank(model: Any, request: ParsedRequest, timer: StageTimer, **options: Any) -> Any:
+        if model.version == "2":
+            raise InvalidRequestError("items.price", "secret")
+        return await rank(model, request, timer, **options)
 
     async def test() -> None:
-        monkeypatch.setattr(engine, "rank", refusing)
+        monkeypatch.setattr(engine, "rank", failing_rank)
         shadows = ShadowScorer(engine, service.metrics)
         for _ in range(3):
-            await shadow(service, engine, shadows, request())
-            await settled(shadows)
+            await rank_and_submit(service, engine, shadows, parsed_request())
+            await queue_empty(shadows)
 
     with caplog.at_level(logging.WARNING):
         run(test())
     assert service.metric(COUNT("failed")) == 3
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "the shadow, version 2 of 'feed', could not rank what version 1 did: items.price"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "shadow version 2 of 'feed' failed on a request that version 1 ranked: items.price"
 
 
-def unreadable(value: str) -> InvalidRequestError:
-    return InvalidRequestError("items.price", value)
-
-
-def test_what_waits_is_dropped_when_the_service_ends(service: Service, engine: Engine) -> None:
+def test_close_drops_queued_requests(service: Service, engine: Engine) -> None:
     async def test() -> None:
         shadows = ShadowScorer(engine, service.metrics)
-        await shadow(service, engine, shadows, request())
+        await rank_and_submit(service, engine, shadows, parsed_request())
         await shadows.close()
         assert service.metric(COUNT("scored")) != 1
 
     run(test())
 
 
-def test_answers_are_those_of_the_version_that_they_name(repo: Path, request_body: dict[str, Any]) -> None:
+def test_shadow_does_not_change_responses(repo: Path, request_body: dict[str, Any]) -> None:
     app = create_app(Settings(repository=repo, threads=1, poll_seconds=3600))
     with TestClient(app) as client:
         expected = client.post("/v1/rank", json=request_body).content
         client.put("/v2/repository/models/feed/release", json={"version": 1, "shadow": 2})
-        client.post("/v1/models/feed/versions/1/rank", json=request_body)  # asked for by name: no comparison
+        client.post("/v1/models/feed/versions/1/rank", json=request_body)  # not compared: names its version
         for _ in range(3):
             assert client.post("/v1/rank", json=request_body).content == expected
-        both = {"version": 1, "shadow": 2, "canary": {"version": 2, "weight": 1.0}}
-        client.put("/v2/repository/models/feed/release", json=both)
-        assert client.post("/v1/rank", json=request_body).json()["version"] == "2"  # it would compare itself
-        give_up = time.monotonic() + SECONDS
-        while sum(outcomes(client).values()) < 3:
-            assert time.monotonic() < give_up
+        release = {"version": 1, "shadow": 2, "canary": {"version": 2, "weight": 1.0}}
+        client.put("/v2/repository/models/feed/release", json=release)
+        # Not compared: the version that answers is the shadow itself.
+        assert client.post("/v1/rank", json=request_body).json()["version"] == "2"
+        wait_until(lambda: sum(outcomes(client).values()) >= 3, timeout=TIMEOUT_SECONDS)
         assert sum(outcomes(client).values()) == 3
         assert outcomes(client)["scored"] >= 1
 
 
 def outcomes(client: TestClient) -> dict[str, float]:
-    """Requests that the shadow was to score, by what became of it."""
+    """Return the number of shadow requests by outcome."""
     families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
     samples = families["ranker_shadow_requests"].samples
     return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}

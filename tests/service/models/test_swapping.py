@@ -1,4 +1,4 @@
-"""A version every second under load: nobody is refused, and every answer is entirely from the version that it names."""
+"""Releases under load: no request is rejected, and each response comes entirely from the version that it names."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CLIENTS, REQUESTS, LARGEST = 32, 8, 60
 SECONDS = 60
 
 
-def talk(url: str, requests: list[dict[str, Asked]], stop: threading.Event) -> tuple[list[str], str | None]:
-    """One client: asks again and again; the versions that answered, and the first fault."""
+def send_requests(url: str, requests: list[dict[str, Asked]], stop: threading.Event) -> tuple[list[str], str | None]:
+    """Send requests as one client until stopped; return the versions that answered and the first fault."""
     versions: list[str] = []
     while not stop.is_set():
         asked = requests[len(versions) % len(requests)]
@@ -42,8 +42,8 @@ def talk(url: str, requests: list[dict[str, Asked]], stop: threading.Event) -> t
     return versions, None
 
 
-def put(url: str, version: int) -> int:
-    """Releases a version by the operator's operation; the status of the answer."""
+def put_release(url: str, version: int) -> int:
+    """Release a version over HTTP and return the status of the response."""
     address = f"{url}/v2/repository/models/feed/release"
     body = json.dumps({"version": version}).encode()
     with urllib.request.urlopen(urllib.request.Request(address, body, method="PUT"), timeout=60) as response:
@@ -51,7 +51,7 @@ def put(url: str, version: int) -> int:
 
 
 @pytest.mark.slow
-def test_every_answer_under_load_is_entirely_from_one_version(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_under_load_answers_each_request_from_one_version(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rankers = {version: ranking.load(repo / "feed" / version) for version in ("1", "2")}
     clients = []
     for client in range(CLIENTS):
@@ -65,7 +65,7 @@ def test_every_answer_under_load_is_entirely_from_one_version(repo: Path, monkey
     monkeypatch.setenv("RANKER_THREADS", "1")
     stop = threading.Event()
     with service(repo) as url, ThreadPoolExecutor(CLIENTS) as pool:
-        talks = [pool.submit(talk, url, requests, stop) for requests in clients]
+        futures = [pool.submit(send_requests, url, requests, stop) for requests in clients]
         try:
             for second in range(SECONDS):
                 began = time.monotonic()
@@ -73,11 +73,11 @@ def test_every_answer_under_load_is_entirely_from_one_version(repo: Path, monkey
                 if second % 4 < 2:
                     change_release(repo, "feed", {"version": version})
                 else:
-                    assert put(url, version) == 200
+                    assert put_release(url, version) == 200
                 stop.wait(max(0.0, began + 1.0 - time.monotonic()))
         finally:
             stop.set()
-        results = [each.result() for each in talks]
+        results = [future.result() for future in futures]
     assert [fault for _, fault in results if fault] == []
     for versions, _ in results:
         assert sum(a != b for a, b in itertools.pairwise(versions)) >= 10

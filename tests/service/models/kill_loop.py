@@ -1,0 +1,96 @@
+"""Program of test_killed_processes: forks processes that publish or swap versions, and kills each at a random moment.
+
+Each new process first verifies what the previous one left. The last line of the output lists the current versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from pipelines.jobs.publish import publish
+from pipelines.jobs.release import change_release
+from ranking.artifacts import checksums, repository
+from service.models.reconciler import Reconciler
+from service.models.registry import ModelRegistry
+from service.settings import Settings
+from service.telemetry.metrics import Metrics
+
+SOURCE, REPOSITORY, KILLS, OPERATION = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+
+
+def load_repository() -> tuple[Reconciler, int]:
+    """Verify all versions and load the repository; return the reconciler and the current version."""
+    for version in repository.list_versions(REPOSITORY, "feed"):
+        checksums.verify_files(repository.bundle_folder(REPOSITORY, "feed", version))
+    models = ModelRegistry(None)
+    reconciler = Reconciler(Settings(repository=REPOSITORY, threads=1), models, Metrics())
+    reconciler.load_initial()
+    assert not reconciler.rejected, reconciler.rejected
+    current = repository.read_release(REPOSITORY, "feed").version
+    assert models.get("feed").current.version == str(current)
+    return reconciler, current
+
+
+def run_once(reconciler: Reconciler) -> None:
+    if OPERATION == "publish":
+        publish(SOURCE, REPOSITORY, keep=2)
+        return
+    current = repository.read_release(REPOSITORY, "feed").version
+    canary = {"version": current, "weight": 0.5}
+    change_release(REPOSITORY, "feed", {"version": 3 - current, "canary": canary})
+    reconciler.poll()
+
+
+def run_until_killed(pipe: int) -> None:
+    """Load the repository, report the current version and the seconds of one operation, and repeat the operation."""
+    reconciler, current = load_repository()
+    start = time.monotonic()
+    run_once(reconciler)
+    os.write(pipe, json.dumps([current, time.monotonic() - start]).encode())
+    while True:
+        run_once(reconciler)
+
+
+def fork() -> tuple[int, int, float]:
+    """Fork a process that runs until it is killed; return its id and its report."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()  # this process has no threads: it loads no model itself
+    if not pid:
+        try:
+            run_until_killed(write_end)
+        except BaseException as error:
+            print(repr(error), flush=True)
+        os._exit(1)
+    os.close(write_end)
+    assert select.select([read_end], [], [], 60)[0], "the process does nothing"
+    report = os.read(read_end, 100)
+    os.close(read_end)
+    assert report, "the repository that the killed process left cannot be served"
+    current, seconds = json.loads(report)
+    return pid, current, seconds
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    draw = random.Random(7)
+    versions = []
+    for _ in range(KILLS + 1):
+        pid, current, seconds = fork()
+        versions.append(current)
+        time.sleep(draw.uniform(0, 2 * seconds))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    print(json.dumps(versions))
+
+
+if __name__ == "__main__":
+    main()
