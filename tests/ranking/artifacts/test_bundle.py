@@ -30,7 +30,7 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 DrawRows = Callable[[int, int], pa.Table]
 
@@ -121,7 +121,7 @@ def test_a_loaded_ranker_has_its_encoded_tables_as_the_written_one(written: Path
         found, expected = (ranker.encoded[owner] for ranker in (loaded, hand_ranker))
         assert (found.rows(ids) >= 0).tolist() == [True, True, False]
         one, other = (table.take(table.rows(ids)) for table in (found, expected))
-        assert_same(one, other)
+        assert_equal_batches(one, other)
 
 
 def test_tables_are_read_when_they_are_first_asked_for_and_once(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,11 +618,11 @@ except ranking.BundleError as error:
 
 
 def test_a_per_example_gate_says_that_it_needs_pytorch(
-    make_mixture: Callable[[GateConfig], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+    make_mmoe: Callable[[GateConfig], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     gate = SoftmaxConfig(kind="softmax", per_example=True)
     tasks = {task: dict.fromkeys(range(5), 0.2) for task in hand_ranker.schema.task_names}
-    ranker = freeze(make_mixture(gate), hand_ranker.encoder, {}, {}, routed=(gate, Selection(5, 5, tasks, True)))
+    ranker = freeze(make_mmoe(gate), hand_ranker.encoder, {}, {}, routed=(gate, Selection(5, 5, tasks, True)))
     folder = tmp_path / "bundle"
     bundle.write_bundle(ranker, golden, folder)
     found = run_without({"torch"}, REFUSAL, folder, golden, tmp_path)

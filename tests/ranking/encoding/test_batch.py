@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, Int64, RaggedIds, ragged_arange
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 
 class Row(NamedTuple):
@@ -53,20 +53,20 @@ def positions(rows: list[int]) -> Int64:
 @settings(deadline=None)
 def test_take_gives_the_rows_asked_for_in_their_order(rows: list[Row], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
-    assert_same(inputs(rows).take(positions(wanted)), inputs([rows[row] for row in wanted]))
+    assert_equal_batches(inputs(rows).take(positions(wanted)), inputs([rows[row] for row in wanted]))
 
 
 @given(ROWS, st.data())
 @settings(deadline=None)
 def test_take_undoes_a_shuffle(rows: list[Row], data: st.DataObject) -> None:
     whole, order = inputs(rows), positions(data.draw(st.permutations(range(len(rows)))))
-    assert_same(whole.take(order).take(order.argsort()), whole)
+    assert_equal_batches(whole.take(order).take(order.argsort()), whole)
 
 
 @given(st.lists(ROWS | st.just([]), min_size=1, max_size=4))
 @settings(deadline=None)
 def test_concat_gives_one_part_after_the_other(parts: list[list[Row]]) -> None:
-    assert_same(EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part]))
+    assert_equal_batches(EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part]))
 
 
 @given(ROWS, st.data())
@@ -75,7 +75,7 @@ def test_concat_undoes_a_cut(rows: list[Row], data: st.DataObject) -> None:
     whole, cut = inputs(rows), data.draw(st.integers(0, len(rows)))
     parts = [whole.take(np.arange(cut)), whole.take(np.arange(cut, len(rows)))]
     assert [len(part) for part in parts] == [cut, len(rows) - cut]
-    assert_same(EncodedBatch.concat(parts), whole)
+    assert_equal_batches(EncodedBatch.concat(parts), whole)
 
 
 @given(ROWS, st.data())
@@ -85,7 +85,7 @@ def test_what_was_taken_is_its_own(rows: list[Row], data: st.DataObject) -> None
     taken = whole.take(positions(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))))
     for array in (taken.ids, taken.dense, taken.missing, *(part for b in taken.bags for part in (b.values, b.lengths))):
         array[...] = 1
-    assert_same(whole, inputs(rows))
+    assert_equal_batches(whole, inputs(rows))
 
 
 def test_rows_without_any_feature_of_a_kind_are_still_rows() -> None:

@@ -18,7 +18,7 @@ from ranking.encoding.feature_table import fill_features
 from ranking.encoding.vocabulary import MISSING, OOV, HashBuckets, Vocabulary, hash_column, stable_hash
 from ranking.errors import InvalidInputError
 from ranking.schema import Owner, Schema, Task
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 SCHEMA = Schema.model_validate(
     {
@@ -257,8 +257,8 @@ def test_a_row_alone_is_encoded_as_it_is_inside_a_table(rows: list[dict[str, Any
     whole, inside = table(rows), ENCODER.encode(table(rows))
     for row in range(len(rows)):
         alone = ENCODER.encode(table(rows[row : row + 1]))
-        assert_same(alone, inside.take(np.array([row])))
-        assert_same(ENCODER.encode(whole.slice(row, 1)), alone)
+        assert_equal_batches(alone, inside.take(np.array([row])))
+        assert_equal_batches(ENCODER.encode(whole.slice(row, 1)), alone)
 
 
 @given(ROWS, st.data())
@@ -268,7 +268,7 @@ def test_rows_picked_from_a_table_are_encoded_as_they_are_inside_it(
 ) -> None:
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
     inside = ENCODER.encode(table(rows)).take(np.array(wanted, np.int64))
-    assert_same(ENCODER.encode(table([rows[row] for row in wanted])), inside)
+    assert_equal_batches(ENCODER.encode(table([rows[row] for row in wanted])), inside)
 
 
 # On disk.
@@ -284,7 +284,7 @@ def test_what_was_written_reads_back_and_encodes_the_same(
     hand_encoder.write(tmp_path / "encoder")
     again = Encoder.read(tmp_path / "encoder", hand_schema)
     rows = fill_features(draw_rows(50, 1), hand_schema, hand_tables)
-    assert_same(again.encode(rows), hand_encoder.encode(rows))
+    assert_equal_batches(again.encode(rows), hand_encoder.encode(rows))
     assert again.scales == hand_encoder.scales
     assert {name: space.size for name, space in again.id_mappings.items()} == {
         name: space.size for name, space in hand_encoder.id_mappings.items()

@@ -16,7 +16,7 @@ from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import fill_features
 from ranking.errors import InvalidInputError
 from ranking.schema import BagFeature, BucketsFeature, CategoricalFeature, NumericFeature, Schema, SequenceFeature
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 TAB = CategoricalFeature(name="tab", owner="context", kind="categorical", default="home")
 PRICE = NumericFeature(name="price", owner="item", kind="numeric", default=2.5)
@@ -174,7 +174,7 @@ def test_a_row_alone_is_encoded_as_it_is_inside_a_table(rows: list[dict[str, Any
     whole = fill_features(pa.Table.from_pylist(rows, TYPES), SCHEMA, {})
     inside = encoder.encode(whole)
     for row in range(len(rows)):
-        assert_same(encoder.encode(whole.slice(row, 1)), inside.take(np.array([row])))
+        assert_equal_batches(encoder.encode(whole.slice(row, 1)), inside.take(np.array([row])))
 
 
 def test_ids_of_a_sequence_and_of_the_items_share_rows_and_only_what_is_pooled_is_counted(encoder: Encoder) -> None:

@@ -14,7 +14,7 @@ from ranking.encoding.batch import EncodedBatch, Int64
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.frozen.ranker import FrozenRanker
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 DrawRows = Callable[[int, int], pa.Table]
 
@@ -61,7 +61,7 @@ class TestSides:
         sides = SharedItemSplitter(hand_ranker.encoder)
         halves = sides.split(inputs, request)
         assert (len(halves.shared), len(halves)) == (len(sizes), sum(sizes))
-        assert_same(sides.merge(halves), inputs)
+        assert_equal_batches(sides.merge(halves), inputs)
 
     def test_no_candidates(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
         inputs, _ = requests(hand_ranker, draw_rows, [1])
@@ -84,7 +84,7 @@ class TestHalves:
             halves, cut = sides.split(inputs, request), data.draw(st.integers(0, len(inputs)))
             parts += [halves.slice(0, cut), halves.slice(cut, len(inputs))]
         together = RequestBatch.concat(parts)
-        assert_same(sides.merge(together), EncodedBatch.concat([inputs for inputs, _ in wholes]))
+        assert_equal_batches(sides.merge(together), EncodedBatch.concat([inputs for inputs, _ in wholes]))
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 0), (1, 3), (0, 4)])
     def test_a_slice_keeps_what_is_shared(
@@ -94,4 +94,4 @@ class TestHalves:
         sides = SharedItemSplitter(hand_ranker.encoder)
         part = sides.split(inputs, request).slice(start, stop)
         assert len(part.shared) == 1
-        assert_same(sides.merge(part), inputs.take(np.arange(start, stop)))
+        assert_equal_batches(sides.merge(part), inputs.take(np.arange(start, stop)))

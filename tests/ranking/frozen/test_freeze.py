@@ -134,7 +134,7 @@ CALIBRATION = Calibration(
 @pytest.mark.parametrize("per_example", [False, True])
 def test_a_calibration_is_applied_to_its_tasks_in_every_subset(
     make_model: MakeModel,
-    make_mixture: Callable[[GateConfig], MMoE],
+    make_mmoe: Callable[[GateConfig], MMoE],
     hand_ranker: FrozenRanker,
     draw_rows: DrawRows,
     per_example: bool,
@@ -143,7 +143,7 @@ def test_a_calibration_is_applied_to_its_tasks_in_every_subset(
     model = make_model()
     if per_example:
         gate = SoftmaxConfig(kind="softmax", per_example=True)
-        model = make_mixture(gate)
+        model = make_mmoe(gate)
         names = hand_ranker.schema.task_names
         routed = (gate, Selection(5, 5, {task: dict.fromkeys(range(5), 0.2) for task in names}, True))
     ranker = freeze(model, hand_ranker.encoder, hand_ranker.tables, {}, None, routed, CALIBRATION)

@@ -78,13 +78,13 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def frozen(
-    make_mixture: MakeMixture, hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable], hand_schema: Schema
+    make_mmoe: MakeMixture, hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable], hand_schema: Schema
 ) -> Callable[[str], tuple[MMoE, FrozenRanker]]:
     """A kind of gate → a model with such a gate, its choice final, and what it was frozen to."""
 
     def make(kind: str) -> tuple[MMoE, FrozenRanker]:
         config = SETTINGS.validate_python((STATIC | PER_EXAMPLE)[kind])
-        model = make_mixture(config)
+        model = make_mmoe(config)
         experts = list(range(5))
         if "budget" in kind:
             experts = [0, 2, 3]
@@ -247,19 +247,19 @@ def test_experts_that_a_static_gate_did_not_choose_do_not_exist(
 
 
 def test_a_per_example_gate_cannot_be_frozen_without_its_settings(
-    make_mixture: MakeMixture, hand_encoder: Encoder
+    make_mmoe: MakeMixture, hand_encoder: Encoder
 ) -> None:
-    model = make_mixture(SETTINGS.validate_python(PER_EXAMPLE["top_k per example"]))
+    model = make_mmoe(SETTINGS.validate_python(PER_EXAMPLE["top_k per example"]))
     with pytest.raises(ValueError, match="give it examples"):
         freeze(model, hand_encoder, {}, {})
 
 
 @pytest.mark.parametrize("kind", ["dselect_k per example", "gumbel_softmax", "softmax_selectors"])
 def test_a_choice_that_is_not_final_cannot_be_frozen(
-    make_mixture: MakeMixture, hand_encoder: Encoder, hand_schema: Schema, kind: str
+    make_mmoe: MakeMixture, hand_encoder: Encoder, hand_schema: Schema, kind: str
 ) -> None:
     config = SETTINGS.validate_python((STATIC | PER_EXAMPLE)[kind])
-    model = make_mixture(config)
+    model = make_mmoe(config)
     means = mean_selection(torch.full((4, 5), 0.2), hand_schema.task_names, 2)
     for routed in (None, (config, means)):
         with pytest.raises(NotConvergedError, match="has not converged"):
@@ -267,10 +267,10 @@ def test_a_choice_that_is_not_final_cannot_be_frozen(
 
 
 def test_an_attentive_gate_cannot_be_frozen_before_it_is_distilled(
-    make_mixture: MakeMixture, hand_encoder: Encoder, hand_schema: Schema
+    make_mmoe: MakeMixture, hand_encoder: Encoder, hand_schema: Schema
 ) -> None:
     config = SETTINGS.validate_python({"kind": "attentive"})
-    model = make_mixture(config)
+    model = make_mmoe(config)
     means = mean_selection(torch.full((4, 5), 0.2), hand_schema.task_names, 5)
     for routed in (None, (config, means)):
         with pytest.raises(NotConvergedError, match="distilled into an ordinary gate"):

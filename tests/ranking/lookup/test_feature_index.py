@@ -21,7 +21,7 @@ from ranking.errors import InvalidInputError
 from ranking.lookup import feature_index
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.schema import Schema
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 SCHEMA = Schema.model_validate(
     {
@@ -110,7 +110,7 @@ def require_equal_to_encoding(table: pa.Table, queries: list[Any]) -> None:
     tabs = pa.array(["home", None, "search"]).take(pa.array(np.arange(len(queries)) % 3))
     ids = pa.array([query if query in held else None for query in queries], known.type)
     whole = encoder.encode(fill_features(pa.table({"item_id": ids, "tab": tabs}), SCHEMA, {"item": features}))
-    assert_same(encoded.take(rows), only(whole, ITEM))
+    assert_equal_batches(encoded.take(rows), only(whole, ITEM))
     hashes = dict(zip(encoded.cross_parts, encoded.cross_hashes(rows).T, strict=True)) | {"tab": hash_column(tabs)}
     for cross in SCHEMA.crosses:
         space = encoder.id_mappings[cross.name]
@@ -142,7 +142,7 @@ def test_chunks_change_nothing(tmp_path_factory: pytest.TempPathFactory, drawn: 
         write_feature_index(table, encoder, "item", folder / "chunks")
     rows = np.arange(-1, len(table))
     one, other = (FeatureIndex.open(folder / name, encoder, "item").take(rows) for name in ("whole", "chunks"))
-    assert_same(one, other)
+    assert_equal_batches(one, other)
 
 
 # What an id is.
@@ -204,7 +204,7 @@ def test_a_table_of_no_ids_knows_none() -> None:
 def test_a_row_is_the_same_however_often_and_where_it_is_asked_for() -> None:
     table = table_of(ITEMS)
     once, often = table.take(table.rows([40, 7])), table.take(table.rows([7, 40, 7, 7]))
-    assert_same(often, once.take(np.array([1, 0, 1, 1])))
+    assert_equal_batches(often, once.take(np.array([1, 0, 1, 1])))
 
 
 # What a row is.

@@ -109,9 +109,9 @@ of_every_gate = pytest.mark.parametrize("gate", EVERY_GATE, ids=str)
 
 @of_every_gate
 def test_whatever_the_gate_a_row_is_mixed_by_the_weights_of_its_routing(
-    make_mixture: MakeMixture, inputs: TorchBatch, gate: dict[str, Any]
+    make_mmoe: MakeMixture, inputs: TorchBatch, gate: dict[str, Any]
 ) -> None:
-    model = make_mixture(SETTINGS.validate_python(gate))
+    model = make_mmoe(SETTINGS.validate_python(gate))
     outputs, x, routing = model.forward_with_routing(inputs)
     assert torch.equal(outputs, model(inputs))
     assert torch.equal(x, model.norm(torch.cat([model.embeddings(inputs), inputs.dense], 1)))
@@ -128,9 +128,9 @@ def test_whatever_the_gate_a_row_is_mixed_by_the_weights_of_its_routing(
 
 @of_every_gate
 def test_whatever_the_gate_everything_that_can_learn_does(
-    make_mixture: MakeMixture, inputs: TorchBatch, gate: dict[str, Any]
+    make_mmoe: MakeMixture, inputs: TorchBatch, gate: dict[str, Any]
 ) -> None:
-    model = make_mixture(SETTINGS.validate_python(gate)).train()
+    model = make_mmoe(SETTINGS.validate_python(gate)).train()
     with torch.no_grad():
         for parameter in model.gate.parameters():
             parameter.mul_(0.02)
@@ -220,9 +220,9 @@ def test_dropping_experts_that_nobody_chose_leaves_the_outputs_as_they_were(
 
 @pytest.mark.parametrize("gate", [{"k": 2, "per_example": True}, {"k": 2}, {"kind": "softmax_selectors"}], ids=str)
 def test_dropping_the_experts_beyond_a_budget_leaves_the_outputs_as_they_were(
-    make_mixture: MakeMixture, inputs: TorchBatch, gate: dict[str, Any]
+    make_mmoe: MakeMixture, inputs: TorchBatch, gate: dict[str, Any]
 ) -> None:
-    model = make_mixture(SETTINGS.validate_python(gate))
+    model = make_mmoe(SETTINGS.validate_python(gate))
     model.gate.restrict([1, 2, 4])
     before = model(inputs)
     model.keep_experts([1, 2, 4])

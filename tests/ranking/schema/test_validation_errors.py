@@ -1,4 +1,4 @@
-"""What is wrong with a document, in plain words: each message names the key and says what is expected."""
+"""Messages of invalid configurations name the key and the expected value."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ from datetime import date, time
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from ranking.model.mmoe import ModelConfig
 from ranking.schema import Schema
-from ranking.schema.validation_errors import format_validation_error
+from tests.support.validation_messages import validation_message
 
 AGE = {"name": "age", "kind": "numeric", "owner": "user"}
 TAB = {"name": "tab", "kind": "categorical", "owner": "context"}
 CLICK = {"name": "click", "kind": "binary"}
 
 
-def refusal(of: Any, data: Any) -> str:
-    with pytest.raises(ValidationError) as caught:
-        of.model_validate(data)
-    return format_validation_error(caught.value, data)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("changes", "expected"),
     [
         ({"dim": "8"}, "dim: must be a whole number (got '8')"),
         ({"dim": 8.0}, "dim: must be a whole number (got 8.0)"),
@@ -37,21 +30,27 @@ def refusal(of: Any, data: Any) -> str:
         ({"column": date(2026, 1, 9)}, "column: must be text in quotes (got 2026-01-09)"),
         ({"column": time(6)}, "column: must be text in quotes (got 06:00:00)"),
         ({"owner": "shop"}, "owner: choose 'user', 'item' or 'context' (got 'shop')"),
-        ({"table": "a b"}, "table: 'a b' is no name: use letters, digits and '_', with no digit at the start"),
-        ({"default": 1.5}, "default: must be an id: a whole number of 64 bits, text, true or false (got 1.5)"),
+        (
+            {"table": "a b"},
+            "table: 'a b' is not a valid name: use letters, digits and '_', and do not start with a digit",
+        ),
+        ({"default": 1.5}, "default: must be an id: a 64-bit integer, text, true or false (got 1.5)"),
     ],
 )
-def test_a_feature(wrong: dict[str, Any], says: str) -> None:
-    data = {"name": "shop", "features": [AGE, {**TAB, **wrong}], "tasks": [CLICK]}
-    assert refusal(Schema, data) == f"features.'tab'.{says}"
+def test_message_of_an_invalid_feature_key(changes: dict[str, Any], expected: str) -> None:
+    data = {"name": "shop", "features": [AGE, {**TAB, **changes}], "tasks": [CLICK]}
+    assert validation_message(Schema, data) == f"features.'tab'.{expected}"
 
 
 @pytest.mark.parametrize(
-    ("feature", "says"),
+    ("feature", "expected"),
     [
         (5, "features (entry 2): must be a table of keys and values (got 5)"),
         ({**TAB, "name": 5}, "features (entry 2).name: must be text in quotes (got 5)"),
-        ({**TAB, "name": "my tab"}, "features.'my tab'.name: 'my tab' is no name: use letters, digits and '_', "),
+        (
+            {**TAB, "name": "my tab"},
+            "features.'my tab'.name: 'my tab' is not a valid name: use letters, ",
+        ),
         ({"name": "tab", "owner": "context"}, "features.'tab': kind is missing; choose categorical, bag, "),
         ({**TAB, "kind": "bag", "default": "x"}, "features.'tab'.default: must be a list (got 'x')"),
         ({**TAB, "kind": "bag", "default": [1.5]}, "features.'tab'.default (entry 1): must be an id: "),
@@ -66,35 +65,38 @@ def test_a_feature(wrong: dict[str, Any], says: str) -> None:
         ),
     ],
 )
-def test_an_entry_is_named_by_its_name_or_counted_from_1(feature: Any, says: str) -> None:
-    text = refusal(Schema, {"name": "shop", "features": [AGE, feature], "tasks": [CLICK]})
-    assert text.startswith(says)
-    assert ";" not in text.removeprefix(says).replace("; choose", ""), "told once"
+def test_message_identifies_a_list_entry_by_name_or_position(feature: Any, expected: str) -> None:
+    text = validation_message(Schema, {"name": "shop", "features": [AGE, feature], "tasks": [CLICK]})
+    assert text.startswith(expected)
+    assert ";" not in text.removeprefix(expected).replace("; choose", ""), "the message names each problem once"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("changes", "expected"),
     [
         ({"features": []}, "features: declare at least one, each under [[features]]"),
         ({"tasks": AGE}, "tasks: must be a list of tables: write each under [[tasks]]"),
         ({"columns": "time"}, "columns: must be a table of keys and values (got 'time')"),
-        ({"name": "-shop"}, "name: '-shop' is no model's name: use letters, digits, '_' and '-', with no mark"),
+        (
+            {"name": "-shop"},
+            "name: '-shop' is not a valid model name: use letters, digits, '_' and '-', and",
+        ),
         ({"a.b": 1}, 'a.b": unknown key'),
     ],
 )
-def test_a_schema(wrong: dict[str, Any], says: str) -> None:
-    assert says in refusal(Schema, {"name": "shop", "features": [AGE], "tasks": [CLICK], **wrong})
+def test_message_of_an_invalid_schema_key(changes: dict[str, Any], expected: str) -> None:
+    assert expected in validation_message(Schema, {"name": "shop", "features": [AGE], "tasks": [CLICK], **changes})
 
 
-def test_what_is_left_out_must_be_declared() -> None:
-    assert refusal(Schema, {"name": "shop", "tasks": [CLICK]}) == (
+def test_message_of_a_missing_key() -> None:
+    assert validation_message(Schema, {"name": "shop", "tasks": [CLICK]}) == (
         "features: missing; declare at least one, each under [[features]]"
     )
-    assert refusal(ModelConfig, {"side_tower": {}}) == "side_tower.features: missing"
+    assert validation_message(ModelConfig, {"side_tower": {}}) == "side_tower.features: missing"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("changes", "expected"),
     [
         ({"dropout": 1}, "dropout: must be less than 1 (got 1)"),
         ({"dropout": -0.5}, "dropout: must be at least 0 (got -0.5)"),
@@ -106,5 +108,5 @@ def test_what_is_left_out_must_be_declared() -> None:
         ({"gate": {"similarity_same": 0.1}}, "gate: similarity_same and similarity_different compare examples"),
     ],
 )
-def test_a_model(wrong: dict[str, Any], says: str) -> None:
-    assert refusal(ModelConfig, wrong).startswith(says)
+def test_message_of_an_invalid_model_key(changes: dict[str, Any], expected: str) -> None:
+    assert validation_message(ModelConfig, changes).startswith(expected)

@@ -1,3 +1,3 @@
-"""The ranker made by hand, which has every kind of feature."""
+"""The handmade ranker, which has every kind of feature."""
 
-from tests.support.hand import *  # noqa: F403
+from tests.support.hand_ranker import *  # noqa: F403

@@ -19,9 +19,9 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
-from tests.ranking.conftest import ITEMS, USERS
+from tests.support.hand_ranker import ITEMS, USERS
 from tests.support.missing_features import by_candidate
-from tests.support.same import assert_same
+from tests.support.encoded_batches import assert_equal_batches
 
 WORDS = st.sampled_from(["drama", "news", "unheard of", "w1", ""])
 TEXT = st.sampled_from(["C1", "C2", "home", "search", "elsewhere", ""])
@@ -94,7 +94,7 @@ def test_as_the_completed_table(hand_ranker: FrozenRanker, tables: bool, request
     ranker = hand_ranker if tables else replace(hand_ranker, tables={})
     expected = ranker.encoder.encode(ranker.complete(table(request)))
     found = encoded(ranker, request)
-    assert_same(found, expected)
+    assert_equal_batches(found, expected)
 
 
 @settings(deadline=None, max_examples=150)
@@ -110,7 +110,7 @@ def test_arrow_columns_as_lists(
     columns = {name: to_canonical(array, readable[name]) for name, array in arrays.items()}
     arrow = request | {"item": RawFeatures(to_id_array(item.ids or []), columns)}
     found, expected = encoder(asked(arrow)), encoder(asked(request))
-    assert_same(encoder.splitter.merge(found), encoder.splitter.merge(expected))
+    assert_equal_batches(encoder.splitter.merge(found), encoder.splitter.merge(expected))
     assert lacking(encoder, found) == lacking(encoder, expected)
 
 
@@ -130,7 +130,7 @@ def test_arrays_as_lists(hand_ranker: FrozenRanker, request: dict[Owner, RawFeat
     encoder = RequestEncoder(hand_ranker)
     found = encoder(asked(request | {"item": as_arrays(request["item"])}))
     expected = encoder(asked(request))
-    assert_same(encoder.splitter.merge(found), encoder.splitter.merge(expected))
+    assert_equal_batches(encoder.splitter.merge(found), encoder.splitter.merge(expected))
     assert lacking(encoder, found) == lacking(encoder, expected)
 
 
@@ -145,7 +145,7 @@ def test_a_cross_of_items_with_what_is_shared(hand_ranker: FrozenRanker, request
     encoder = type(hand_ranker.encoder)(schema, hand_ranker.encoder.id_mappings, hand_ranker.encoder.scales)
     ranker = replace(hand_ranker, schema=schema, encoder=encoder)
     expected = ranker.encoder.encode(ranker.complete(table(request)))
-    assert_same(encoded(ranker, request), expected)
+    assert_equal_batches(encoded(ranker, request), expected)
 
 
 def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: FrozenRanker) -> None:
@@ -205,7 +205,7 @@ def test_what_is_encoded_is_no_view_of_the_tables(hand_ranker: FrozenRanker) -> 
     before = encoder.splitter.merge(encoder(asked(plain)))
     item = RawFeatures([1, 99], {"price": [3.0, 4.0], "genres": [["news"], ["drama"]]})
     encoder(asked({**plain, "user": RawFeatures(["u1"], {"age": [77], "country": ["C3"]}), "item": item}))
-    assert_same(encoder.splitter.merge(encoder(asked(plain))), before)
+    assert_equal_batches(encoder.splitter.merge(encoder(asked(plain))), before)
     assert np.array_equal(before.ids, encoder.splitter.merge(encoder(asked(plain))).ids)
     assert np.isfinite(before.dense).all()
 
@@ -236,6 +236,6 @@ def test_requests_of_one_form_together_as_each_alone(
     alone = [encoder(asked(said)) for said in each]
     together = FeatureRequest.concat([asked(said) for said in each])
     found, expected = encoder(together), RequestBatch.concat(alone)
-    assert_same(encoder.splitter.merge(found), encoder.splitter.merge(expected))
+    assert_equal_batches(encoder.splitter.merge(found), encoder.splitter.merge(expected))
     names = [by_candidate(missing) for missing in encoder.missing(found, together.counts)]
     assert names == [lacking(encoder, halves) for halves in alone]

@@ -17,7 +17,7 @@ from statistics import median
 import pytest
 
 from pipelines.jobs.demo import service
-from tests.ranking.conftest import ITEMS
+from tests.support.hand_ranker import ITEMS
 from tests.support.redis_server import RedisServer
 from tests.support.slow_proxy import SlowProxy
 

@@ -18,7 +18,7 @@ from pipelines.cli.main import main
 from service.app import create_app
 from service.http.media_types import ARROW
 from service.settings import Settings
-from tests.ranking.conftest import ITEMS, USERS
+from tests.support.hand_ranker import ITEMS, USERS
 from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.parts
