@@ -1,32 +1,32 @@
-"""Latency against load as a picture for docs/benchmarks.md."""
+"""Plot latency against load for docs/benchmarks.md."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
 
-from pipelines.report.page import environment
-from pipelines.report.plots import Plot, Series, Size, over_steps
+from pipelines.report.page import template_environment
+from pipelines.report.plots import Plot, Series, Size, line_plot
 
-TITLE, BELOW = 24, 24
+TITLE_HEIGHT, CAPTION_HEIGHT = 24, 24
 """Pixels above and below the panels."""
-QUANTILES = {"p99": "second", "p50": "first"}
-"""Quantile → style."""
+STYLES = {"p99": "second", "p50": "first"}
+"""Percentile → CSS class of its line."""
 
 
-def latency(measured: dict[str, Any]) -> str:
-    """An SVG of what the open loops found: a panel for each number of candidates, medians of the turns."""
+def plot_latency(measured: dict[str, Any]) -> str:
+    """Return an SVG of the open loops with a panel per number of candidates; values are medians of the turns."""
     size = Size(right=34)
     plots = [_panel(measured, candidates, size) for candidates in measured["candidates"]]
-    height = TITLE + size.height + BELOW
+    height = TITLE_HEIGHT + size.height + CAPTION_HEIGHT
     return (
-        environment()
+        template_environment()
         .get_template("panels.svg.jinja")
         .render(
             plots=plots,
             width=len(plots) * size.width,
             height=height,
-            below=f"milliseconds by requests/s, Poisson arrivals, {measured['form']}",
+            below=f"latency in milliseconds by requests/s, Poisson arrivals, {measured['form']}",
         )
     )
 
@@ -34,21 +34,21 @@ def latency(measured: dict[str, Any]) -> str:
 def _panel(measured: dict[str, Any], candidates: int, size: Size) -> Plot:
     loads = [[turn[f"{candidates} {share}"] for turn in measured["turns"]] for share in measured["shares"]]
     lines = []
-    for quantile, style in QUANTILES.items():
+    for name, style in STYLES.items():
         points = [
             (
-                statistics.median(load["per_second"] for load in of_share),
-                statistics.median(load[quantile] for load in of_share),
+                statistics.median(load["per_second"] for load in turns),
+                statistics.median(load[name] for load in turns),
             )
-            for of_share in loads
+            for turns in loads
         ]
-        lines.append(Series(quantile, style, sorted(points), quantile))
-    rates, times = zip(*(point for line in lines for point in line.points), strict=True)
-    return over_steps(
+        lines.append(Series(name, style, sorted(points), name))
+    rates, latencies = zip(*(point for line in lines for point in line.points), strict=True)
+    return line_plot(
         f"{candidates:,} candidates",
         lines,
-        steps=max(rates),
-        label=f"milliseconds against requests a second, {candidates} candidates",
-        y_range=(0.0, max(times) * 1.05),
+        x_max=max(rates),
+        label=f"latency in milliseconds by requests/s, {candidates} candidates",
+        y_range=(0.0, max(latencies) * 1.05),
         size=size,
     )

@@ -1,1 +1,1 @@
-"""``ranker report``: what a run folder holds, as one HTML page that needs nothing else."""
+"""``ranker report``: a self-contained HTML page that summarizes a run folder."""

@@ -1,42 +1,43 @@
-"""The data card: what the log held, and what was left out."""
+"""Section on the training data: rows by split, dropped rows, null rates and labels."""
 
 from __future__ import annotations
 
-from pipelines.report.formatting import moment
+from pipelines.report.formatting import timestamp
 from pipelines.report.run_data import RunData
 from pipelines.report.section import Section
 
-NULLS_SHOWN = 30
+MAX_NULL_FEATURES = 30
+"""Maximum number of features in the table of null rates."""
 
 
-def data(facts: RunData) -> Section:
-    """Rows by split, rows left out, null rates, labels."""
-    survey = facts.survey
+def data(run_data: RunData) -> Section:
+    """Build the section from ``survey.json``."""
+    survey = run_data.survey
     if survey is None:
-        lack = (
-            "This run has no survey.json: an older version trained it. "
-            f"'ranker check {facts.path / 'config.toml'}' prints the same."
+        omitted = (
+            "There is no survey.json because an older version trained this run. "
+            f"'ranker check {run_data.path / 'config.toml'}' prints the same figures."
         )
-        return Section("data", "Data", lack=lack)
+        return Section("data", "Data", omitted=omitted)
     nulls = sorted(((name, share) for name, share in survey["null_rate"].items() if share), key=lambda pair: -pair[1])
-    logs = facts.config.logs
+    logs = run_data.config.logs
     return Section(
         "data",
         "Data",
-        "What the log held when this run read it. Time splits the rows: the past trains, the latest days test.",
+        "Content of the log when this run read it. The splits are by time: the earliest rows train, the latest test.",
         {
             "rows": survey["rows"],
             "total": sum(survey["rows"].values()),
             "bounds": {
-                "train": f"before {moment(logs.validation_from)}",
-                "validation": f"from {moment(logs.validation_from)}",
-                "test": f"from {moment(logs.test_from)}",
+                "train": f"before {timestamp(logs.validation_from)}",
+                "validation": f"from {timestamp(logs.validation_from)}",
+                "test": f"from {timestamp(logs.test_from)}",
             },
             "duplicates": survey["duplicates"],
             "bad": sorted(survey["bad"].items(), key=lambda pair: (-pair[1], pair[0])),
-            "nulls": nulls[:NULLS_SHOWN],
-            "more_nulls": len(nulls) - len(nulls[:NULLS_SHOWN]),
-            "tasks": facts.config.tasks,
+            "nulls": nulls[:MAX_NULL_FEATURES],
+            "more_nulls": len(nulls) - len(nulls[:MAX_NULL_FEATURES]),
+            "tasks": run_data.config.tasks,
             "labels": survey["labels"],
         },
     )

@@ -1,4 +1,4 @@
-"""What the gates chose: weights by task, overlap of tasks, use of experts, measures, cost."""
+"""Sections on the experts: weights by task, overlap of tasks, use of experts, cost and gate metrics."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Any
 from pipelines.report.run_data import RunData
 from pipelines.report.section import Section
 
-UNFINISHED = "There is no selection.json: the training has not finished. Finish it ('ranker train'), then report again."
-NUMBERS_UP_TO = 16
-"""Columns that leave room for a number in each cell."""
+UNFINISHED = (
+    "There is no selection.json because training has not finished. Finish it with 'ranker train … --resume', then "
+    "create the report again."
+)
+MAX_COLUMNS_WITH_NUMBERS = 16
+"""Maximum number of heatmap columns whose cells are wide enough for a number."""
 
 
-def selection(facts: RunData) -> Section:
-    """The heatmap of expert weights (figure 4 of the DSelect-k paper), tasks' overlap and experts' use."""
-    title, chosen = "Chosen experts", facts.selection
-    if chosen is None:
-        return Section("selection", title, lack=UNFINISHED)
-    if facts.single_task:
-        lack = "Each task has a model of its own, so that no expert is shared. What they cost stands below."
-        return Section("selection", title, lack=lack)
-    weights = {task: {int(e): w for e, w in row.items()} for task, row in chosen["tasks"].items()}
-    experts, per_example = range(chosen["num_experts"]), chosen["per_example"]
+def selected_experts(run_data: RunData) -> Section:
+    """Build the heatmap of expert weights (figure 4 of the DSelect-k paper), task overlap and expert use."""
+    title, selection = "Selected experts", run_data.selection
+    if selection is None:
+        return Section("selection", title, omitted=UNFINISHED)
+    if run_data.single_task:
+        omitted = "Each task has a separate model, so no expert is shared. The next section shows the cost."
+        return Section("selection", title, omitted=omitted)
+    weights = {task: {int(e): w for e, w in row.items()} for task, row in selection["tasks"].items()}
+    experts, per_example = range(selection["num_experts"]), selection["per_example"]
     totals = {expert: sum(row.get(expert, 0.0) for row in weights.values()) for expert in experts}
     use = [
         {
@@ -36,68 +39,76 @@ def selection(facts: RunData) -> Section:
     return Section(
         "selection",
         title,
-        "Each row is a task, each column an expert; the darker, the heavier."
-        + (" This gate decides per example: the weights are means over the validation rows." if per_example else ""),
+        "Rows are tasks, columns are experts; darker cells have larger weights."
+        + (" This gate is per example: the weights are means over the validation rows." if per_example else ""),
         {
             "weights": weights,
             "experts": list(experts),
-            "numbers": chosen["num_experts"] <= NUMBERS_UP_TO,
-            "most": max(weight for row in weights.values() for weight in row.values()),
+            "show_weights": selection["num_experts"] <= MAX_COLUMNS_WITH_NUMBERS,
+            "max_weight": max(weight for row in weights.values() for weight in row.values()),
             "overlap": overlap(weights),
-            "overlap_numbers": len(weights) <= NUMBERS_UP_TO,
+            "show_overlap": len(weights) <= MAX_COLUMNS_WITH_NUMBERS,
             "per_example": per_example,
             "use": use,
-            "use_most": max(expert["share"] for expert in use),
+            "max_share": max(expert["share"] for expert in use),
             "unused": [expert for expert in experts if not totals[expert]],
         },
     )
 
 
 def overlap(weights: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
-    """Task → task → weighted Jaccard index of their experts, Σ min / Σ max of the weights: 1 if they are used alike."""
+    """Return the weighted Jaccard index Σ min / Σ max of the expert weights of each pair of tasks."""
     return {task: {other: _jaccard(row, weights[other]) for other in weights} for task, row in weights.items()}
 
 
 def _jaccard(a: Mapping[int, float], b: Mapping[int, float]) -> float:
-    either = {*a, *b}
-    most = sum(max(a.get(e, 0.0), b.get(e, 0.0)) for e in either)
-    return sum(min(a.get(e, 0.0), b.get(e, 0.0)) for e in either) / most if most else 0.0
+    experts = {*a, *b}
+    union = sum(max(a.get(e, 0.0), b.get(e, 0.0)) for e in experts)
+    return sum(min(a.get(e, 0.0), b.get(e, 0.0)) for e in experts) / union if union else 0.0
 
 
-def cost(facts: RunData) -> Section:
-    """FLOPs of the dense model, of the frozen graph, and of each task asked for alone."""
-    title, chosen = "Cost of a row", facts.selection
-    if chosen is None:
-        return Section("cost", title, lack=UNFINISHED)
-    costs = chosen["flops"]
+def cost(run_data: RunData) -> Section:
+    """Build the FLOPs per row of the dense model, the frozen graph, and each task alone."""
+    title, selection = "Cost per row", run_data.selection
+    if selection is None:
+        return Section("cost", title, omitted=UNFINISHED)
+    flops = selection["flops"]
     bars = [
-        {"name": "dense model", "flops": costs["dense"], "style": "dense"},
-        {"name": "frozen graph, all tasks", "flops": costs["frozen"], "style": "frozen"},
-        *({"name": task, "flops": value, "style": "task"} for task, value in costs["per_task"].items()),
+        {"name": "dense model", "flops": flops["dense"], "style": "dense"},
+        {"name": "frozen graph, all tasks", "flops": flops["frozen"], "style": "frozen"},
+        *({"name": task, "flops": value, "style": "task"} for task, value in flops["per_task"].items()),
     ]
     return Section(
         "cost",
         title,
-        "FLOPs of gate, experts, mixing and towers for one row. A request that asks for one task runs only its experts."
-        + (" Means over the validation rows, because this gate decides per example." if chosen["per_example"] else ""),
-        {"bars": bars, "dense": costs["dense"] or 1},
+        "FLOPs per row of the gate, experts, mixing and towers. A request for one task runs only its experts."
+        + (
+            " This gate is per example: the FLOPs are means over the validation rows."
+            if selection["per_example"]
+            else ""
+        ),
+        {"bars": bars, "dense": flops["dense"] or 1},
     )
 
 
-def measures(facts: RunData) -> Section:
-    """What ``evaluation.json`` says about the gates."""
-    title, evaluation = "What the gates do", facts.evaluation
-    found: dict[str, Any] | None = None if evaluation is None else evaluation.get("gates")
-    if facts.single_task:
-        return Section("gates", title, lack="Each task has a model of its own: there is no gate to measure.")
-    if found is None:
-        lack = "The run has no measures of its gates on test rows: move logs.test_from so that a test split is left."
-        return Section("gates", title, lack=lack)
-    groups = {task.name: task.group for task in facts.config.tasks}
+def gate_metrics(run_data: RunData) -> Section:
+    """Build the gate metrics of ``evaluation.json``."""
+    title, evaluation = "Gate metrics", run_data.evaluation
+    gates: dict[str, Any] | None = None if evaluation is None else evaluation.get("gates")
+    if run_data.single_task:
+        return Section("gates", title, omitted="Each task has a separate model, so there is no gate.")
+    if gates is None:
+        omitted = (
+            "There are no gate metrics because no test rows were evaluated. Move logs.test_from so that there is a "
+            "test split."
+        )
+        return Section("gates", title, omitted=omitted)
+    groups = {task.name: task.group for task in run_data.config.tasks}
     return Section(
         "gates",
         title,
-        "Measured on the test rows, entropies in bits. H_s: of a row's weights, 0 is one expert. H_u: of the mean "
-        "weights, log₂ n is all experts alike. I(E;Y): what the expert tells about the label, 0 for a static gate.",
-        {"gates": found, "groups": groups if any(groups.values()) else {}, "experts": range(found["num_experts"])},
+        "Computed on the test rows; entropies are in bits. H_s: mean entropy of a row's weights; 0 means one expert. "
+        "H_u: entropy of the mean weights; log₂ n means that all experts are used equally. I(E;Y): information that "
+        "the expert carries about the label; 0 for a static gate.",
+        {"gates": gates, "groups": groups if any(groups.values()) else {}, "experts": range(gates["num_experts"])},
     )

@@ -1,15 +1,15 @@
-"""How good the predictions are: measures with their intervals, calibration, slices."""
+"""Sections on the quality of the predictions: metrics with intervals, calibration, slices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.report.plots import MANY_TASKS, Axis, Size, calibration
+from pipelines.report.plots import MANY_TASKS, Axis, Size, calibration_plot
 from pipelines.report.run_data import RunData
 from pipelines.report.section import Section
 
-MEASURES = {
+METRICS = {
     "auc": ("AUC", 4),
     "gauc": ("GAUC", 4),
     "ndcg": ("NDCG", 4),
@@ -20,152 +20,154 @@ MEASURES = {
     "rmse": ("RMSE", 4),
     "mae": ("MAE", 4),
 }
-"""Measure → its heading and decimals, in the order of the columns."""
+"""Heading and decimal places of each metric, in the order of the columns."""
 
-HEADLINES = ("auc", "rmse")
-"""The measure that stands for a task."""
+HEADLINE_METRICS = ("auc", "rmse")
+"""Metrics that represent a task in the slice tables and whisker plots."""
 
-VALUES_DOWN, VALUES_ACROSS = 20, 6
-"""Values of a slice that are shown as rows and as columns."""
+MAX_VALUES_AS_ROWS, MAX_VALUES_AS_COLUMNS = 20, 6
+"""Maximum number of slice values in a table with values as rows or as columns."""
 
-INTERVAL_WIDTH = 120
+WHISKER_WIDTH = 120
+"""Width of a whisker plot in pixels."""
 
-UNTESTED = (
-    "The run has no evaluation.json: no row of the log is as late as logs.test_from. "
-    "'ranker evaluate RUN --logs PATH' measures the run on later days."
+NOT_EVALUATED = (
+    "There is no evaluation.json because no row of the log is at or after logs.test_from. Evaluate the run on later "
+    "days with 'ranker evaluate RUN --logs PATH'."
 )
 
 
-def metrics(facts: RunData) -> Section:
-    """Every measure of every task, with intervals."""
-    if facts.evaluation is None:
-        return Section("metrics", "Quality", lack=UNTESTED)
-    tasks = facts.evaluation["tasks"]
+def metrics(run_data: RunData) -> Section:
+    """Build the tables of all metrics of all tasks, with intervals."""
+    evaluation = run_data.evaluation
+    if evaluation is None:
+        return Section("metrics", "Quality", omitted=NOT_EVALUATED)
+    tasks = evaluation["tasks"]
     tables = []
     for kind in ("binary", "regression"):
-        rows = {task.name: tasks[task.name] for task in facts.config.tasks if task.kind == kind and task.name in tasks}
+        rows = {
+            task.name: tasks[task.name] for task in run_data.config.tasks if task.kind == kind and task.name in tasks
+        }
         columns = {
-            key: value for key, value in MEASURES.items() if any(row.get(key) is not None for row in rows.values())
+            key: value for key, value in METRICS.items() if any(row.get(key) is not None for row in rows.values())
         }
         if rows:
             tables.append({"kind": kind, "rows": rows, "columns": columns, "whiskers": _whiskers(rows)})
     return Section(
         "metrics",
         "Quality",
-        "On the test rows, which training never saw, with 95\u00a0% intervals (whole users drawn with replacement). "
-        "A calibration of 1 means that as much happens as was predicted.",
-        {"tables": tables, "rows": facts.evaluation["rows"], "ndcg_at": f"@{facts.evaluation.get('ndcg_at', 'k')}"},
+        "Metrics on the test rows, which are not used for training, with 95\u00a0% intervals (bootstrap over users). "
+        "A calibration of 1 means that the mean prediction equals the mean label.",
+        {"tables": tables, "rows": evaluation["rows"], "ndcg_at": f"@{evaluation.get('ndcg_at', 'k')}"},
     )
 
 
-def calibrations(facts: RunData) -> Section:
-    """Predicted against observed rates of binary tasks, after and before calibration."""
-    title, found = "Calibration", facts.evaluation
-    if found is None:
-        return Section("calibration", title, lack=UNTESTED)
+def calibration_curves(run_data: RunData) -> Section:
+    """Build the plots of observed against predicted rates of the binary tasks, after and before calibration."""
+    title, evaluation = "Calibration", run_data.evaluation
+    if evaluation is None:
+        return Section("calibration", title, omitted=NOT_EVALUATED)
     curves: Mapping[str, Any] = {
-        task: curve for task, curve in (found.get("calibration_curves") or {}).items() if curve
+        task: curve for task, curve in (evaluation.get("calibration_curves") or {}).items() if curve
     }
     if not curves:
-        binary = any(task.kind == "binary" for task in facts.config.tasks)
-        lack = (
-            "This run's evaluation.json has no calibration curves: an older version wrote it. Train again to see them."
-            if binary
-            else "Only binary tasks have probabilities that could be calibrated; this run has none."
+        has_binary_task = any(task.kind == "binary" for task in run_data.config.tasks)
+        omitted = (
+            "evaluation.json has no calibration curves because an older version wrote it. Train again to get them."
+            if has_binary_task
+            else "Only binary tasks have calibration curves, and this run has no binary task."
         )
-        return Section("calibration", title, lack=lack)
-    before = found.get("uncalibrated_curves") or {}
+        return Section("calibration", title, omitted=omitted)
+    before = evaluation.get("uncalibrated_curves") or {}
     narrow = len(curves) > MANY_TASKS
     size = Size(200, 185) if narrow else Size(280, 260)
     panels = []
     for task, curve in curves.items():
-        now = "after calibration" if task in before else "predicted"
+        name = "after calibration" if task in before else "predicted"
         lines = [("before calibration", "before", before[task])] if before.get(task) else []
         worst = max(curve, key=lambda b: abs(b["predicted"] - b["observed"]))
         label = (
             f"Calibration of {task} in {len(curve)} bins: largest gap {worst['predicted']:.4f} predicted, "
             f"{worst['observed']:.4f} observed"
         )
-        panels.append(calibration(task, [*lines, (now, "after", curve)], label, size))
+        panels.append(calibration_plot(task, [*lines, (name, "after", curve)], label, size))
     return Section(
         "calibration",
         title,
-        "Test rows in bins of equal size by prediction: the share of positives in each, with its 95\u00a0% interval. "
-        "On the diagonal as much happens as was predicted. Axes are square roots, so that rare events stay apart.",
+        "Observed rate of positives by mean prediction, in bins with equally many test rows, with 95\u00a0% intervals. "
+        "On the diagonal, both are equal. The axes have a square-root scale, which separates rare events.",
         {
             "panels": panels,
-            "changes": _changes(found.get("uncalibrated") or {}, found["tasks"]),
+            "changes": _changes(evaluation.get("uncalibrated") or {}, evaluation["tasks"]),
             "before": bool(before),
             "narrow": narrow,
         },
     )
 
 
-def slices(facts: RunData) -> Section:
-    """The headline measure of every task, by slice."""
-    title, found = "Slices", facts.evaluation
-    if found is None:
-        return Section("slices", title, lack=UNTESTED)
-    if not found.get("slices"):
-        lack = (
-            'No slice was measured: name features in ranker.toml, such as [evaluation] slices = ["tab"], '
+def slices(run_data: RunData) -> Section:
+    """Build the tables of the headline metric of each task by slice."""
+    title, evaluation = "Slices", run_data.evaluation
+    if evaluation is None:
+        return Section("slices", title, omitted=NOT_EVALUATED)
+    if not evaluation.get("slices"):
+        omitted = (
+            'No slices are configured: list features in ranker.toml, such as [evaluation] slices = ["tab"], '
             "and train again."
         )
-        return Section("slices", title, lack=lack)
+        return Section("slices", title, omitted=omitted)
     return Section(
         "slices",
         title,
-        "AUC (of a regression RMSE) where the rows are of one kind, largest slices first; intervals below. Few "
-        "positives make wide intervals: compare those before the numbers.",
-        {"tables": [_slice_table(name, values, found) for name, values in found["slices"].items()]},
+        "AUC (RMSE for regression tasks) by slice, largest slices first, with the interval below each value. Slices "
+        "with few positives have wide intervals: compare the intervals before the values.",
+        {"tables": [_slice_table(name, values, evaluation) for name, values in evaluation["slices"].items()]},
     )
 
 
-def _slice_table(name: str, values: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[str, Any]:
-    """A row a slice, with its rows, and a column a task; the other way round if the tasks are many."""
+def _slice_table(name: str, values: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Build a table with slice values as rows and tasks as columns, or transposed if there are many tasks."""
     ranked = sorted(values.items(), key=lambda pair: (-pair[1]["rows"], pair[0]))
-    turned = len(everything["tasks"]) > MANY_TASKS
-    shown = ranked[: VALUES_ACROSS if turned else VALUES_DOWN]
-    tasks = list(everything["tasks"])
-    slices = [*shown, ("all", everything)]
-    names = [(value, part["rows"]) for value, part in slices]
-    cells = [[_headline(part["tasks"].get(task)) for task in tasks] for _, part in slices]
+    transposed = len(evaluation["tasks"]) > MANY_TASKS
+    shown = ranked[: MAX_VALUES_AS_COLUMNS if transposed else MAX_VALUES_AS_ROWS]
+    tasks = list(evaluation["tasks"])
+    parts = [*shown, ("all", evaluation)]
+    names = [(value, part["rows"]) for value, part in parts]
+    cells = [[_headline(part["tasks"].get(task) or {}) for task in tasks] for _, part in parts]
     columns, rows = [(task, None) for task in tasks], zip(names, cells, strict=True)
-    if turned:
+    if transposed:
         columns, rows = names, zip(columns, zip(*cells, strict=True), strict=True)
     return {"name": name, "columns": columns, "rows": list(rows), "more": len(ranked) - len(shown)}
 
 
-def headline(measured: Mapping[str, Any] | None) -> tuple[str, float, Sequence[float] | None] | None:
-    """The measure that stands for a task: its name, value and interval; None if it has none."""
-    for key in HEADLINES:
-        value = (measured or {}).get(key)
-        if value is not None:
-            return key, value, (measured or {}).get(f"{key}_interval")
-    return None
-
-
-def _headline(measured: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = headline(measured)
-    return {"value": found and found[1], "interval": found and found[2]}
+def _headline(task_metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value and interval of the metric that represents a task, or None for both."""
+    for key in HEADLINE_METRICS:
+        if task_metrics.get(key) is not None:
+            return {"value": task_metrics[key], "interval": task_metrics.get(f"{key}_interval")}
+    return {"value": None, "interval": None}
 
 
 def _whiskers(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Task → pixels of its headline's interval, on one axis for all tasks."""
-    found = {task: head for task, row in rows.items() if (head := headline(row)) and head[2]}
-    if len(found) < 2:
-        return {}  # nothing to compare it with
-    ends = [end for _, value, interval in found.values() for end in (value, *interval)]
-    axis = Axis(min(ends), max(ends), 4, INTERVAL_WIDTH - 4)
+    """Return the pixels of each task's headline interval, on one axis for all tasks."""
+    headlines = {task: headline for task, row in rows.items() if (headline := _headline(row))["interval"]}
+    if len(headlines) < 2:
+        return {}  # a single whisker cannot be compared with another
+    ends = [end for headline in headlines.values() for end in (headline["value"], *headline["interval"])]
+    axis = Axis(min(ends), max(ends), 4, WHISKER_WIDTH - 4)
     return {
-        task: {"low": axis(interval[0]), "value": axis(value), "high": axis(interval[1])}
-        for task, (_, value, interval) in found.items()
+        task: {
+            "low": axis(headline["interval"][0]),
+            "value": axis(headline["value"]),
+            "high": axis(headline["interval"][1]),
+        }
+        for task, headline in headlines.items()
     }
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Measures that calibration moved: task, and (before, after) of each."""
-    keys = ("calibration", "calibration_error", "logloss")
+    """Return the (before, after) pairs of the metrics that calibration changes, per task."""
+    keys: Sequence[str] = ("calibration", "calibration_error", "logloss")
     return [
         {"task": task, "pairs": [(old.get(key), after[task].get(key)) for key in keys]}
         for task, old in before.items()

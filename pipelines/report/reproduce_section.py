@@ -1,4 +1,4 @@
-"""Where the run comes from: command, versions, settings."""
+"""Section on how to reproduce the run: command, versions and settings."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pipelines.report.run_data import RunData
 from pipelines.report.section import Section
 
 
-def origin(facts: RunData) -> Section:
-    """The exact command, versions and settings."""
-    command = facts.command
+def reproduce(run_data: RunData) -> Section:
+    """Build the section from ``command.json`` and ``config.toml``."""
+    command = run_data.command
     return Section(
-        "origin",
+        "reproduce",
         "Reproduce",
         "",
         {
-            "command": _shown(command["argv"]) if command and command["argv"] else None,
-            "known": command is not None,
+            "command": _shell_command(command["argv"]) if command and command["argv"] else None,
+            "recorded": command is not None,
             "versions": command["versions"] if command else {},
             "environment": command["environment"] if command else {},
             "system": command["system"] if command else None,
             "threads": command["threads"] if command else None,
-            "seed": facts.config.training.seed,
-            "config": facts.config_text,
+            "seed": run_data.config.training.seed,
+            "config": run_data.config_text,
         },
     )
 
 
-def _shown(argv: list[str]) -> str:
-    """The command as a shell takes it, an option a line."""
+def _shell_command(argv: list[str]) -> str:
+    """Quote a command for the shell, with one option per line."""
     return " ".join(f"\\\n  {shlex.quote(part)}" if part.startswith("--") else shlex.quote(part) for part in argv)

@@ -1,4 +1,4 @@
-"""What a run folder holds, as far as it does: an unfinished or older run lacks some of it."""
+"""Content of a run folder as plain data; files of unfinished runs and of older versions may be absent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class History:
-    """How one model's training went.
+    """Training history of one model.
 
     Attributes:
-        tasks: that it learns.
-        checks: lines of metrics.jsonl.
-        steps: of the whole training.
+        tasks: names of its tasks.
+        checks: lines of ``metrics.jsonl``.
+        steps: number of steps of the whole training.
     """
 
     tasks: tuple[str, ...]
@@ -34,17 +34,17 @@ class History:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as plain data; a part that the run lacks is None or empty.
+    """Content of a run folder; an absent file is None or an empty list.
 
     Attributes:
         path: the run folder.
-        config: the run's settings, defaults included.
-        config_text: the same as TOML.
-        survey: ``survey.json``; of the single-task baseline what those of its runs say together.
+        config: configuration of the run, including defaults.
+        config_text: text of ``config.toml``.
+        survey: ``survey.json``; for a single-task run, the combination of those of its parts.
         command: ``command.json``.
         selection: ``selection.json``.
         evaluation: ``evaluation.json``.
-        histories: one; of the single-task baseline one for each task.
+        histories: one history; for a single-task run, one per task.
     """
 
     path: Path
@@ -58,47 +58,47 @@ class RunData:
 
     @property
     def single_task(self) -> bool:
-        """Whether each task has a model of its own."""
+        """Whether each task has a separate model."""
         return isinstance(self.config.model.gate, SingleTaskConfig)
 
     @property
     def per_example(self) -> bool:
-        """Whether the gate decides for each row."""
+        """Whether the gate selects experts per row."""
         gate = self.config.model.gate
         return gate.kind == "attentive" or getattr(gate, "per_example", False)
 
     @property
     def history(self) -> History | None:
-        """The history of the one model that learns all tasks."""
+        """The history of the multi-task model; None for a single-task run."""
         return None if self.single_task or not self.histories else self.histories[0]
 
 
 def read_run_data(path: Path) -> RunData:
-    """Reads a run folder.
+    """Read a run folder.
 
     Raises:
-        LogError: it is none, or a file in it is damaged; names the file.
+        LogError: the path is not a run folder, or one of its files is damaged; names the file.
     """
     run = RunFolder(path)
     if not run.config.is_file():
-        raise LogError(f"{path} is no run folder: it has no config.toml; make one with 'ranker train'")
+        raise LogError(f"{path} is not a run folder: it has no config.toml; create one with 'ranker train'")
     config = run.load_config()
-    single = isinstance(config.model.gate, SingleTaskConfig)
-    parts = [RunFolder(run.of_task(task)) for task in config.task_names] if single else [run]
+    single_task = isinstance(config.model.gate, SingleTaskConfig)
+    parts = [RunFolder(run.task_folder(task)) for task in config.task_names] if single_task else [run]
     return RunData(
         path=path,
         config=config,
-        config_text=_text(run.config),
-        survey=_together([found for part in parts if (found := _document(part.survey))]),
-        command=_document(run.command),
-        selection=_document(run.selection),
-        evaluation=_document(run.evaluation),
-        histories=[history for part in parts if (history := _history(part, config.training.epochs))],
+        config_text=_read_text(run.config),
+        survey=_merge_surveys([survey for part in parts if (survey := _read_json(part.survey))]),
+        command=_read_json(run.command),
+        selection=_read_json(run.selection),
+        evaluation=_read_json(run.evaluation),
+        histories=[history for part in parts if (history := _read_history(part, config.training.epochs))],
     )
 
 
-def _together(surveys: list[Json]) -> Json | None:
-    """What the surveys of the same log, each with some of the tasks, say together; None if there is none."""
+def _merge_surveys(surveys: list[Json]) -> Json | None:
+    """Merge surveys of the same log that cover different tasks; None for an empty list."""
     if not surveys:
         return None
     first = surveys[0]
@@ -106,42 +106,42 @@ def _together(surveys: list[Json]) -> Json | None:
         split: {task: label for survey in surveys for task, label in survey["labels"][split].items()}
         for split in first["labels"]
     }
-    bad = {why: rows for survey in surveys for why, rows in survey["bad"].items()}
+    bad = {reason: rows for survey in surveys for reason, rows in survey["bad"].items()}
     return {**first, "labels": labels, "bad": bad}
 
 
-def _history(run: RunFolder, epochs: int) -> History | None:
-    checks = list(_lines(run.metrics)) if run.metrics.is_file() else []
+def _read_history(run: RunFolder, epochs: int) -> History | None:
+    checks = list(_read_jsonl(run.metrics)) if run.metrics.is_file() else []
     if not checks:
         return None
     last = checks[-1]
     return History(tuple(last["validation"]), checks, round(last["step"] / last["epoch"] * epochs))
 
 
-def _lines(file: Path) -> Iterable[Json]:
-    lines = _text(file).splitlines()
+def _read_jsonl(file: Path) -> Iterable[Json]:
+    lines = _read_text(file).splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            if number == len(lines):  # being written, or torn when the training was stopped
+            if number == len(lines):  # the last line is incomplete while training writes it or after a crash
                 return
-            raise LogError(f"{file}, line {number}: no JSON; the run is damaged, train again") from None
+            raise LogError(f"{file}, line {number}: invalid JSON; the run is damaged, train again") from None
 
 
-def _document(file: Path) -> Json | None:
+def _read_json(file: Path) -> Json | None:
     if not file.is_file():
         return None
     try:
-        found: Json = json.loads(_text(file))
+        content: Json = json.loads(_read_text(file))
     except json.JSONDecodeError:
-        raise LogError(f"{file}: no JSON; the run is damaged, train again or remove the file") from None
-    return found
+        raise LogError(f"{file}: invalid JSON; the run is damaged, train again or remove the file") from None
+    return content
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = os_error_text(error) if isinstance(error, OSError) else "not UTF-8"
-        raise LogError(f"{file}: cannot be read ({why})") from None
+        reason = os_error_text(error) if isinstance(error, OSError) else "not UTF-8"
+        raise LogError(f"{file}: cannot be read ({reason})") from None

@@ -1,4 +1,4 @@
-"""A part of the report: its heading, and either what it shows or why it is left out."""
+"""One section of the report."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Section:
-    """One section.
+    """A section with its heading, and either its content or the reason why it is omitted.
 
     Attributes:
-        name: its anchor, and its template's name.
-        title: its heading.
-        about: how to read it, a sentence or two.
-        content: what its template shows.
-        lack: why it is left out and what to do about that; None if it is there.
+        name: anchor of the section and name of its template.
+        title: heading.
+        about: introduction in one or two sentences.
+        content: variables of the template.
+        omitted: why the section is omitted and how to get it; None if it is shown.
     """
 
     name: str
     title: str
     about: str = ""
     content: dict[str, Any] = field(default_factory=dict)
-    lack: str | None = None
+    omitted: str | None = None

@@ -1,4 +1,4 @@
-"""Run folders written by hand, with everything that a run can have, in any size."""
+"""Fixtures: generated run folders of any size that contain every file of a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHECKS, STEPS = 40, 2_000
 K = 2
 
 
-def config(tasks: int, experts: int, **gate: Any) -> Config:
-    """A configuration of so many tasks, the last of which is a regression."""
+def make_config(tasks: int, experts: int, **gate: Any) -> Config:
+    """Return a configuration whose last task is a regression."""
     names = [*(f"task_{i}" for i in range(tasks - 1)), "minutes"]
     return Config.model_validate(
         {
@@ -36,33 +36,38 @@ def config(tasks: int, experts: int, **gate: Any) -> Config:
 
 
 def write_run(folder: Path, tasks: int = 3, experts: int = 4, **gate: Any) -> RunFolder:
-    """A finished run with every part that a report can show."""
-    made = config(tasks, experts, **gate)
-    run = RunFolder.create(folder, made)
-    chosen = {name: {i % experts: 0.75, (i * 3 + 1) % experts: 0.25} for i, name in enumerate(made.task_names)}
-    for record in checks(made, chosen):
-        run.log(record)
+    """Write a finished run that has every file a report reads."""
+    config = make_config(tasks, experts, **gate)
+    run = RunFolder.create(folder, config)
+    weights = {name: {i % experts: 0.75, (i * 3 + 1) % experts: 0.25} for i, name in enumerate(config.task_names)}
+    for record in checks(config, weights):
+        run.append_metrics(record)
     run.best.write_bytes(b"")
-    parts = {run.survey: survey(made), run.command: command(), run.selection: selection(made, chosen)}
-    for file, part in {**parts, run.evaluation: evaluation(made, chosen)}.items():
-        file.write_text(json.dumps(part))
+    contents = {
+        run.survey: survey(config),
+        run.command: command(),
+        run.selection: selection(config, weights),
+        run.evaluation: evaluation(config, weights),
+    }
+    for file, content in contents.items():
+        file.write_text(json.dumps(content))
     return run
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> RunFolder:
-    """A finished run with every part that a report can show."""
+def finished_run(tmp_path: Path) -> RunFolder:
+    """Return a finished run that has every file a report reads."""
     return write_run(tmp_path / "run")
 
 
-def checks(made: Config, chosen: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+def checks(config: Config, weights: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
     random = np.random.default_rng(0)
-    n = made.model.num_experts
+    n = config.model.num_experts
     records = []
     for check in range(1, CHECKS + 1):
         step = STEPS * check // CHECKS
         share = min(step / (0.6 * STEPS), 1.0)
-        losses = {name: 0.5 + math.exp(-check / 9) * (i % 4) for i, name in enumerate(made.task_names)}
+        losses = {name: 0.5 + math.exp(-check / 9) * (i % 4) for i, name in enumerate(config.task_names)}
         noise = random.dirichlet(np.ones(n), len(losses)) * (1 - share)
         records.append(
             {
@@ -78,7 +83,7 @@ def checks(made: Config, chosen: dict[str, dict[int, float]]) -> list[dict[str, 
                 "validation_total": sum(losses.values()),
                 "best": share == 1,
                 "gate_weights": {
-                    name: [float(noise[i, e] + share * chosen[name].get(e, 0.0)) for e in range(n)]
+                    name: [float(noise[i, e] + share * weights[name].get(e, 0.0)) for e in range(n)]
                     for i, name in enumerate(losses)
                 },
             }
@@ -86,7 +91,7 @@ def checks(made: Config, chosen: dict[str, dict[int, float]]) -> list[dict[str, 
     return records
 
 
-def survey(made: Config) -> dict[str, Any]:
+def survey(config: Config) -> dict[str, Any]:
     rows = {"train": 80_000, "validation": 10_000, "test": 9_000}
     return {
         "rows": rows,
@@ -94,7 +99,7 @@ def survey(made: Config) -> dict[str, Any]:
         "bad": {"'price' is NaN": 12, "'time' is null": 3},
         "null_rate": {"item_id": 0.0, "age": 0.25},
         "labels": {
-            split: {task.name: {"rows": count - 10, "mean": 0.0125} for task in made.tasks}
+            split: {task.name: {"rows": count - 10, "mean": 0.0125} for task in config.tasks}
             for split, count in rows.items()
         },
     }
@@ -110,25 +115,25 @@ def command() -> dict[str, Any]:
     }
 
 
-def selection(made: Config, chosen: dict[str, dict[int, float]]) -> dict[str, Any]:
+def selection(config: Config, weights: dict[str, dict[int, float]]) -> dict[str, Any]:
     return {
-        "num_experts": made.model.num_experts,
+        "num_experts": config.model.num_experts,
         "k": K,
         "per_example": False,
-        "tasks": {task: {str(e): w for e, w in row.items()} for task, row in chosen.items()},
-        "experts_used": sorted({e for row in chosen.values() for e in row}),
-        "kind": made.model.gate.kind,
+        "tasks": {task: {str(e): w for e, w in row.items()} for task, row in weights.items()},
+        "experts_used": sorted({e for row in weights.values() for e in row}),
+        "kind": config.model.gate.kind,
         "converged": True,
         "binary_at_step": 1_100,
         "snapped_codes": 0,
         "codes_changed": 0.5,
         "steps": STEPS,
         "training_experts_of_top_k": 1.5,
-        "flops": {"dense": 1_200_000, "frozen": 420_000, "per_task": dict.fromkeys(chosen, 150_000)},
+        "flops": {"dense": 1_200_000, "frozen": 420_000, "per_task": dict.fromkeys(weights, 150_000)},
     }
 
 
-def measures(kind: str, value: float) -> dict[str, Any]:
+def metrics(kind: str, value: float) -> dict[str, Any]:
     if kind == "regression":
         return {"rows": 9_000, "rmse": 1 + value, "rmse_interval": [value + 0.9, value + 1.1], "mae": 0.8}
     return {
@@ -145,21 +150,21 @@ def measures(kind: str, value: float) -> dict[str, Any]:
     }
 
 
-def evaluation(made: Config, chosen: dict[str, dict[int, float]]) -> dict[str, Any]:
-    tasks = {task.name: measures(task.kind, 0.6 + 0.3 * i / len(chosen)) for i, task in enumerate(made.tasks)}
+def evaluation(config: Config, weights: dict[str, dict[int, float]]) -> dict[str, Any]:
+    tasks = {task.name: metrics(task.kind, 0.6 + 0.3 * i / len(weights)) for i, task in enumerate(config.tasks)}
     curve = [
         {"predicted": x * x, "observed": 1.1 * x * x, "low": 0.9 * x * x, "high": 1.3 * x * x, "rows": 900}
         for x in np.linspace(0.05, 0.5, 10).tolist()
     ]
     curve[0].update(low=None, high=None)
-    ones = dict.fromkeys(chosen, 1.0)
+    ones = dict.fromkeys(weights, 1.0)
     return {
         "rows": 9_000,
         "ndcg_at": 10,
         "tasks": tasks,
         "gates": {
-            "kind": made.model.gate.kind,
-            "num_experts": made.model.num_experts,
+            "kind": config.model.gate.kind,
+            "num_experts": config.model.num_experts,
             "k": K,
             "per_example": False,
             "experts_used": 4,
@@ -168,15 +173,15 @@ def evaluation(made: Config, chosen: dict[str, dict[int, float]]) -> dict[str, A
             "jaccard": {"all": 0.5, "within_groups": 0.75, "across_groups": None},
             "sparsity": ones,
             "utilisation": ones,
-            "mutual_information": dict.fromkeys(chosen),
+            "mutual_information": dict.fromkeys(weights),
             "table": {},
             "table_by_class": {},
             "training_experts_of_top_k": 1.5,
         },
-        "calibration_curves": {task.name: curve for task in made.tasks if task.kind == "binary"},
+        "calibration_curves": {task.name: curve for task in config.tasks if task.kind == "binary"},
         "slices": {
             "tab": {str(i): {"rows": 3_000 - i, "tasks": tasks} for i in range(25)},
             "new_user": {"new": {"rows": 100, "tasks": tasks}, "known": {"rows": 8_900, "tasks": tasks}},
         },
-        "uncalibrated": {made.tasks[0].name: measures("binary", 0.7) | {"logloss": 0.25}},
+        "uncalibrated": {config.tasks[0].name: metrics("binary", 0.7) | {"logloss": 0.25}},
     }

@@ -6,11 +6,11 @@ from datetime import datetime
 
 import pytest
 
-from pipelines.report.formatting import axis_number, count, moment, number, percent, rate, short
+from pipelines.report.formatting import axis_label, count, number, percent, rate, short, timestamp
 
 
 @pytest.mark.parametrize(
-    ("form", "value", "text"),
+    ("number_format", "value", "text"),
     [
         (number, 0.71234567, "0.7123"),
         (count, 131651, "131,651"),
@@ -27,14 +27,18 @@ from pipelines.report.formatting import axis_number, count, moment, number, perc
         (short, 950, "950"),
     ],
 )
-def test_numbers_are_short_and_exact_enough(form: Callable[[float], str], value: float, text: str) -> None:
-    assert form(value) == text
+def test_number_format_of_a_value_returns_its_text(
+    number_format: Callable[[float], str], value: float, text: str
+) -> None:
+    assert number_format(value) == text
 
 
-@pytest.mark.parametrize("form", [number, count, percent, rate, short])
+@pytest.mark.parametrize("number_format", [number, count, percent, rate, short])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_what_is_undefined_is_a_dash(form: Callable[[float | None], str], value: float | None) -> None:
-    assert form(value) == "–"
+def test_number_format_of_an_undefined_value_is_a_dash(
+    number_format: Callable[[float | None], str], value: float | None
+) -> None:
+    assert number_format(value) == "–"
 
 
 @pytest.mark.parametrize(
@@ -46,10 +50,10 @@ def test_what_is_undefined_is_a_dash(form: Callable[[float | None], str], value:
         ([7], ["7"]),
     ],
 )
-def test_ticks_have_the_decimals_that_tell_them_apart(ticks: list[float], texts: list[str]) -> None:
-    assert [axis_number(tick, ticks) for tick in ticks] == texts
+def test_axis_label_has_enough_decimals_to_tell_ticks_apart(ticks: list[float], texts: list[str]) -> None:
+    assert [axis_label(tick, ticks) for tick in ticks] == texts
 
 
-def test_midnight_is_a_date() -> None:
-    assert moment(datetime(2026, 1, 9)) == "2026-01-09"
-    assert moment(datetime(2026, 1, 9, 6, 30)) == "2026-01-09 06:30"
+def test_timestamp_at_midnight_is_a_date() -> None:
+    assert timestamp(datetime(2026, 1, 9)) == "2026-01-09"
+    assert timestamp(datetime(2026, 1, 9, 6, 30)) == "2026-01-09 06:30"

@@ -16,14 +16,14 @@ from ranking.errors import LogError, OutputError
 from tests.pipelines.report.conftest import write_run
 
 SECTIONS = [
-    "Data", "Learning curves", "Gate weights", "Chosen experts", "Cost of a row", "Quality", "Calibration", "Slices",
-    "What the gates do", "Reproduce",
+    "Data", "Learning curves", "Gate weights", "Selected experts", "Cost per row", "Quality", "Calibration", "Slices",
+    "Gate metrics", "Reproduce",
 ]  # fmt: skip
 VOID = {"meta", "link", "br"}
 
 
 class Page(HTMLParser):
-    """What a page holds: its text by section, its tags, and whether every tag is closed."""
+    """Parsed page: its text by section and its tags; asserts that every tag is closed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
-    def lacking(self) -> set[str]:
-        """Sections that say why they are left out."""
-        links = re.findall(r'<a href="#\w+" class="lacking">([^<]+)</a>', self.html)
-        assert len(links) == sum(attributes.get("class") == "lack" for attributes in self.every("p"))
+    def omitted(self) -> set[str]:
+        """Titles of the omitted sections."""
+        links = re.findall(r'<a href="#\w+" class="omitted">([^<]+)</a>', self.html)
+        assert len(links) == sum(attributes.get("class") == "omitted" for attributes in self.every("p"))
         return set(links)
 
 
-def page(run: RunFolder) -> Page:
+def report_page(run: RunFolder) -> Page:
     return Page(render(read_run_data(run.path)))
 
 
@@ -73,100 +73,105 @@ def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     file.write_text(json.dumps(data))
 
 
-class TestThePage:
-    def test_has_every_section(self, made: RunFolder) -> None:
-        found = page(made)
-        assert [title for title in found.sections if title] == SECTIONS
-        assert found.lacking == set()
+class TestPage:
+    def test_page_of_a_finished_run_has_every_section(self, finished_run: RunFolder) -> None:
+        result = report_page(finished_run)
+        assert [title for title in result.sections if title] == SECTIONS
+        assert result.omitted == set()
 
-    def test_says_at_the_top_what_matters(self, made: RunFolder) -> None:
-        top = page(made).sections[""]
+    def test_page_top_summarizes_the_run(self, finished_run: RunFolder) -> None:
+        top = report_page(finished_run).sections[""]
         for fact in (
             "feed",
             "80,000",
             "4 of 4",
             "35%",
-            "choice exact after 55% of the steps",
+            "selection exact after 55% of the steps",
             "3 tasks over 4 experts",
         ):
             assert fact in top
 
-    def test_shows_the_numbers_of_the_run(self, made: RunFolder) -> None:
-        sections = page(made).sections
+    def test_page_shows_the_figures_of_the_run(self, finished_run: RunFolder) -> None:
+        sections = report_page(finished_run).sections
         expected = {
             "Data": ["80,000", "17", "'price' is NaN", "25%", "1.25%"],
-            "Chosen experts": ["0.75", "0.25"],
-            "Cost of a row": ["1.2 M", "420 k", "35%", "150 k"],
+            "Selected experts": ["0.75", "0.25"],
+            "Cost per row": ["1.2 M", "420 k", "35%", "150 k"],
             "Quality": ["0.6000", "0.5800–0.6200", "0.0040", "1.8000", "NDCG@10"],
             "Calibration": ["0.2500 → 0.2000"],
             "Slices": ["tab", "new_user", "known", "8,900 rows", "5 smaller slices"],
-            "What the gates do": ["0.75", "group_1"],
+            "Gate metrics": ["0.75", "group_1"],
             "Reproduce": ["ranker train 'my logs/ranker.toml'", "--run runs/1", "2.13.0", 'name = "feed"'],
         }
         missing = {(title, text) for title, texts in expected.items() for text in texts if text not in sections[title]}
         assert missing == set()
 
-    def test_is_the_same_every_time(self, made: RunFolder) -> None:
-        assert page(made).html == page(made).html
+    def test_page_of_the_same_run_is_identical(self, finished_run: RunFolder) -> None:
+        assert report_page(finished_run).html == report_page(finished_run).html
 
-    def test_asks_for_nothing_from_outside(self, made: RunFolder) -> None:
-        found = page(made)
-        assert not found.every("script")
-        assert not re.search(r"url\(|@import|https?:", found.html)
-        targets = [tag[key] for _, tag in found.tags for key in ("src", "href") if tag.get(key)]
+    def test_page_references_no_external_resources(self, finished_run: RunFolder) -> None:
+        result = report_page(finished_run)
+        assert not result.every("script")
+        assert not re.search(r"url\(|@import|https?:", result.html)
+        targets = [tag[key] for _, tag in result.tags for key in ("src", "href") if tag.get(key)]
         assert all(target.startswith(("#", "data:")) for target in targets)
-        (policy,) = [meta["content"] for meta in found.every("meta") if meta.get("http-equiv")]
+        (policy,) = [meta["content"] for meta in result.every("meta") if meta.get("http-equiv")]
         assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
 
-    def test_describes_every_plot_in_words(self, made: RunFolder) -> None:
-        drawn = [svg for svg in page(made).every("svg") if svg.get("aria-hidden") != "true"]
+    def test_page_plots_have_text_alternatives(self, finished_run: RunFolder) -> None:
+        drawn = [svg for svg in report_page(finished_run).every("svg") if svg.get("aria-hidden") != "true"]
         assert len(drawn) == 3 + 3 + 3 + 2  # losses, schedule, gate weights, calibration of the binary tasks
         assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 20 for svg in drawn)
 
-    def test_links_to_every_section(self, made: RunFolder) -> None:
-        found = page(made)
-        ids = [tag["id"] for _, tag in found.tags if tag.get("id")]
+    def test_page_links_to_every_section(self, finished_run: RunFolder) -> None:
+        result = report_page(finished_run)
+        ids = [tag["id"] for _, tag in result.tags if tag.get("id")]
         assert len(ids) == len(set(ids))
-        assert {link["href"] for link in found.every("a")} == {f"#{tag['id']}" for tag in found.every("section")}
+        assert {link["href"] for link in result.every("a")} == {f"#{tag['id']}" for tag in result.every("section")}
 
-    def test_escapes_whatever_a_run_is_called(self, made: RunFolder) -> None:
+    def test_page_escapes_names_from_the_run(self, finished_run: RunFolder) -> None:
         nasty = "<b onload=x>&\"'"
-        edit(made.survey, lambda survey: survey["bad"].update({nasty: 3}))
-        edit(made.survey, lambda survey: survey["null_rate"].update({nasty: 0.5}))
-        edit(made.command, lambda command: command["argv"].append(nasty))
-        edit(made.evaluation, lambda evaluation: evaluation["slices"].update({nasty: evaluation["slices"].pop("tab")}))
-        edit(made.evaluation, lambda e: e["slices"][nasty].update({nasty: e["slices"][nasty].pop("0")}))
-        edit(made.selection, lambda s: s["tasks"].update({nasty: s["tasks"].pop("task_0")}))
-        found = page(made)
-        assert not found.every("b")
-        assert found.html.count("&lt;b onload=x&gt;") > 6
+        edit(finished_run.survey, lambda survey: survey["bad"].update({nasty: 3}))
+        edit(finished_run.survey, lambda survey: survey["null_rate"].update({nasty: 0.5}))
+        edit(finished_run.command, lambda command: command["argv"].append(nasty))
+        edit(
+            finished_run.evaluation,
+            lambda e: e["slices"].update({nasty: e["slices"].pop("tab")}),
+        )
+        edit(finished_run.evaluation, lambda e: e["slices"][nasty].update({nasty: e["slices"][nasty].pop("0")}))
+        edit(finished_run.selection, lambda s: s["tasks"].update({nasty: s["tasks"].pop("task_0")}))
+        result = report_page(finished_run)
+        assert not result.every("b")
+        assert result.html.count("&lt;b onload=x&gt;") > 6
 
-    def test_stays_small_for_fifty_tasks_and_sixty_four_experts(self, tmp_path: Path) -> None:
-        found = page(write_run(tmp_path / "run", tasks=50, experts=64))
-        assert len(found.html.encode()) < 2_000_000
-        assert found.lacking == set()
+    def test_page_of_50_tasks_and_64_experts_is_below_2_mb(self, tmp_path: Path) -> None:
+        result = report_page(write_run(tmp_path / "run", tasks=50, experts=64))
+        assert len(result.html.encode()) < 2_000_000
+        assert result.omitted == set()
 
 
-class TestWhatARunLacks:
+class TestAbsentFiles:
     @pytest.mark.parametrize(
-        ("file", "lacking"),
+        ("file", "omitted"),
         [
             ("survey", {"Data"}),
             ("metrics", {"Learning curves", "Gate weights"}),
-            ("selection", {"Chosen experts", "Cost of a row"}),
-            ("evaluation", {"Quality", "Calibration", "Slices", "What the gates do"}),
+            ("selection", {"Selected experts", "Cost per row"}),
+            ("evaluation", {"Quality", "Calibration", "Slices", "Gate metrics"}),
             ("best", set()),
         ],
     )
-    def test_is_left_out_with_a_line(self, made: RunFolder, file: str, lacking: set[str]) -> None:
-        getattr(made, file).unlink()
-        assert page(made).lacking == lacking
+    def test_page_without_a_file_omits_its_sections(
+        self, finished_run: RunFolder, file: str, omitted: set[str]
+    ) -> None:
+        getattr(finished_run, file).unlink()
+        assert report_page(finished_run).omitted == omitted
 
-    def test_the_command_is_replaced_by_the_settings(self, made: RunFolder) -> None:
-        made.command.unlink()
-        assert "This run has no command.json" in page(made).sections["Reproduce"]
+    def test_page_without_command_json_refers_to_the_settings(self, finished_run: RunFolder) -> None:
+        finished_run.command.unlink()
+        assert "There is no command.json" in report_page(finished_run).sections["Reproduce"]
 
-    def test_of_an_older_evaluation_is_left_out(self, made: RunFolder) -> None:
+    def test_page_of_an_older_evaluation_omits_absent_parts(self, finished_run: RunFolder) -> None:
         def older(evaluation: dict[str, Any]) -> None:
             for key in ("calibration_curves", "slices", "uncalibrated"):
                 del evaluation[key]
@@ -174,74 +179,74 @@ class TestWhatARunLacks:
                 for key in ("ndcg", "normalised_entropy", "calibration_error", "mae"):
                     measured.pop(key, None)
 
-        edit(made.evaluation, older)
-        found = page(made)
-        assert found.lacking == {"Calibration", "Slices"}
-        assert "NDCG" not in found.sections["Quality"]
-        assert "log loss" in found.sections["Quality"]
+        edit(finished_run.evaluation, older)
+        result = report_page(finished_run)
+        assert result.omitted == {"Calibration", "Slices"}
+        assert "NDCG" not in result.sections["Quality"]
+        assert "log loss" in result.sections["Quality"]
 
-    def test_of_older_metrics_is_left_out(self, made: RunFolder) -> None:
-        lines = [json.loads(line) for line in made.metrics.read_text().splitlines()]
+    def test_page_of_older_metrics_omits_gate_weights(self, finished_run: RunFolder) -> None:
+        lines = [json.loads(line) for line in finished_run.metrics.read_text().splitlines()]
         for line in lines:
             del line["gate_weights"], line["learning_rate"]
-        made.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert page(made).lacking == {"Gate weights"}
+        finished_run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert report_page(finished_run).omitted == {"Gate weights"}
 
-    def test_a_measure_that_no_task_has_is_left_out(self, made: RunFolder) -> None:
-        edit(made.evaluation, lambda e: [measured.update(ndcg=None) for measured in e["tasks"].values()])
-        assert "NDCG" not in page(made).sections["Quality"]
+    def test_page_omits_a_metric_that_no_task_has(self, finished_run: RunFolder) -> None:
+        edit(finished_run.evaluation, lambda e: [measured.update(ndcg=None) for measured in e["tasks"].values()])
+        assert "NDCG" not in report_page(finished_run).sections["Quality"]
 
-    def test_a_task_without_labels_has_dashes(self, made: RunFolder) -> None:
-        edit(made.evaluation, lambda evaluation: evaluation["tasks"].update(task_1={"rows": 0}))
-        assert "–" in page(made).sections["Quality"]
+    def test_page_of_a_task_without_labels_shows_dashes(self, finished_run: RunFolder) -> None:
+        edit(finished_run.evaluation, lambda evaluation: evaluation["tasks"].update(task_1={"rows": 0}))
+        assert "–" in report_page(finished_run).sections["Quality"]
 
-    def test_a_training_that_goes_on_shows_what_there_is(self, made: RunFolder) -> None:
-        lines = made.metrics.read_text().splitlines()[:3]
-        made.metrics.write_text("\n".join(lines) + '\n{"step": 2')  # being written
-        for file in (made.selection, made.evaluation, made.best):
+    def test_page_of_an_unfinished_training_shows_its_progress(self, finished_run: RunFolder) -> None:
+        lines = finished_run.metrics.read_text().splitlines()[:3]
+        finished_run.metrics.write_text("\n".join(lines) + '\n{"step": 2')  # training is writing the last line
+        for file in (finished_run.selection, finished_run.evaluation, finished_run.best):
             file.unlink()
-        found = page(made)
-        assert "Learning curves" not in found.lacking
-        assert "The training has not finished" in found.sections[""]
+        result = report_page(finished_run)
+        assert "Learning curves" not in result.omitted
+        assert "Training has not finished" in result.sections[""]
 
 
 class TestRealRuns:
     @pytest.mark.parametrize("gate", ["dselect_k all experts", "top_k per example", "attentive", "shared_bottom"])
-    def test_of_every_sort_can_be_reported(self, run_of: Callable[[str], RunFolder], gate: str) -> None:
-        found = page(run_of(gate))
-        assert found.lacking <= {"Calibration", "Slices"}
+    def test_page_of_a_trained_run_has_all_sections(self, run_of: Callable[[str], RunFolder], gate: str) -> None:
+        result = report_page(run_of(gate))
+        assert result.omitted <= {"Calibration", "Slices"}
 
-    def test_single_task_runs_have_no_gate(self, shop: Any, tmp_path: Path) -> None:
+    def test_page_of_a_single_task_run_omits_the_gate_sections(self, shop: Any, tmp_path: Path) -> None:
         from pipelines.jobs.train import train
 
         shop.write(shop.table(400))
-        found = page(train(shop.config(model={"gate": {"kind": "single_task"}}), tmp_path / "run"))
-        assert found.lacking >= {"Gate weights", "Chosen experts", "What the gates do"}
-        assert not found.lacking & {"Data", "Learning curves", "Cost of a row", "Quality"}
-        assert all(task in found.sections[part] for task in ("click", "watch") for part in ("Data", "Quality"))
+        result = report_page(train(shop.config(model={"gate": {"kind": "single_task"}}), tmp_path / "run"))
+        assert result.omitted >= {"Gate weights", "Selected experts", "Gate metrics"}
+        assert not result.omitted & {"Data", "Learning curves", "Cost per row", "Quality"}
+        assert all(task in result.sections[part] for task in ("click", "watch") for part in ("Data", "Quality"))
 
 
-class TestWriting:
-    def test_goes_to_the_run_folder_unless_told_otherwise(self, made: RunFolder, tmp_path: Path) -> None:
-        assert write_report(made.path) == made.path / "report.html"
-        assert write_report(made.path, tmp_path / "r.html").read_text() == made.report.read_text()
+class TestWriteReport:
+    def test_write_report_without_out_writes_to_the_run_folder(self, finished_run: RunFolder, tmp_path: Path) -> None:
+        assert write_report(finished_run.path) == finished_run.path / "report.html"
+        assert write_report(finished_run.path, tmp_path / "r.html").read_text() == finished_run.report.read_text()
 
-    def test_replaces_an_older_report(self, made: RunFolder) -> None:
-        made.report.write_text("older")
-        assert "<title>feed" in write_report(made.path).read_text()
+    def test_write_report_replaces_an_older_report(self, finished_run: RunFolder) -> None:
+        finished_run.report.write_text("older")
+        assert "<title>feed" in write_report(finished_run.path).read_text()
 
-    def test_refuses_what_is_no_run(self, tmp_path: Path) -> None:
-        with pytest.raises(LogError, match="is no run folder: it has no config"):
+    def test_write_report_of_another_folder_fails(self, tmp_path: Path) -> None:
+        with pytest.raises(LogError, match="is not a run folder: it has no config"):
             write_report(tmp_path)
 
     @pytest.mark.parametrize(("file", "text"), [("evaluation", "{"), ("survey", "no json"), ("metrics", "{\n{}\n")])
-    def test_names_a_damaged_file(self, made: RunFolder, file: str, text: str) -> None:
-        damaged: Path = getattr(made, file)
+    def test_write_report_of_a_damaged_run_names_the_file(self, finished_run: RunFolder, file: str, text: str) -> None:
+        damaged: Path = getattr(finished_run, file)
         damaged.write_text(text)
         with pytest.raises(LogError, match=re.escape(str(damaged))):
-            write_report(made.path)
+            write_report(finished_run.path)
 
-    def test_says_what_it_cannot_write(self, made: RunFolder, tmp_path: Path) -> None:
+    def test_write_report_to_an_absent_folder_fails(self, finished_run: RunFolder, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="cannot be written"):
-            write_report(made.path, tmp_path / "nowhere" / "report.html")
+            write_report(finished_run.path, tmp_path / "nowhere" / "report.html")
         assert not (tmp_path / "nowhere").exists()

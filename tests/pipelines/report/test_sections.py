@@ -1,4 +1,4 @@
-"""What each section shows of a hand-made run."""
+"""Tests of the report sections with generated runs."""
 
 from __future__ import annotations
 
@@ -12,120 +12,134 @@ import pytest
 
 from pipelines.report import experts_section, quality_section, training_section
 from pipelines.report.run_data import RunData, read_run_data
-from pipelines.report.summary import summary
+from pipelines.report.summary import summarize
 from tests.pipelines.report.conftest import STEPS, write_run
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Callable[..., RunData]:
-    """What is known of a run of this size."""
+def make_run_data(tmp_path: Path) -> Callable[..., RunData]:
+    """Return a function that writes a run of the given size and reads its data."""
     return lambda **size: read_run_data(write_run(tmp_path / "run", **size).path)
 
 
-class TestMoments:
-    def test_are_those_of_the_schedule(self, facts: Callable[..., RunData]) -> None:
-        found = facts(experts=8, experts_budget=4)
-        assert {m.style: m.step for m in training_section.moments(found, found.histories[0])} == {
+class TestScheduleMarkers:
+    def test_schedule_markers_match_the_schedule(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data(experts=8, experts_budget=4)
+        assert {m.style: m.step for m in training_section.schedule_markers(run_data, run_data.histories[0])} == {
             "budget": STEPS // 4,
             "anneal": STEPS // 4,
-            "choice": STEPS * 6 // 10,
+            "final": STEPS * 6 // 10,
         }
 
-    def test_name_no_budget_that_cuts_nothing(self, facts: Callable[..., RunData]) -> None:
-        found = facts(experts=4, experts_budget=4)
-        assert {m.style for m in training_section.moments(found, found.histories[0])} == {"anneal", "choice"}
+    def test_schedule_markers_of_a_budget_without_effect_omit_it(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data(experts=4, experts_budget=4)
+        assert {m.style for m in training_section.schedule_markers(run_data, run_data.histories[0])} == {
+            "anneal",
+            "final",
+        }
 
-    def test_are_none_where_an_earlier_choice_was_kept(self, facts: Callable[..., RunData]) -> None:
-        found = facts()
-        found.histories[0].checks[0]["phase"] = "selected"
-        assert training_section.moments(found, found.histories[0]) == []
+    def test_schedule_markers_of_a_kept_selection_are_empty(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data()
+        run_data.histories[0].checks[0]["phase"] = "selected"
+        assert training_section.schedule_markers(run_data, run_data.histories[0]) == []
 
-    def test_are_none_where_nothing_concludes(self, facts: Callable[..., RunData]) -> None:
-        found = facts(kind="softmax")
-        assert training_section.moments(found, found.histories[0]) == []
-
-
-class TestCurves:
-    def test_say_that_losses_of_kept_negatives_lie_higher(self, facts: Callable[..., RunData]) -> None:
-        found = facts()
-        first, *others = found.config.tasks
-        assert "negatives" not in training_section.curves(found).about
-        sampled = found.config.model_copy(update={"tasks": (first.model_copy(update={"keep_negatives": 0.1}), *others)})
-        assert f"the negatives of {first.name}:" in training_section.curves(replace(found, config=sampled)).about
+    def test_schedule_markers_of_a_gate_without_schedule_are_empty(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data(kind="softmax")
+        assert training_section.schedule_markers(run_data, run_data.histories[0]) == []
 
 
-class TestTrajectories:
-    def test_give_each_used_expert_one_colour_in_all_panels(self, facts: Callable[..., RunData]) -> None:
-        content = training_section.trajectories(facts(tasks=3, experts=8, experts_budget=8)).content
-        assert content["coloured"] == [0, 1, 2, 4, 7]  # the others end at 0
+class TestLearningCurves:
+    def test_learning_curves_of_sampled_negatives_explain_the_higher_loss(
+        self, make_run_data: Callable[..., RunData]
+    ) -> None:
+        run_data = make_run_data()
+        first, *others = run_data.config.tasks
+        assert "negatives" not in training_section.learning_curves(run_data).about
+        sampled = run_data.config.model_copy(
+            update={"tasks": (first.model_copy(update={"keep_negatives": 0.1}), *others)}
+        )
+        assert (
+            f"the negatives of {first.name}:"
+            in training_section.learning_curves(replace(run_data, config=sampled)).about
+        )
+
+
+class TestGateWeights:
+    def test_gate_weights_give_each_used_expert_one_color_in_all_panels(
+        self, make_run_data: Callable[..., RunData]
+    ) -> None:
+        content = training_section.gate_weights(make_run_data(tasks=3, experts=8, experts_budget=8)).content
+        assert content["colored"] == [0, 1, 2, 4, 7]  # the final weight of the other experts is 0
         styles = {style: name for panel in content["panels"] for style, _, name in panel.paths if style != "other"}
-        assert styles == {f"e{i}": f"expert {expert}" for i, expert in enumerate(content["coloured"])}
+        assert styles == {f"e{i}": f"expert {expert}" for i, expert in enumerate(content["colored"])}
 
-    def test_label_the_experts_that_a_task_ends_with(self, facts: Callable[..., RunData]) -> None:
-        first, *_ = training_section.trajectories(facts(tasks=3, experts=8, experts_budget=8)).content["panels"]
+    def test_gate_weights_label_the_final_experts_of_a_task(self, make_run_data: Callable[..., RunData]) -> None:
+        first, *_ = training_section.gate_weights(make_run_data(tasks=3, experts=8, experts_budget=8)).content["panels"]
         assert [text for *_, text in first.ends] == ["0", "1"]
-        assert first.label == "Gate weights of task_0, in the end: expert 0 0.75, expert 1 0.25"
+        assert first.label == "Final gate weights of task_0: expert 0 0.75, expert 1 0.25"
 
-    def test_stop_where_an_expert_is_dropped(self, facts: Callable[..., RunData]) -> None:
-        first, *_ = training_section.trajectories(facts(tasks=3, experts=8, experts_budget=8)).content["panels"]
+    def test_gate_weights_end_where_an_expert_is_removed(self, make_run_data: Callable[..., RunData]) -> None:
+        first, *_ = training_section.gate_weights(make_run_data(tasks=3, experts=8, experts_budget=8)).content["panels"]
         points = {name: path.count("L") + 1 for _, path, name in first.paths}
         assert points["expert 0"] == 40
-        assert points["expert 5"] == 24  # until it first weighs nothing, at 60 % of the checks
+        assert points["expert 5"] == 24  # up to its first zero weight, at 60 % of the checks
 
-    def test_draw_chosen_experts_without_a_colour_strongly(self, facts: Callable[..., RunData]) -> None:
-        content = training_section.trajectories(facts(tasks=20, experts=32, experts_budget=32)).content
+    def test_gate_weights_of_many_experts_highlight_selected_ones_without_color(
+        self, make_run_data: Callable[..., RunData]
+    ) -> None:
+        content = training_section.gate_weights(make_run_data(tasks=20, experts=32, experts_budget=32)).content
         assert content["crowded"]
-        assert any(style == "uncoloured" for panel in content["panels"] for style, *_ in panel.paths)
+        assert any(style == "uncolored" for panel in content["panels"] for style, *_ in panel.paths)
 
 
 class TestOverlap:
-    def test_is_one_for_tasks_alike_and_zero_for_strangers(self) -> None:
+    def test_overlap_of_equal_weights_is_one_and_of_disjoint_experts_zero(self) -> None:
         weights = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.5, 1: 0.5}, "c": {2: 1.0}, "d": {0: 1.0}}
-        found = experts_section.overlap(weights)
-        assert found["a"] == {"a": 1.0, "b": 1.0, "c": 0.0, "d": pytest.approx(0.5 / 1.5)}
+        result = experts_section.overlap(weights)
+        assert result["a"] == {"a": 1.0, "b": 1.0, "c": 0.0, "d": pytest.approx(0.5 / 1.5)}
 
-    def test_of_tasks_without_experts_is_zero(self) -> None:
+    def test_overlap_of_tasks_without_experts_is_zero(self) -> None:
         assert experts_section.overlap({"a": {}, "b": {}})["a"]["b"] == 0.0
 
 
-def test_the_use_of_experts_sums_to_one(facts: Callable[..., RunData]) -> None:
-    content = experts_section.selection(facts(tasks=3, experts=8, experts_budget=8)).content
+def test_selected_experts_use_shares_sum_to_one(make_run_data: Callable[..., RunData]) -> None:
+    content = experts_section.selected_experts(make_run_data(tasks=3, experts=8, experts_budget=8)).content
     assert sum(expert["share"] for expert in content["use"]) == pytest.approx(1)
     assert content["unused"] == [3, 5, 6]
 
 
 class TestSlices:
-    def test_of_few_tasks_are_rows_with_all_rows_last(self, facts: Callable[..., RunData]) -> None:
-        table, _ = quality_section.slices(facts(tasks=3)).content["tables"]
+    def test_slices_of_few_tasks_are_rows_with_the_total_last(self, make_run_data: Callable[..., RunData]) -> None:
+        table, _ = quality_section.slices(make_run_data(tasks=3)).content["tables"]
         assert table["columns"] == [("task_0", None), ("task_1", None), ("minutes", None)]
         assert [name for name, _ in table["rows"]][-1] == ("all", 9_000)
-        assert table["more"] == 25 - quality_section.VALUES_DOWN
+        assert table["more"] == 25 - quality_section.MAX_VALUES_AS_ROWS
 
-    def test_of_many_tasks_are_columns(self, facts: Callable[..., RunData]) -> None:
-        table, _ = quality_section.slices(facts(tasks=20)).content["tables"]
-        assert len(table["columns"]) == quality_section.VALUES_ACROSS + 1
+    def test_slices_of_many_tasks_are_columns(self, make_run_data: Callable[..., RunData]) -> None:
+        table, _ = quality_section.slices(make_run_data(tasks=20)).content["tables"]
+        assert len(table["columns"]) == quality_section.MAX_VALUES_AS_COLUMNS + 1
         assert [name for name, _ in table["rows"]][-1] == ("minutes", None)
         assert all(len(cells) == len(table["columns"]) for _, cells in table["rows"])
 
 
-class TestCalibration:
-    def test_before_is_drawn_behind_after_where_both_are_there(self, facts: Callable[..., RunData]) -> None:
-        found = facts()
-        assert found.evaluation is not None
-        curves = found.evaluation["calibration_curves"]
-        found.evaluation["uncalibrated_curves"] = {"task_0": curves["task_0"]}
-        first, second = quality_section.calibrations(found).content["panels"]
+class TestCalibrationCurves:
+    def test_calibration_curves_draw_before_behind_after(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data()
+        assert run_data.evaluation is not None
+        curves = run_data.evaluation["calibration_curves"]
+        run_data.evaluation["uncalibrated_curves"] = {"task_0": curves["task_0"]}
+        first, second = quality_section.calibration_curves(run_data).content["panels"]
         assert [style for style, *_ in first.paths] == ["ideal", "before", "after"]
         assert [style for style, *_ in second.paths] == ["ideal", "after"]
 
-    def test_of_regressions_only_says_that_there_is_none(self, facts: Callable[..., RunData]) -> None:
-        found = facts(tasks=1)
-        assert found.evaluation is not None
-        del found.evaluation["calibration_curves"]
-        assert "Only binary tasks" in (quality_section.calibrations(found).lack or "")
+    def test_calibration_curves_of_regression_tasks_are_omitted(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data(tasks=1)
+        assert run_data.evaluation is not None
+        del run_data.evaluation["calibration_curves"]
+        assert "Only binary tasks" in (quality_section.calibration_curves(run_data).omitted or "")
 
 
-class TestNotes:
+class TestSummaryNotes:
     @pytest.mark.parametrize(
         ("part", "change", "note"),
         [
@@ -134,20 +148,20 @@ class TestNotes:
             ("survey", {"bad": {"'price' is NaN": 1_500}}, "1.5% of the rows are bad"),
         ],
     )
-    def test_say_what_is_wrong(
-        self, facts: Callable[..., RunData], part: str, change: dict[str, Any], note: str
+    def test_summary_notes_describe_the_problem(
+        self, make_run_data: Callable[..., RunData], part: str, change: dict[str, Any], note: str
     ) -> None:
-        found = facts()
-        (said,) = summary(replace(found, **{part: {**getattr(found, part), **change}}))["notes"]
-        assert said.startswith(note)
+        run_data = make_run_data()
+        (actual,) = summarize(replace(run_data, **{part: {**getattr(run_data, part), **change}}))["notes"]
+        assert actual.startswith(note)
 
-    def test_name_tasks_with_few_positives(self, facts: Callable[..., RunData]) -> None:
-        found = facts()
-        assert found.evaluation is not None
-        evaluation = json.loads(json.dumps(found.evaluation))
+    def test_summary_notes_name_tasks_with_few_positives(self, make_run_data: Callable[..., RunData]) -> None:
+        run_data = make_run_data()
+        assert run_data.evaluation is not None
+        evaluation = json.loads(json.dumps(run_data.evaluation))
         evaluation["tasks"]["task_1"]["positives"] = 59
-        (said,) = summary(replace(found, evaluation=evaluation))["notes"]
-        assert said.endswith("decide little: task_1.")
+        (actual,) = summarize(replace(run_data, evaluation=evaluation))["notes"]
+        assert actual == "Fewer than 60 positive test rows, so the metrics are unreliable: task_1."
 
-    def test_are_none_if_all_is_well(self, facts: Callable[..., RunData]) -> None:
-        assert summary(facts())["notes"] == []
+    def test_summary_notes_of_a_good_run_are_empty(self, make_run_data: Callable[..., RunData]) -> None:
+        assert summarize(make_run_data())["notes"] == []
