@@ -83,7 +83,7 @@ def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
     folder = RunFolder.open(run)
     config = folder.load_config()
     reader = LogReader(config.logs.path, config.serving_schema, load_tables(config.logs, config.serving_schema))
-    rows = next(part.rows for part in reader.scan(*split_range(config.logs, "test")) if part.rows.num_rows > 50)
+    rows = next(part.rows for part in reader.scan(split_range(config.logs, "test")) if part.rows.num_rows > 50)
     rows = rows.slice(0, 50)
     model, encoder = load_model(folder, config)
     with torch.inference_mode():

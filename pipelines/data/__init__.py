@@ -1,1 +1,1 @@
-"""Logs: adapters that write them, and the reader that cleans, completes and splits them."""
+"""Reading of Parquet logs and side tables: schema checks, cleaning, deduplication, indexing and time splits."""

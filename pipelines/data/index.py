@@ -1,4 +1,4 @@
-"""Which rows of a log can be used, found once by the survey, so that later passes need not look for it again."""
+"""Index of the usable rows of a log; later passes over the log read it instead of checking the rows again."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Chunk:
-    """Neighbouring rows of a row group, at most ``files.CHUNK_ROWS`` of them: what is decoded at once.
+    """Position of at most ``parquet.CHUNK_ROWS`` consecutive rows of a row group, which are decoded together.
 
     Attributes:
-        file: its path within the log.
-        digest: of the file's footer when the log was surveyed.
-        group: number of the row group in the file.
+        file: path of the file relative to the log.
+        digest: hash of the file's footer when the log was indexed.
+        group: index of the row group in the file.
         start: first row in the row group.
-        rows: how many.
+        rows: number of rows.
     """
 
     file: str
@@ -50,12 +50,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class IndexedChunk:
-    """What the survey found in a chunk.
+    """Index entry of a chunk.
 
     Attributes:
-        chunk: where.
-        usable: split → rows that it has here.
-        left_out: positions in the chunk of bad rows and exact repeats, rising.
+        chunk: its position.
+        rows_by_split: number of usable rows per split.
+        excluded: positions in the chunk of bad rows and exact duplicates, ascending.
     """
 
     chunk: Chunk
@@ -64,32 +64,36 @@ class IndexedChunk:
 
 
 class LogIndex:
-    """The usable rows of a log, chunk by chunk, in order of the log.
+    """Usable rows of a log by chunk, in the order of the log.
 
     Args:
-        entries: of every chunk that holds a row of some split.
+        entries: one entry for each chunk that has a row in some split.
     """
 
     def __init__(self, entries: list[IndexedChunk]) -> None:
         self.entries = entries
 
     def num_rows(self, split: str) -> int:
-        """Rows of a split."""
+        """Return the number of usable rows of a split."""
         return sum(entry.rows_by_split[split] for entry in self.entries)
 
     def read_units(self, split: str) -> list[list[IndexedChunk]]:
-        """The entries that hold rows of a split, those together that are best read at once.
+        """Return the entries that have rows of a split, grouped into units that should be read together.
 
-        That is a row group, or small neighbouring ones: each time that a file is opened costs as much as many rows.
+        A unit is a row group, or several small consecutive row groups of a file, because opening a file costs as much
+        as reading many rows.
         """
         units: list[list[IndexedChunk]] = []
         rows = 0
         for entry in self.entries:
             if not entry.rows_by_split[split]:
                 continue
-            last = units[-1][-1].chunk if units else None
-            near = last is not None and last.file == entry.chunk.file
-            if near and (last.group == entry.chunk.group or rows + entry.chunk.rows <= CHUNK_ROWS):
+            previous = units[-1][-1].chunk if units else None
+            if (
+                previous is not None
+                and previous.file == entry.chunk.file
+                and (previous.group == entry.chunk.group or rows + entry.chunk.rows <= CHUNK_ROWS)
+            ):
                 units[-1].append(entry)
             else:
                 units.append([entry])
@@ -98,7 +102,7 @@ class LogIndex:
         return units
 
     def write(self, file: Path) -> None:
-        """Writes it as Parquet, a row a chunk.
+        """Write the index as Parquet with one row per chunk.
 
         Raises:
             OutputError: the file cannot be written.
@@ -111,7 +115,7 @@ class LogIndex:
 
     @classmethod
     def read(cls, file: Path) -> LogIndex:
-        """What ``write`` wrote.
+        """Read an index that ``write`` wrote.
 
         Raises:
             LogError: the file is missing or damaged.

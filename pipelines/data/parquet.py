@@ -1,4 +1,4 @@
-"""The Parquet files of a log, read a bounded number of rows at a time, however large their row groups are."""
+"""Parquet files of a log, read in chunks of bounded size regardless of the row group size."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipelines.config.uri import HINT, Uri, open_uri, redact_uri, single_line
 from ranking.errors import LogError
 
 CHUNK_ROWS = 16_384
-"""Rows that are decoded at once; a row group is read in chunks of so many rows."""
+"""Maximum number of rows that are decoded at once."""
 BUFFER_BYTES = 1 << 20
-"""Bytes that are read ahead in a column; without a buffer Parquet holds a row group's whole column."""
+"""Read-ahead buffer per column in bytes; without a buffer, Parquet holds the whole column of a row group."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class LogFile:
     """One file of a log.
 
     Attributes:
-        name: its path within the log; of a log that is a single file, its name.
-        shown: how messages call it.
-        path: on ``filesystem``.
-        filesystem: where it lies.
-        keys: the partition's keys and their values.
+        name: path relative to the log; if the log is a single file, the file name.
+        display_name: name of the file in messages.
+        path: path on ``filesystem``.
+        filesystem: filesystem of the file.
+        keys: keys and values of its hive partition.
     """
 
     name: str
@@ -43,31 +43,31 @@ class LogFile:
 
     @property
     def folder(self) -> PurePosixPath:
-        """The partition that it belongs to."""
+        """Folder of the partition that the file belongs to."""
         return PurePosixPath(self.path).parent
 
     def open(self) -> OpenFile:
-        """Reads the footer; close it, or use it in a ``with`` statement.
+        """Open the file and read its footer; use the result in a ``with`` statement.
 
         Raises:
-            OSError, pyarrow.ArrowException: it cannot be read as Parquet.
+            OSError, pyarrow.ArrowException: the file cannot be read as Parquet.
         """
-        # Pre-buffering keeps the bytes of every row group that was read until the file is closed.
+        # Pre-buffering would keep the bytes of every row group in memory until the file is closed.
         return OpenFile(
             pq.ParquetFile(self.path, filesystem=self.filesystem, pre_buffer=False, buffer_size=BUFFER_BYTES), self
         )
 
     def read_error(self, error: Exception) -> LogError:
-        """What to raise where reading failed."""
+        """Return the error to raise when reading this file failed."""
         return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
 
 
 class OpenFile:
-    """A file whose footer was read.
+    """An open Parquet file.
 
     Args:
-        parquet: the file.
-        file: which one.
+        parquet: the open file.
+        file: its location.
     """
 
     def __init__(self, parquet: pq.ParquetFile, file: LogFile) -> None:
@@ -83,18 +83,18 @@ class OpenFile:
 
     @property
     def row_group_sizes(self) -> list[int]:
-        """Rows of each row group."""
+        """Number of rows of each row group."""
         metadata = self._parquet.metadata
         return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
     def digest(self) -> str:
-        """Fingerprint of the footer, which holds positions, sizes and extremes of all columns."""
+        """Return a hash of the footer, which contains the positions, sizes and statistics of all columns."""
         footer = pa.BufferOutputStream()
         self._parquet.metadata.write_metadata_file(footer)
         return hashlib.blake2b(footer.getvalue(), digest_size=8).hexdigest()
 
     def row_groups_matching(self, rows: pc.Expression | None) -> list[int]:
-        """The row groups that may hold such rows, by the footer's statistics."""
+        """Return the row groups that may contain rows matching a filter, according to the footer's statistics."""
         if rows is None:
             return list(range(self._parquet.metadata.num_row_groups))
         fragment = ds.ParquetFileFormat().make_fragment(self._file.path, self._file.filesystem)
@@ -103,34 +103,34 @@ class OpenFile:
     def chunks(
         self, group: int, columns: Sequence[str] | None, stop: int | None, *, threads: bool
     ) -> Iterator[pa.Table]:
-        """A row group's rows in tables of ``CHUNK_ROWS``; the last may be smaller.
+        """Yield the rows of a row group in tables of ``CHUNK_ROWS`` rows; the last table may be smaller.
 
         Args:
-            group: its number.
-            columns: what is read, the partition's keys included; None: everything.
-            stop: read no further than this row of the row group.
-            threads: decode columns side by side.
+            group: index of the row group.
+            columns: columns to read, partition keys included; None for all.
+            stop: row of the row group to stop at; None to read all rows.
+            threads: whether columns are decoded in parallel.
 
         Raises:
-            LogError: the row group holds fewer rows than the footer says.
-            OSError, pyarrow.ArrowException: it cannot be read.
+            LogError: the row group has fewer rows than the footer says.
+            OSError, pyarrow.ArrowException: the file cannot be read.
         """
-        whole = self._parquet.metadata.row_group(group).num_rows
+        expected = self._parquet.metadata.row_group(group).num_rows
         stored = [c for c in self.schema.names if columns is None or c in columns]
-        held, read = pa.Table.from_batches([], pa.schema([self.schema.field(c) for c in stored])), 0
+        pending, read = pa.Table.from_batches([], pa.schema([self.schema.field(c) for c in stored])), 0
         for batch in self._parquet.iter_batches(CHUNK_ROWS, [group], stored, use_threads=threads):
-            held = pa.concat_tables([held, pa.Table.from_batches([batch])])
-            while held.num_rows >= CHUNK_ROWS:
-                yield self._with_keys(held.slice(0, CHUNK_ROWS), columns)
-                held, read = held.slice(CHUNK_ROWS), read + CHUNK_ROWS
+            pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
+            while pending.num_rows >= CHUNK_ROWS:
+                yield self._with_keys(pending.slice(0, CHUNK_ROWS), columns)
+                pending, read = pending.slice(CHUNK_ROWS), read + CHUNK_ROWS
                 if stop is not None and read >= stop:
                     return
-        if held.num_rows:
-            yield self._with_keys(held, columns)
-        if read + held.num_rows != whole:
+        if pending.num_rows:
+            yield self._with_keys(pending, columns)
+        if read + pending.num_rows != expected:
             raise LogError(
-                f"{self._file.display_name}: row group {group} holds {read + held.num_rows:,} rows, "
-                f"its footer says {whole:,}; restore the file or move it away"
+                f"{self._file.display_name}: row group {group} has {read + pending.num_rows:,} rows, "
+                f"but its footer says {expected:,}; restore the file or move it away"
             )
 
     def _with_keys(self, table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
@@ -141,26 +141,27 @@ class OpenFile:
 
 
 def find_files(where: Uri) -> list[LogFile]:
-    """The files of a log in order of their paths.
+    """Return the files of a log, sorted by path.
 
-    As in Spark, what starts with "." or "_" is no part of a log, nor are empty markers; an empty *.parquet is damage.
+    As in Spark, paths that start with "." or "_" and empty marker files are ignored. An empty *.parquet file is not
+    ignored, because it is a damaged file.
 
     Raises:
-        LogError: nothing is there, or it cannot be reached.
+        LogError: there is no log at the location, or it cannot be reached.
     """
     filesystem, root, kind = open_uri(where)
     if kind == FileType.NotFound:
-        raise LogError(f"{redact_uri(where)}: no such log; name a Parquet file or a folder of them")
+        raise LogError(f"{redact_uri(where)}: no such log; name a Parquet file or a folder of Parquet files")
     if kind == FileType.File:
         return [LogFile(PurePosixPath(root).name, redact_uri(where), root, filesystem, {})]
     root = root.rstrip("/")
     try:
-        found = filesystem.get_file_info(FileSelector(root, recursive=True))
+        infos = filesystem.get_file_info(FileSelector(root, recursive=True))
     except (OSError, pa.ArrowException) as error:
         raise LogError(f"{redact_uri(where)}: cannot be listed ({single_line(error)}); {HINT}") from None
-    paths = sorted(info.path for info in found if _is_data(info, root))
+    paths = sorted(info.path for info in infos if _is_data(info, root))
     if not paths:
-        raise LogError(f"{redact_uri(where)}: holds no Parquet file; an empty log trains nothing")
+        raise LogError(f"{redact_uri(where)}: contains no Parquet file; name a folder that does")
     files = []
     for path, keys in zip(paths, _partition_keys(filesystem, root, paths), strict=True):
         name = path[len(root) + 1 :]
@@ -175,7 +176,7 @@ def _is_data(info: FileInfo, root: str) -> bool:
 
 
 def _partition_keys(filesystem: FileSystem, root: str, paths: list[str]) -> list[dict[str, Any]]:
-    """Keys of each path's folders (KEY=VALUE); a key that is a whole number everywhere is one."""
+    """Return the hive keys (KEY=VALUE folders) of each path; a key with only integer values is an integer."""
     options = ds.FileSystemFactoryOptions(partition_base_dir=root)
     options.partitioning_factory = ds.HivePartitioning.discover()
     factory = ds.FileSystemDatasetFactory(filesystem, paths, ds.ParquetFileFormat(), options)

@@ -1,7 +1,8 @@
-"""How time splits a log: three disjoint half-open spans that cover all that is read of it."""
+"""Half-open time ranges, and the ranges into which a log is split."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -12,32 +13,56 @@ from pipelines.config.config import LogsConfig
 SPLITS = ("train", "validation", "test")
 
 
-def split_range(logs: LogsConfig, split: str) -> tuple[datetime | None, datetime | None]:
-    """[since, until) of a split; the three are disjoint and cover all time from ``logs.train_from``."""
+@dataclass(frozen=True)
+class TimeRange:
+    """The range since ≤ time < until.
+
+    Attributes:
+        since: inclusive lower bound; None for no bound.
+        until: exclusive upper bound; None for no bound.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the range has a bound."""
+        return self.since is not None or self.until is not None
+
+    def expression(self, column: str, kind: pa.DataType) -> pc.Expression:
+        """Return a filter for the rows in this range.
+
+        Args:
+            column: name of the time column.
+            kind: its type.
+        """
+        rows = pc.field(column).is_valid()
+        if self.since is not None:
+            rows &= pc.field(column) >= _bound(self.since, kind)
+        if self.until is not None:
+            rows &= pc.field(column) < _bound(self.until, kind)
+        return rows
+
+    def select(self, table: pa.Table, column: str) -> pa.Table:
+        """Return the rows of a table whose time in ``column`` is in this range."""
+        return table.filter(self.expression(column, table.schema.field(column).type))
+
+
+ALL_TIME = TimeRange()
+
+
+def split_range(logs: LogsConfig, split: str) -> TimeRange:
+    """Return the time range of a split; the three ranges are disjoint and cover all time from ``logs.train_from``."""
     return {
-        "train": (logs.train_from, logs.validation_from),
-        "validation": (logs.validation_from, logs.test_from),
-        "test": (logs.test_from, None),
+        "train": TimeRange(logs.train_from, logs.validation_from),
+        "validation": TimeRange(logs.validation_from, logs.test_from),
+        "test": TimeRange(logs.test_from, None),
     }[split]
 
 
-def rows_in_range(table: pa.Table, column: str, since: datetime | None, until: datetime | None) -> pa.Table:
-    """The rows with since ≤ time < until; None is no bound."""
-    return table.filter(range_overlaps(column, table.schema.field(column).type, since, until))
-
-
-def range_overlaps(column: str, kind: pa.DataType, since: datetime | None, until: datetime | None) -> pc.Expression:
-    """The filter since ≤ time < until for a time column of this type; None is no bound."""
-    rows = pc.field(column).is_valid()
-    if since is not None:
-        rows &= pc.field(column) >= _moment(since, kind)
-    if until is not None:
-        rows &= pc.field(column) < _moment(until, kind)
-    return rows
-
-
-def _moment(moment: datetime, kind: pa.DataType) -> pa.Scalar:
-    """A bound in the type of the time column; a bound without a zone is UTC where the column has one."""
+def _bound(moment: datetime, kind: pa.DataType) -> pa.Scalar:
+    """Convert a bound to the type of the time column; if only the column has a time zone, the bound is in UTC."""
     if pa.types.is_date(kind):
         return pa.scalar(moment.date(), kind)
     if getattr(kind, "tz", None) is None:

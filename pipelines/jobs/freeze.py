@@ -49,7 +49,7 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     run = RunFolder.open(path)
     config = run.load_config()
     if isinstance(config.model.gate, SingleTaskConfig):
-        parts = ", ".join(str(run.of_task(task)) for task in config.task_names)
+        parts = ", ".join(str(run.task_folder(task)) for task in config.task_names)
         raise BundleError(f"{path} holds a model for each task, which share nothing: freeze them one by one ({parts})")
     schema = config.serving_schema
     model, encoder = load_model(run, config)
@@ -86,7 +86,7 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
 
 def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
     """Up to VERIFIED_ROWS rows of the validation split."""
-    for cleaned in reader.scan(*split_range(logs, "validation")):
+    for cleaned in reader.scan(split_range(logs, "validation")):
         if cleaned.rows.num_rows:
             return cleaned.rows.slice(0, VERIFIED_ROWS)
     raise LogError(

@@ -1,102 +1,129 @@
-"""Impressions as arrays: encoded features with their labels."""
+"""Batches of impressions with labels: as NumPy arrays from the log, and as tensors on the training device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from pipelines.config.config import LogsConfig
-from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
+from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import split_range
 from ranking.encoding.batch import EncodedBatch, Float32, Int64
 from ranking.encoding.encoder import Encoder, encode_labels, encode_weights
+from ranking.encoding.torch_batch import TorchBatch
 from ranking.encoding.vocabulary import hash_column
 
 
 @dataclass(frozen=True)
 class LabeledBatch:
-    """Impressions with their labels.
+    """Encoded impressions with their labels.
 
     Attributes:
         inputs: encoded features.
         labels: [rows, tasks] float32, NaN where masked.
-        users: hash of each row's user id [rows] int64, for what is measured by user.
-        weights: how much each row counts in the losses [rows] float32.
-        side: what the side tower reads; None where nobody trains one.
+        users: hash of the user id [rows] int64, for metrics per user.
+        weights: sample weights for the losses [rows] float32.
+        position_inputs: encoded features of the position tower; None if the model has none.
     """
 
     inputs: EncodedBatch
     labels: Float32
     users: Int64
     weights: Float32
-    side: EncodedBatch | None = None
+    position_inputs: EncodedBatch | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it by name, to be looked at."""
+    @classmethod
+    def from_table(cls, table: pa.Table, encoder: Encoder, position_encoder: Encoder | None = None) -> Self:
+        """Encode a table of clean rows, see ``ScannedChunk.rows``.
+
+        Args:
+            table: rows of the log.
+            encoder: encoder of the model's features.
+            position_encoder: encoder of the position tower's features; None if the model has none.
+        """
+        schema = encoder.schema
+        return cls(
+            encoder.encode(table),
+            encode_labels(table, schema.tasks),
+            hash_column(table[schema.columns.user].combine_chunks()),
+            encode_weights(table, schema.columns),
+            None if position_encoder is None else position_encoder.encode(table),
+        )
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all arrays by name, for debugging."""
         inputs = self.inputs
         bags = {f"bag.{i}.{key}": value for i, bag in enumerate(inputs.bags) for key, value in vars(bag).items()}
         rows = {"labels": self.labels, "users": self.users, "weights": self.weights}
         return {"ids": inputs.ids, "dense": inputs.dense, **rows, **bags}
 
     def take(self, rows: Int64) -> LabeledBatch:
-        """The rows at these positions."""
-        side = None if self.side is None else self.side.take(rows)
+        """Return the rows at these positions, in this order."""
+        position_inputs = None if self.position_inputs is None else self.position_inputs.take(rows)
         labels, users, weights = self.labels.take(rows, 0), self.users.take(rows), self.weights.take(rows)
-        return LabeledBatch(self.inputs.take(rows), labels, users, weights, side)
+        return LabeledBatch(self.inputs.take(rows), labels, users, weights, position_inputs)
 
     def with_labels(self, labels: Float32) -> LabeledBatch:
-        """The same rows with other labels [rows, tasks]."""
+        """Return the same rows with other labels [rows, tasks]."""
         return replace(self, labels=labels)
 
     @staticmethod
-    def concat(parts: list[LabeledBatch]) -> LabeledBatch:
-        """All rows of the parts, in order; all of them with inputs for the side tower, or none."""
-        if len(parts) == 1:
-            return parts[0]
-        sides = [part.side for part in parts if part.side is not None]
+    def concat(batches: list[LabeledBatch]) -> LabeledBatch:
+        """Concatenate batches; either all or none of them have ``position_inputs``."""
+        if len(batches) == 1:
+            return batches[0]
+        position_inputs = [batch.position_inputs for batch in batches if batch.position_inputs is not None]
         return LabeledBatch(
-            EncodedBatch.concat([part.inputs for part in parts]),
-            np.concatenate([part.labels for part in parts]),
-            np.concatenate([part.users for part in parts]),
-            np.concatenate([part.weights for part in parts]),
-            EncodedBatch.concat(sides) if sides else None,
+            EncodedBatch.concat([batch.inputs for batch in batches]),
+            np.concatenate([batch.labels for batch in batches]),
+            np.concatenate([batch.users for batch in batches]),
+            np.concatenate([batch.weights for batch in batches]),
+            EncodedBatch.concat(position_inputs) if position_inputs else None,
         )
 
 
-def encode(table: pa.Table, encoder: Encoder, side: Encoder | None = None) -> LabeledBatch:
-    """Examples of a cleaned table of a log.
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A labeled batch as tensors on the device that trains.
 
-    Args:
-        table: cleaned.
-        encoder: of what the model reads.
-        side: of what the side tower reads, where one is trained.
+    Attributes:
+        inputs: encoded features.
+        labels: [rows, tasks] float32, NaN where masked.
+        weights: sample weights for the losses [rows] float32.
+        position_inputs: encoded features of the position tower; None if the model has none.
     """
-    schema = encoder.schema
-    return LabeledBatch(
-        encoder.encode(table),
-        encode_labels(table, schema.tasks),
-        hash_column(table[schema.columns.user].combine_chunks()),
-        encode_weights(table, schema.columns),
-        None if side is None else side.encode(table),
-    )
+
+    inputs: TorchBatch
+    labels: Tensor
+    weights: Tensor
+    position_inputs: TorchBatch | None = None
+
+    @classmethod
+    def from_labeled(cls, batch: LabeledBatch, device: torch.device | None = None) -> Self:
+        """Copy a batch to a device; on the CPU, the tensors share the memory of the arrays."""
+        position_inputs = batch.position_inputs
+        return cls(
+            TorchBatch.from_numpy(batch.inputs, device),
+            torch.from_numpy(batch.labels).to(device),
+            torch.from_numpy(batch.weights).to(device),
+            None if position_inputs is None else TorchBatch.from_numpy(position_inputs, device),
+        )
 
 
-def read(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> Iterator[LabeledBatch]:
-    """Streams one split of a log as examples, in order of files."""
-    return _encoded(reader.scan(*split_range(logs, split)), encoder)
-
-
-def _encoded(stream: Iterable[ScannedChunk], encoder: Encoder, side: Encoder | None = None) -> Iterator[LabeledBatch]:
-    for cleaned in stream:
-        if cleaned.rows.num_rows:
-            with as_log_error(cleaned.file):
-                examples = encode(cleaned.rows, encoder, side)
-            yield examples
+def read_split(reader: LogReader, logs: LogsConfig, encoder: Encoder, split: str) -> Iterator[LabeledBatch]:
+    """Stream one split of a log, one batch per chunk, in file order."""
+    for chunk in reader.scan(split_range(logs, split)):
+        if chunk.rows.num_rows:
+            with as_log_error(chunk.file):
+                batch = LabeledBatch.from_table(chunk.rows, encoder)
+            yield batch

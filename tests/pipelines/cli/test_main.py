@@ -89,7 +89,7 @@ class TestTheWayOfANewcomer:
     def test_check_prints_rows_and_label_rates_and_its_progress_goes_to_stderr(self, shown: Shown) -> None:
         _, out, err = shown.commands["check"]
         assert out.startswith("rows: train ")
-        assert "bad rows left out: 0" in out
+        assert "bad rows dropped: 0" in out
         assert "reading the log: 3,000 rows in " in err
         assert "reading the log" not in out
 
@@ -249,7 +249,7 @@ class TestFailures:
             ("freeze {run} --out {bundle}", "{bundle} exists"),
             ("publish {empty} {empty}/repository", "{empty} is not a bundle"),
             ("publish {bundle} {empty}/repository --name ../up", "name '../up'"),
-            ("score {bundle} --logs {empty} --out {empty}/s.parquet", "{empty}: holds no Parquet file"),
+            ("score {bundle} --logs {empty} --out {empty}/s.parquet", "{empty}: contains no Parquet file"),
             ("score {bundle} --logs {day} --out {empty}/s.parquet --tasks clack", "unknown task 'clack'"),
             ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is not a bundle"),
             ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),

@@ -147,7 +147,7 @@ class TestS3:
 
     @pytest.mark.parametrize(("name", "path"), [("shop", "nothing"), ("no-such-bucket", "log")])
     def test_nothing_at_a_place_is_said(self, bucket: Bucket, shop: Shop, name: str, path: str) -> None:
-        with pytest.raises(LogError, match="no such log; name a Parquet file or a folder of them") as caught:
+        with pytest.raises(LogError, match="no such log; name a Parquet file or a folder of Parquet files") as caught:
             LogReader(bucket.uri(path, name), shop.schema, {})
         assert str(caught.value).startswith(f"s3://{name}/{path}: ")
 

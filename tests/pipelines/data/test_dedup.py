@@ -31,58 +31,58 @@ def table(rows: list[tuple[Any, ...]]) -> pa.Table:
     )
 
 
-def firsts(rows: list[tuple[Any, ...]]) -> list[bool]:
-    """The same by comparing every row with those before it."""
+def expected_first_seen(rows: list[tuple[Any, ...]]) -> list[bool]:
+    """Reference implementation that compares each row with all rows before it."""
     return [row not in rows[:i] for i, row in enumerate(rows)]
 
 
 @settings(deadline=None, max_examples=100)
 @given(ROWS)
-def test_the_first_of_equal_rows_is_new_and_the_others_are_not(rows: list[tuple[Any, ...]]) -> None:
-    assert DuplicateFilter().first_seen(table(rows)).tolist() == firsts(rows)
+def test_first_seen_marks_only_the_first_of_equal_rows(rows: list[tuple[Any, ...]]) -> None:
+    assert DuplicateFilter().first_seen(table(rows)).tolist() == expected_first_seen(rows)
 
 
 @settings(deadline=None, max_examples=60)
 @given(ROWS, st.integers(0, 30))
-def test_rows_are_remembered_from_table_to_table(rows: list[tuple[Any, ...]], cut: int) -> None:
+def test_first_seen_remembers_rows_of_earlier_tables(rows: list[tuple[Any, ...]], cut: int) -> None:
     seen = DuplicateFilter()
     first, second = (seen.first_seen(table(part)).tolist() for part in (rows[:cut], rows[cut:]))
-    assert first + second == firsts(rows)
+    assert first + second == expected_first_seen(rows)
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=2, max_size=2, unique=True))
-def test_integers_that_differ_are_told_apart(values: list[int | None]) -> None:
+def test_hash_rows_of_different_integers_differ(values: list[int | None]) -> None:
     first, second = hash_rows(pa.table({"n": pa.array(values, pa.int64())}))
     assert first != second
 
 
 @pytest.mark.parametrize("values", [(0, -(2**63)), (1, 1 - 2**63), (2**62, -(2**62))])
-def test_integers_that_differ_in_their_highest_bits_are_told_apart(values: tuple[int, int]) -> None:
+def test_hash_rows_of_integers_with_different_high_bits_differ(values: tuple[int, int]) -> None:
     first, second = hash_rows(pa.table({"n": pa.array(values, pa.int64())}))
     assert first != second
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(allow_nan=False).filter(bool), min_size=2, max_size=2, unique=True))
-def test_floats_that_differ_are_told_apart(values: list[float]) -> None:
+def test_hash_rows_of_different_floats_differ(values: list[float]) -> None:
     first, second = hash_rows(pa.table({"x": values}))
     assert first != second
 
 
-def test_nan_repeats_nan() -> None:
+def test_first_seen_treats_nan_as_equal_to_nan() -> None:
     nan = float("nan")
     assert DuplicateFilter().first_seen(pa.table({"x": [nan, nan, 0.0]})).tolist() == [True, False, True]
 
 
-def test_values_that_change_places_make_another_row() -> None:
+def test_rows_with_swapped_values_are_not_duplicates() -> None:
     words = pa.table({"a": ["x", "y", "", "xy"], "b": ["y", "x", "xy", ""]})
     numbers = pa.table({"a": [1, 2, 0, 3], "b": [2, 1, 3, 0]})
     assert DuplicateFilter().first_seen(words).all()
     assert DuplicateFilter().first_seen(numbers).all()
 
 
-def test_chunks_and_dictionaries_make_no_difference() -> None:
+def test_hash_rows_ignores_chunking_and_dictionary_encoding() -> None:
     plain = pa.table({"a": ["x", "y", "x"], "n": [1, 2, 1]})
     chunked = pa.concat_tables([plain.slice(0, 1), plain.slice(1)])
     encoded = plain.set_column(0, "a", plain["a"].dictionary_encode())
@@ -104,20 +104,20 @@ def test_chunks_and_dictionaries_make_no_difference() -> None:
     ],
     ids=lambda column: str(column.type).split("<")[0],
 )
-def test_every_type_that_parquet_holds_is_compared(column: pa.Array) -> None:
+def test_first_seen_supports_every_parquet_type(column: pa.Array) -> None:
     twice = pa.table({"c": pa.concat_arrays([column, column])})
     assert DuplicateFilter().first_seen(twice).tolist() == [True, True, False, False]
 
 
-def test_a_column_of_nulls_makes_all_rows_alike() -> None:
+def test_rows_of_nulls_are_duplicates() -> None:
     assert DuplicateFilter().first_seen(pa.table({"c": pa.nulls(3)})).tolist() == [True, False, False]
 
 
-def test_an_empty_table_has_no_first_row() -> None:
+def test_first_seen_of_empty_table_is_empty() -> None:
     assert DuplicateFilter().first_seen(table([])).tolist() == []
 
 
-def test_rows_are_remembered_over_many_tables() -> None:
+def test_first_seen_remembers_rows_over_many_tables() -> None:
     random, seen, known = np.random.default_rng(0), DuplicateFilter(), set()
     for size in random.integers(0, 300, 100):
         values = random.integers(10_000, size=size).tolist()
@@ -142,7 +142,7 @@ def test_rows_are_remembered_over_many_tables() -> None:
     ],
     ids=str,
 )
-def test_values_that_differ_are_told_apart(one: pa.Array, other: pa.Array) -> None:
+def test_hash_rows_of_different_values_differ(one: pa.Array, other: pa.Array) -> None:
     assert hash_rows(pa.table({"x": one})).tolist() != hash_rows(pa.table({"x": other})).tolist()
 
 
@@ -154,6 +154,6 @@ def test_values_that_differ_are_told_apart(one: pa.Array, other: pa.Array) -> No
         pa.array([1, None, 3, 4, 5]),
     ],
 )
-def test_slices_hash_as_the_whole_does(values: pa.Array) -> None:
+def test_hash_rows_of_slice_equals_slice_of_hashes(values: pa.Array) -> None:
     whole = hash_rows(pa.table({"x": values})).tolist()
     assert hash_rows(pa.table({"x": values.slice(1, 3)})).tolist() == whole[1:4]

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 
-def made(shop: Shop, table: pa.Table, name: str = "part-0.parquet") -> LogIndex:
-    """The index of a log, once this file is written to it."""
+def build_index(shop: Shop, table: pa.Table, name: str = "part-0.parquet") -> LogIndex:
+    """Write a file to the log and return the index of the log."""
     shop.write(table, name)
     return profile_log(shop.reader(), shop.logs(), shop.schema).index
 
 
-class TestIndex:
-    def test_holds_every_usable_row_once_and_what_is_left_out(self, shop: Shop) -> None:
-        table = shop.replaced(shop.table(100), "item_id", 5, None)
+class TestLogIndex:
+    def test_index_contains_usable_rows_once_and_positions_of_excluded_rows(self, shop: Shop) -> None:
+        table = shop.with_value(shop.table(100), "item_id", 5, None)
         shop.write(pa.concat_tables([table.slice(0, 50), table.slice(20, 3)]), "part-0.parquet", row_group_size=30)
         shop.write(table.slice(45), "part-1.parquet")
         found = profile_log(shop.reader(), shop.logs(), shop.schema)
@@ -43,23 +43,23 @@ class TestIndex:
         assert third.rows_by_split == {"train": 30, "validation": 10, "test": 10}
         assert {split: found.index.num_rows(split) for split in found.rows} == found.rows
 
-    def test_gives_the_rows_that_a_pass_over_the_log_gives(self, shop: Shop) -> None:
-        table = shop.replaced(shop.table(100), "is_click", 83, 5)
+    def test_read_indexed_yields_the_same_rows_as_scan(self, shop: Shop) -> None:
+        table = shop.with_value(shop.table(100), "is_click", 83, 5)
         shop.write(pa.concat_tables([table, table.slice(70, 20)]), row_group_size=40)
         reader = shop.reader()
         index = profile_log(reader, shop.logs(), shop.schema).index
         for split in ("train", "validation", "test"):
             read = [
-                moment
+                time
                 for entries in index.read_units(split)
                 for part in reader.read_indexed(entries, split, shop.logs())
-                for moment in part["time"].to_pylist()
+                for time in part["time"].to_pylist()
             ]
-            bounds = split_range(shop.logs(), split)
-            whole = [moment for batch in reader.scan(*bounds) for moment in batch.rows["time"].to_pylist()]
+            time_range = split_range(shop.logs(), split)
+            whole = [time for chunk in reader.scan(time_range) for time in chunk.rows["time"].to_pylist()]
             assert read == whole
 
-    def test_starts_with_train_from(self, shop: Shop) -> None:
+    def test_index_starts_at_train_from(self, shop: Shop) -> None:
         shop.write(shop.table(100), row_group_size=8)
         logs = shop.logs().model_copy(update={"train_from": datetime(2026, 1, 6, 12)})
         found = profile_log(shop.reader(), logs, shop.schema)
@@ -67,9 +67,9 @@ class TestIndex:
         assert [entry.chunk.group for entry in found.index.read_units("train")[0]] == [6, 7, 8, 9]
         assert found.index.entries[0].rows_by_split == {"train": 1, "validation": 0, "test": 0}
 
-    def test_comes_back_from_its_file(self, shop: Shop, tmp_path: Path) -> None:
-        table = shop.replaced(shop.table(100), "item_id", 5, None)
-        index = made(shop, pa.concat_tables([table, table.slice(3, 2)]))
+    def test_index_round_trips_through_its_file(self, shop: Shop, tmp_path: Path) -> None:
+        table = shop.with_value(shop.table(100), "item_id", 5, None)
+        index = build_index(shop, pa.concat_tables([table, table.slice(3, 2)]))
         index.write(tmp_path / "index.parquet")
         (before,), (after,) = index.entries, LogIndex.read(tmp_path / "index.parquet").entries
         assert after.chunk == before.chunk
@@ -77,7 +77,7 @@ class TestIndex:
         assert after.excluded.tolist() == before.excluded.tolist() == [5, 100, 101]
 
     @pytest.mark.parametrize("content", [None, b"", b"no Parquet"])
-    def test_that_is_damaged_is_named(self, tmp_path: Path, content: bytes | None) -> None:
+    def test_damaged_index_file_is_named(self, tmp_path: Path, content: bytes | None) -> None:
         file = tmp_path / "index.parquet"
         if content is not None:
             file.write_bytes(content)
@@ -86,10 +86,10 @@ class TestIndex:
         assert str(caught.value).startswith(f"{file}: cannot be read")
 
 
-class TestUnits:
+class TestReadUnits:
     @staticmethod
     def units(*chunks: tuple[str, int, int, int]) -> list[list[tuple[str, int, int]]]:
-        """File, row group and first row of the chunks (file, row group, first row, rows), as they are read at once."""
+        """Return (file, row group, first row) of the chunks by unit; chunks are (file, row group, first row, rows)."""
         entries = [
             IndexedChunk(Chunk(file, "", group, start, rows), {"train": rows}, np.empty(0, np.int32))
             for file, group, start, rows in chunks
@@ -99,7 +99,7 @@ class TestUnits:
             for unit in LogIndex(entries).read_units("train")
         ]
 
-    def test_are_row_groups(self) -> None:
+    def test_read_units_are_row_groups(self) -> None:
         n = CHUNK_ROWS
         assert self.units(("a", 0, 0, n), ("a", 0, n, n), ("a", 1, 0, n), ("b", 0, 0, 5)) == [
             [("a", 0, 0), ("a", 0, n)],
@@ -107,7 +107,7 @@ class TestUnits:
             [("b", 0, 0)],
         ]
 
-    def test_join_small_neighbours_of_a_file(self) -> None:
+    def test_read_units_join_small_consecutive_row_groups_of_a_file(self) -> None:
         half = CHUNK_ROWS // 2
         assert self.units(("a", 0, 0, half), ("a", 1, 0, half), ("a", 2, 0, 1), ("b", 0, 0, 1)) == [
             [("a", 0, 0), ("a", 1, 0)],
@@ -115,6 +115,6 @@ class TestUnits:
             [("b", 0, 0)],
         ]
 
-    def test_leave_out_what_holds_no_row_of_the_split(self) -> None:
+    def test_read_units_leave_out_chunks_without_rows_of_the_split(self) -> None:
         entries = [IndexedChunk(Chunk("a", "", 0, 0, 9), {"train": 0}, np.empty(0, np.int32))]
         assert LogIndex(entries).read_units("train") == []

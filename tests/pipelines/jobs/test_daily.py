@@ -184,6 +184,6 @@ class TestWorseModel:
         assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
 
         assert spoilt.daily(TENTH, *self.POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
-        assert "training has finished already" in capsys.readouterr().err
+        assert "training has already finished" in capsys.readouterr().err
         assert spoilt.published == [1, 2]
         bundle.load(repository.bundle_folder(spoilt.repository, "feed", 2))

@@ -32,7 +32,7 @@ def held_out(run: RunFolder) -> pa.Table:
     config = run.load_config()
     schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    return pa.concat_tables([batch.rows for batch in reader.scan(*split_range(config.logs, "validation"))])
+    return pa.concat_tables([batch.rows for batch in reader.scan(split_range(config.logs, "validation"))])
 
 
 def change(run: RunFolder, **weights: float) -> None:
@@ -153,7 +153,7 @@ class TestDifferenceFromTheDenseModel:
 
 class TestRunsThatCannotBeFrozen:
     def test_no_run(self, tmp_path: Path) -> None:
-        with pytest.raises(LogError, match="is no run folder"):
+        with pytest.raises(LogError, match="is not a run folder"):
             freeze_run(tmp_path, tmp_path / "bundle")
 
     def test_an_unfinished_run(self, copy: RunFolder, tmp_path: Path) -> None:

@@ -115,13 +115,13 @@ def test_the_store_can_be_named_as_the_service_has_it(
 
 NAN = float("nan")
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"item_id": [7, 8, 7], "price": [1.0] * 3}, "column 'item_id', row 2: its id stands in an earlier row"),
+    ({"item_id": [7, 8, 7], "price": [1.0] * 3}, "column 'item_id', row 2: the id is a duplicate of an earlier row"),
     ({"item_id": [7, None], "price": [1.0] * 2}, "column 'item_id', row 1: the id is null"),
     ({"item_id": [7, 8], "price": [1.0, NAN]}, "column 'price', row 1: is NaN or infinite: write null for unknown"),
     ({"item_id": [7, 8], "price": [1.0, -1.0]}, "column 'price', row 1: is −1 or less, but its transform is log1p"),
     ({"item_id": [7], "price": ["high"]}, "column 'price': holds string, but 'price' is numeric: write numbers"),
     ({"item_id": [7], "genres": ["news"]}, "column 'genres': holds string, but 'genres' is a bag: write lists of ids"),
-    ({"id": [7], "price": [1.0]}, "has no column 'item_id', which holds the ids (found: id, price)"),
+    ({"id": [7], "price": [1.0]}, "has no id column 'item_id' (found: id, price)"),
     ({"item_id": [7], "colour": [1.0]}, "has no column that the ranker reads for items (genres, words, price)"),
 ]
 

@@ -159,7 +159,7 @@ class TestFailures:
         assert list(tmp_path.iterdir()) == [log]
 
     def test_a_task_asked_for_twice(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInputError, match="is asked for twice"):
+        with pytest.raises(InvalidInputError, match="is repeated"):
             score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["click", "click"])
 
     def test_a_file_damaged_after_others_were_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class TestRunFolder:
         assert encoder.id_mappings["user_id"].size == 3  # missing, unseen, old
 
     def test_lists_bad_rows_in_its_quarantine_and_trains_on_the_others(self, shop: Shop) -> None:
-        shop.write(shop.replaced(shop.table(300), "item_id", 7, None))
+        shop.write(shop.with_value(shop.table(300), "item_id", 7, None))
         run = train(shop.config(), shop.folder / "run")
         (line,) = run.quarantine.read_text().splitlines()
         assert json.loads(line)["file_row"] == 7
@@ -76,7 +76,7 @@ class TestRunFolder:
 
 class TestOrigin:
     def test_survey_is_kept(self, shop: Shop) -> None:
-        shop.write(shop.replaced(shop.table(200), "price", 5, math.nan))
+        shop.write(shop.with_value(shop.table(200), "price", 5, math.nan))
         run = train(shop.config(), shop.folder / "run")
         survey = json_of(run.survey)
         assert survey["rows"] == {"train": 159, "validation": 20, "test": 20}
@@ -94,8 +94,8 @@ class TestOrigin:
         shop.write(shop.table(200))
         run = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "run")
         assert run.command.exists()
-        assert RunFolder(run.of_task("click")).command.exists()
-        assert RunFolder(run.of_task("click")).survey.exists()
+        assert RunFolder(run.task_folder("click")).command.exists()
+        assert RunFolder(run.task_folder("click")).survey.exists()
 
 
 class TestSelection:
@@ -214,7 +214,7 @@ class TestLogsThatCannotBeLearntFrom:
 
     def test_a_missing_log(self, shop: Shop) -> None:
         text = self.refused(shop, shop.table(100), logs={"path": shop.folder / "nothing"})
-        assert text == f"{shop.folder}/nothing: no such log; name a Parquet file or a folder of them"
+        assert text == f"{shop.folder}/nothing: no such log; name a Parquet file or a folder of Parquet files"
 
     def test_ids_that_are_numbers_in_one_file_and_text_in_the_next(self, shop: Shop) -> None:
         table = shop.table(100)
@@ -256,14 +256,16 @@ class TestExistingFolders:
 
 class TestOpeningARun:
     def test_that_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(LogError, match=r"is no run folder: it has no config\.toml; make one with 'ranker train'"):
+        with pytest.raises(
+            LogError, match=r"is not a run folder: it has no config\.toml; create one with 'ranker train'"
+        ):
             RunFolder.open(tmp_path)
 
     @pytest.mark.parametrize("missing", ["selection.json", "checkpoints/best.safetensors"])
     def test_whose_training_did_not_finish(self, run: RunFolder, tmp_path: Path, missing: str) -> None:
         half = shutil.copytree(run.path, tmp_path / "half")
         (half / missing).unlink()
-        with pytest.raises(LogError, match=r"training has not finished; go on with .*--resume"):
+        with pytest.raises(LogError, match=r"training has not finished; continue with .*--resume"):
             RunFolder.open(half)
 
     @pytest.mark.parametrize("file", ["checkpoints/best.safetensors", "encoder/scales.parquet"])

@@ -20,7 +20,7 @@ from pipelines.evaluation.sources import bundle_scorer
 from pipelines.jobs.freeze import freeze_run, largest_difference
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
-from pipelines.training.calibration import fit, isotonic, platt
+from pipelines.training.calibration import fit_isotonic, fit_platt, fit_task
 from pipelines.training.model_factory import load_model
 from ranking.errors import LogError
 from ranking.frozen.calibration import Platt
@@ -48,13 +48,13 @@ def task(calibration: str) -> Task:
 
 class TestPlatt:
     def test_finds_slope_and_shift(self) -> None:
-        found = platt(*drawn(200_000, 0.6, -0.5))
+        found = fit_platt(*drawn(200_000, 0.6, -0.5))
         assert found is not None
         assert (found.slope, found.shift) == (pytest.approx(0.6, abs=0.02), pytest.approx(-0.5, abs=0.02))
 
     def test_is_the_maximum_of_the_likelihood_of_its_targets(self) -> None:
         logits, labels = drawn(500, 0.6, -0.5)
-        found = platt(logits, labels)
+        found = fit_platt(logits, labels)
         assert found is not None
         positives, negatives = labels.sum(), (1 - labels).sum()
         target = np.where(labels == 1, (positives + 1) / (positives + 2), 1 / (negatives + 2))
@@ -63,12 +63,12 @@ class TestPlatt:
         assert (residual * logits).sum() == pytest.approx(0.0, abs=1e-5)
 
     def test_of_separable_rows_is_finite(self) -> None:
-        found = platt(np.arange(40.0), (np.arange(40) >= 20).astype(float))
+        found = fit_platt(np.arange(40.0), (np.arange(40) >= 20).astype(float))
         assert found is not None
         assert 0 < found.slope < 100
 
     def test_of_scores_that_fall_with_the_label_is_none(self) -> None:
-        assert platt(*drawn(2000, -1.0, 0.0)) is None
+        assert fit_platt(*drawn(2000, -1.0, 0.0)) is None
 
 
 class TestIsotonic:
@@ -77,28 +77,28 @@ class TestIsotonic:
         logits = random.uniform(-3, 3, 100_000)
         truth = np.where(logits < 0, -2.0, logits * 1.5 - 2)
         labels = (random.random(len(logits)) < sigmoid(truth)).astype(float)
-        straight = platt(logits, labels)
+        straight = fit_platt(logits, labels)
         assert straight is not None
-        errors = [np.abs(sigmoid(f(logits)) - sigmoid(truth)).mean() for f in (isotonic(logits, labels), straight)]
+        errors = [np.abs(sigmoid(f(logits)) - sigmoid(truth)).mean() for f in (fit_isotonic(logits, labels), straight)]
         assert errors[0] < 0.01 < errors[1]
 
     def test_changes_no_order(self) -> None:
         logits, labels = drawn(3000, 0.7, 0.3)
         logits = np.round(logits, 1)  # with ties
-        found = isotonic(logits, labels)(logits)
+        found = fit_isotonic(logits, labels)(logits)
         assert roc_auc_score(labels, found) == pytest.approx(roc_auc_score(labels, logits), abs=1e-12)
 
     def test_by_hand(self) -> None:
         """Steps of rate 1/4 (logits 0 and 2) and 3/4 (logit 4), each a knot at its mean logit."""
         logits = np.repeat([0.0, 2.0, 4.0], 40)
         labels = np.concatenate([np.arange(40) % period < share for period, share in ((4, 1), (4, 1), (4, 3))])
-        found = isotonic(logits, labels.astype(float))
+        found = fit_isotonic(logits, labels.astype(float))
         assert found.inputs == (1.0, 4.0)
         assert found.outputs == pytest.approx((np.log(1 / 3), np.log(3)))
 
     def test_joins_steps_of_few_rows_of_a_class_with_their_neighbours(self) -> None:
         """Rates 0, 1/2, 1 of 20 rows each: the first joins the second, and what is left over joins them."""
-        found = isotonic(np.repeat([0.0, 1.0, 2.0], 20), np.array([0.0] * 30 + [1.0] * 30))
+        found = fit_isotonic(np.repeat([0.0, 1.0, 2.0], 20), np.array([0.0] * 30 + [1.0] * 30))
         assert found.inputs == (1.0,)
         assert found.outputs == (0.0,)
 
@@ -109,7 +109,7 @@ class TestIsotonic:
         logits = random.integers(0, values, count) / 3 - 2
         labels = (random.random(count) < random.random()).astype(float)
         labels[:10], labels[10:20] = 0.0, 1.0
-        found = isotonic(logits, labels)  # its own checks refuse anything else
+        found = fit_isotonic(logits, labels)  # its own checks refuse anything else
         assert np.isfinite(found.outputs).all()
         assert found.inputs[0] >= logits.min() - 1e-9
         assert found.inputs[-1] <= logits.max() + 1e-9
@@ -118,7 +118,7 @@ class TestIsotonic:
 class TestFit:
     @pytest.mark.parametrize("kind", ["platt", "isotonic"])
     def test_makes_fresh_rows_likelier(self, kind: str) -> None:
-        found = fit(task(kind), *drawn(20_000, 0.5, -1.0, seed=1))
+        found = fit_task(task(kind), *drawn(20_000, 0.5, -1.0, seed=1))
         assert found is not None
         assert found.kind == kind
         logits, labels = drawn(20_000, 0.5, -1.0, seed=2)
@@ -126,29 +126,29 @@ class TestFit:
         assert after < before - 0.05
 
     def test_leaves_a_task_alone_that_asks_for_none(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert fit(task("none"), *drawn(1000, 1.0, 0.0)) is None
+        assert fit_task(task("none"), *drawn(1000, 1.0, 0.0)) is None
         assert capsys.readouterr().err == ""
 
     def test_of_few_positives_falls_back_on_platt(self, capsys: pytest.CaptureFixture[str]) -> None:
         logits = np.linspace(-3, 3, 2000)
         labels = (np.arange(2000) >= 1970).astype(float)
         labels[:5] = 1.0
-        found = fit(task("isotonic"), logits, labels)
+        found = fit_task(task("isotonic"), logits, labels)
         assert isinstance(found, Platt)
         err = capsys.readouterr().err
-        assert "task 'click': the validation split has 35 rows of its rarer class" in err
+        assert "task 'click': the validation split has 35 rows of the rarer class" in err
         assert "isotonic calibration needs 100" in err
 
     @pytest.mark.parametrize("kind", ["platt", "isotonic"])
     def test_of_fewer_leaves_the_task_uncalibrated(self, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
         labels = np.zeros(500)
         labels[-9:] = 1.0
-        assert fit(task(kind), np.linspace(-3, 3, 500), labels) is None
-        assert "9 rows of its rarer class, calibration needs 10: left uncalibrated" in capsys.readouterr().err
+        assert fit_task(task(kind), np.linspace(-3, 3, 500), labels) is None
+        assert "9 rows of the rarer class, calibration needs 10: left uncalibrated" in capsys.readouterr().err
 
     def test_of_scores_that_fall_with_the_label_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert fit(task("platt"), *drawn(2000, -1.0, 0.0)) is None
-        assert "do not rise with the label in the validation split: left uncalibrated" in capsys.readouterr().err
+        assert fit_task(task("platt"), *drawn(2000, -1.0, 0.0)) is None
+        assert "do not increase with the label in the validation split: left uncalibrated" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +201,8 @@ class TestRuns:
 
 
 class TestRunsWithoutCalibration:
-    def test_hold_none_and_report_none(self, open_shop: Shop) -> None:
-        run = train(open_shop.config(), open_shop.folder / "plain")
+    def test_hold_none_and_report_none(self, shared_shop: Shop) -> None:
+        run = train(shared_shop.config(), shared_shop.folder / "plain")
         assert not run.calibration.exists()
         assert run.load_calibration().tasks == {}
         assert "uncalibrated" not in run.load_evaluation()
@@ -233,4 +233,4 @@ def test_a_task_without_labels_in_validation_is_left_uncalibrated(
     shop.write(table.set_column(index, "is_click", pa.array(labels, pa.int8())))
     run = calibrated_run(shop, "isotonic")
     assert run.load_calibration().tasks == {}
-    assert "has 0 rows of its rarer class" in capsys.readouterr().err
+    assert "has 0 rows of the rarer class" in capsys.readouterr().err

@@ -17,8 +17,9 @@ from pipelines.data.index import Chunk, IndexedChunk, LogIndex
 from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
+from pipelines.data.splits import TimeRange
 from pipelines.training.dataloader import BatchLoader, EpochSlice
-from pipelines.training.labeled_batch import LabeledBatch, encode
+from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import ConfigError, LogError
@@ -63,7 +64,7 @@ def feeds(sizes: list[int], world: int, *, shuffled: bool = True, **how: Any) ->
     log = Numbered(sizes)
     training = TrainingConfig(**{"batch_size": 4 * world, "shuffle_rows": 10, **how})
     return [
-        BatchLoader(log, log.index, numbered, LOGS, training, shuffled=shuffled, rank=rank, world=world)  # type: ignore[arg-type]
+        BatchLoader(log, log.index, numbered, LOGS, training, shuffle=shuffled, rank=rank, world_size=world)  # type: ignore[arg-type]
         for rank in range(world)
     ]
 
@@ -102,7 +103,7 @@ class TestAnEpoch:
     @QUICK
     @given(SIZES, WORLDS)
     def test_not_shuffled_gives_every_row_in_order(self, sizes: list[int], world: int) -> None:
-        ranks = feeds(sizes, world, shuffled=False)
+        ranks = feeds(sizes, world, shuffle=False)
         given = [list(feed.epoch(0)) for feed in ranks]
         assert [n for batches in given for n in rows(batches)] == list(range(sum(sizes)))
         assert {len(batches) for batches in given} == {ranks[0].steps()}
@@ -133,7 +134,7 @@ class TestAnEpoch:
 
     def test_of_no_rows_is_empty(self) -> None:
         for shuffled in (True, False):
-            (feed,) = feeds([], 1, shuffled=shuffled)
+            (feed,) = feeds([], 1, shuffle=shuffled)
             assert feed.steps() == 0
             assert list(feed.epoch(0)) == []
 
@@ -251,25 +252,27 @@ class Fed:
 
     def feed(self, split: str = "train", **how: Any) -> BatchLoader:
         training = TrainingConfig(batch_size=10, shuffle_rows=20)
-        make: Callable[[pa.Table], LabeledBatch] = lambda table: encode(table, self.encoder)  # noqa: E731
+        make: Callable[[pa.Table], LabeledBatch] = lambda table: LabeledBatch.from_table(table, self.encoder)  # noqa: E731
         return BatchLoader(self.shop.reader(), self.index, make, self.shop.logs(), training, split, **how)
 
 
 class TestOfALog:
     def test_gives_what_a_pass_over_the_log_gives(self, shop: Shop) -> None:
-        table = shop.replaced(shop.replaced(shop.table(200), "item_id", 5, None), "is_click", 171, 3)
+        table = shop.with_value(shop.with_value(shop.table(200), "item_id", 5, None), "is_click", 171, 3)
         for i in range(4):
             part = table.slice(50 * i, 50)
             shop.write(
                 pa.concat_tables([part, part.slice(7, 9)]), f"date=2026-01-0{i + 1}/part.parquet", row_group_size=13
             )
         fed = Fed(shop)
-        for split, bounds in {
-            "train": (None, shop.logs().validation_from),
-            "validation": (shop.logs().validation_from, shop.logs().test_from),
+        for split, time_range in {
+            "train": TimeRange(None, shop.logs().validation_from),
+            "validation": TimeRange(shop.logs().validation_from, shop.logs().test_from),
         }.items():
-            whole = LabeledBatch.concat([encode(c.rows, fed.encoder) for c in shop.reader().scan(*bounds)])
-            read = LabeledBatch.concat(list(fed.feed(split, shuffled=False).epoch(0)))
+            whole = LabeledBatch.concat(
+                [LabeledBatch.from_table(c.rows, fed.encoder) for c in shop.reader().scan(time_range)]
+            )
+            read = LabeledBatch.concat(list(fed.feed(split, shuffle=False).epoch(0)))
             assert np.array_equal(read.inputs.dense, whole.inputs.dense)
             assert np.array_equal(read.inputs.ids, whole.inputs.ids)
             assert np.array_equal(read.labels, whole.labels, equal_nan=True)
@@ -280,8 +283,8 @@ class TestOfALog:
         shop.write(table.slice(0, 50), "part-0.parquet")
         file = shop.write(table.slice(50), "part-1.parquet")
         fed = Fed(shop)
-        shop.write(shop.replaced(table.slice(50), "price", 3, 7e6), "part-1.parquet")
-        with pytest.raises(LogError, match="changed since the log was surveyed; restore it, or train again") as caught:
+        shop.write(shop.with_value(table.slice(50), "price", 3, 7e6), "part-1.parquet")
+        with pytest.raises(LogError, match="changed after the log was indexed; restore it, or train again") as caught:
             list(fed.feed().epoch(0))
         assert str(caught.value).startswith(f"{file}: ")
 
@@ -293,7 +296,7 @@ class TestOfALog:
         fed = Fed(shop)
         feed = fed.feed() if when == "after" else None
         file.unlink()
-        with pytest.raises(LogError, match=r"part-1\.parquet: is gone since the log was surveyed"):
+        with pytest.raises(LogError, match=r"part-1\.parquet: was removed after the log was indexed"):
             list((feed or fed.feed()).epoch(0))
 
     def test_a_file_that_is_damaged_meanwhile_is_named(self, shop: Shop) -> None:
@@ -334,7 +337,9 @@ class TestOfALog:
         assert [entry.chunk.start for entry in index.entries] == [i * CHUNK_ROWS for i in range(5)]
         encoder = fitter.encoder()
         training = TrainingConfig(batch_size=1000, shuffle_rows=CHUNK_ROWS, readers=3)
-        feed = BatchLoader(reader, index, lambda table: encode(table, encoder), logs, training, shuffled=shuffled)
+        feed = BatchLoader(
+            reader, index, lambda table: LabeledBatch.from_table(table, encoder), logs, training, shuffle=shuffled
+        )
         assert len(feed._blocks(0)) == 5
         decoded: list[int] = []
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.data.splits import SPLITS
-from pipelines.training.labeled_batch import LabeledBatch, encode, read
+from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.encoding.batch import EncodedBatch, RaggedIds
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
@@ -38,8 +38,8 @@ def rows(stream: list[LabeledBatch]) -> list[int]:
         assert np.array_equal(part.inputs.dense[:, 0], n)
         assert np.array_equal(part.labels[:, 0], n)
         assert np.array_equal(part.weights, n)
-        assert part.side is not None
-        assert np.array_equal(part.side.ids[:, 0], n)
+        assert part.position_inputs is not None
+        assert np.array_equal(part.position_inputs.ids[:, 0], n)
         assert np.array_equal(part.inputs.bags[0].lengths, n % 3)
         assert np.array_equal(part.inputs.bags[0].values, np.repeat(n, n % 3))
         assert len(part.inputs.missing) == len(part) == len(n)
@@ -66,7 +66,7 @@ class TestReadFromALog:
 
     def test_labels_are_transformed_and_masked_where_null(self, shop: Shop, encoder: Encoder) -> None:
         (batch,) = shop.reader().scan()
-        labels = encode(batch.rows, encoder).labels
+        labels = LabeledBatch.from_table(batch.rows, encoder).labels
         seconds = batch.rows["seconds"].to_numpy()
         assert labels.dtype == np.float32
         assert labels[:, 0].tolist() == batch.rows["is_click"].to_pylist()
@@ -75,19 +75,19 @@ class TestReadFromALog:
 
     def test_users_are_alike_where_their_ids_are(self, shop: Shop, encoder: Encoder) -> None:
         (batch,) = shop.reader().scan()
-        users, ids = encode(batch.rows, encoder).users.tolist(), batch.rows["user_id"].to_pylist()
+        users, ids = LabeledBatch.from_table(batch.rows, encoder).users.tolist(), batch.rows["user_id"].to_pylist()
         assert len(set(zip(users, ids, strict=True))) == len(set(users)) == len(set(ids))
 
     def test_a_split_is_read_whole_and_alone(self, shop: Shop, encoder: Encoder) -> None:
-        counts = {split: sum(map(len, read(shop.reader(), shop.logs(), encoder, split))) for split in SPLITS}
+        counts = {split: sum(map(len, read_split(shop.reader(), shop.logs(), encoder, split))) for split in SPLITS}
         assert counts == {"train": 80, "validation": 10, "test": 10}
 
     def test_a_split_without_rows_is_an_empty_stream(self, shop: Shop, encoder: Encoder) -> None:
         (shop.log / "part-0.parquet").unlink()
         shop.write(shop.table(100).slice(0, 50))
-        assert list(read(shop.reader(), shop.logs(), encoder, "test")) == []
+        assert list(read_split(shop.reader(), shop.logs(), encoder, "test")) == []
 
     def test_bad_rows_and_duplicates_are_left_out(self, shop: Shop, encoder: Encoder) -> None:
-        table = shop.replaced(shop.table(100), "item_id", 5, None)
+        table = shop.with_value(shop.table(100), "item_id", 5, None)
         shop.write(pa.concat_tables([table, table]))
-        assert sum(map(len, read(shop.reader(), shop.logs(), encoder, "train"))) == 79
+        assert sum(map(len, read_split(shop.reader(), shop.logs(), encoder, "train"))) == 79

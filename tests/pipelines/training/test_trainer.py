@@ -21,12 +21,11 @@ from pipelines.data.profile import profile_log
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from pipelines.training.checkpoint import dense_parameters
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
-from pipelines.training.labeled_batch import LabeledBatch, encode, read
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
-from pipelines.training.model_state import trunk
-from pipelines.training.torch_batch import DeviceBatch
 from pipelines.training.trainer import Trainer
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import RankerError
@@ -57,20 +56,20 @@ def selection(run: RunFolder) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(open_shop: Shop) -> RunFolder:
+def finished(shared_shop: Shop) -> RunFolder:
     """One epoch: 20 steps."""
-    return trained(open_shop)
+    return trained(shared_shop)
 
 
 @pytest.fixture
 def rates() -> Iterator[list[list[float]]]:
-    """The learning rates of each optimiser step: embeddings, trunk, gates."""
+    """The learning rates of each optimizer step: embeddings, trunk, gates."""
     seen: list[list[float]] = []
     tables = [0.0]
 
-    def look(optimiser: torch.optim.Optimizer, *_: object) -> None:
-        rates = [group["lr"] for group in optimiser.param_groups]
-        if isinstance(optimiser, torch.optim.AdamW):
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if isinstance(optimizer, torch.optim.AdamW):
             seen.append([*tables, *rates])
         else:
             tables[:] = rates[:1]  # handed to the tables' kernels before the step
@@ -187,13 +186,13 @@ class TestMetrics:
             assert record["validation_total"] == pytest.approx(validation["click"] + 3 * validation["watch"], rel=1e-5)
 
     def test_are_means_over_the_rows_of_the_validation_split_that_have_the_label(
-        self, open_shop: Shop, finished: RunFolder
+        self, shared_shop: Shop, finished: RunFolder
     ) -> None:
         model, encoder = load_model(finished, finished.load_config())
-        whole = LabeledBatch.concat(list(read(open_shop.reader(), open_shop.logs(), encoder, "validation")))
+        whole = LabeledBatch.concat(list(read_split(shared_shop.reader(), shared_shop.logs(), encoder, "validation")))
         assert np.isnan(whole.labels).any()
         batch = DeviceBatch.from_labeled(whole)
-        losses = task_losses(model(batch.inputs), batch.labels, open_shop.schema.tasks)
+        losses = task_losses(model(batch.inputs), batch.labels, shared_shop.schema.tasks)
         best = [record for record in metrics(finished) if record["best"]][-1]["validation"]
         assert [best["click"], best["watch"]] == pytest.approx(losses.tolist(), rel=1e-4)
 
@@ -218,8 +217,8 @@ class TestMetrics:
         assert free[0]["train"] == penalised[0]["train"]
         assert free[-1]["validation"] != penalised[-1]["validation"]
 
-    def test_start_near_the_base_rates(self, open_shop: Shop, finished: RunFolder) -> None:
-        clicks = open_shop.table(200)["is_click"].slice(0, 160).to_pylist()
+    def test_start_near_the_base_rates(self, shared_shop: Shop, finished: RunFolder) -> None:
+        clicks = shared_shop.table(200)["is_click"].slice(0, 160).to_pylist()
         rate = sum(clicks) / len(clicks)
         entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
         assert metrics(finished)[0]["validation"]["click"] == pytest.approx(entropy, abs=0.1)
@@ -244,11 +243,11 @@ class TestBestWeights:
 
 
 class Watched:
-    """A training on the open shop's 160 rows, of which every optimiser step is watched: 20 steps, the choice at 12.
+    """A training on the open shop's 160 rows, of which every optimizer step is watched: 20 steps, the choice at 12.
 
     Attributes:
-        states: before each step, the names of the parameters that the optimiser has a state for.
-        held: before each step, the names of the parameters that the optimiser holds.
+        states: before each step, the names of the parameters that the optimizer has a state for.
+        held: before each step, the names of the parameters that the optimizer holds.
         experts: before each step, the first layer of the experts that are there.
         gates: before each step, the gate.
     """
@@ -267,23 +266,23 @@ class Watched:
         self.held: list[set[str]] = []
         self.experts: list[Tensor] = []
         self.gates: list[Gate] = []
-        make = partial(encode, encoder=encoder)
+        make = partial(LabeledBatch.from_table, encoder=encoder)
         feed = partial(BatchLoader, shop.reader(), found.index, make, shop.logs(), self.config.training)
-        train, validation = feed("train"), feed("validation", shuffled=False)
+        train, validation = feed("train"), feed("validation", shuffle=False)
         self.trainer = Trainer(self.config, self.run, DistContext(), train, validation, self.model)
-        hook = register_optimizer_step_pre_hook(lambda optimiser, *_: self.look(optimiser))
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self.look(optimizer))
         self.trainer.fit()
         hook.remove()
 
-    def look(self, optimiser: torch.optim.Optimizer) -> None:
-        if not isinstance(optimiser, torch.optim.AdamW):
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.AdamW):
             return
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        self.states.append({names.get(id(parameter), "gone") for parameter in optimiser.state})
-        self.held.append({names.get(id(p), "gone") for group in optimiser.param_groups for p in group["params"]})
+        self.states.append({names.get(id(parameter), "gone") for parameter in optimizer.state})
+        self.held.append({names.get(id(p), "gone") for group in optimizer.param_groups for p in group["params"]})
         self.experts.append(self.model.experts.stack[0].weight.detach().clone())
         self.gates.append(self.model.gate)
-        for parameter, state in optimiser.state.items():
+        for parameter, state in optimizer.state.items():
             assert all(value.shape in ((), parameter.shape) for value in state.values())
 
 
@@ -291,8 +290,8 @@ GATES_WITH_BUDGET = [{"kind": "dselect_k"}, {"kind": "dselect_k", "per_example":
 
 
 @pytest.fixture(scope="module", params=GATES_WITH_BUDGET, ids=str)
-def bounded(open_shop: Shop, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Watched:
-    return Watched(open_shop, tmp_path_factory.mktemp("budget") / "run", {**request.param, "experts_budget": 2})
+def bounded(shared_shop: Shop, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Watched:
+    return Watched(shared_shop, tmp_path_factory.mktemp("budget") / "run", {**request.param, "experts_budget": 2})
 
 
 class TestBudget:
@@ -303,10 +302,10 @@ class TestBudget:
         assert counts[:5] == [5] * 5
         assert counts[5:12] == [2] * 7
         assert set(counts[12:]) <= {1, 2}
-        everything = {name for name, _ in trunk(bounded.model)}
+        everything = {name for name, _ in dense_parameters(bounded.model)}
         assert all(held == everything for held in bounded.held)
         assert "gone" not in set.union(*bounded.states)
-        assert bounded.model.active.tolist() == bounded.trainer.convergence.experts
+        assert bounded.model.active.tolist() == bounded.trainer.schedule.experts
 
     def test_keeps_the_weights_of_the_experts_that_stay(self, bounded: Watched) -> None:
         """One step of Adam apart; other experts lie much further."""
@@ -327,14 +326,14 @@ class TestBudget:
     def test_is_kept_by_the_best_weights_which_load_again(self, bounded: Watched) -> None:
         model, _ = load_model(bounded.run, bounded.config)
         assert len(model.active) <= 2
-        assert model.active.tolist() == bounded.trainer.convergence.experts
+        assert model.active.tolist() == bounded.trainer.schedule.experts
         assert bool(model.gate.converged().all())
 
     @pytest.mark.parametrize("gate", GATES_WITH_BUDGET, ids=str)
     def test_of_all_experts_leaves_the_choice_among_them(
-        self, open_shop: Shop, tmp_path: Path, gate: dict[str, Any]
+        self, shared_shop: Shop, tmp_path: Path, gate: dict[str, Any]
     ) -> None:
-        watched = Watched(open_shop, tmp_path / "run", {**gate, "experts_budget": 5})
+        watched = Watched(shared_shop, tmp_path / "run", {**gate, "experts_budget": 5})
         assert [len(experts) for experts in watched.experts[:12]] == [5] * 12
         kept = set.intersection(*watched.states[1:12])
         assert {name for name in kept if name.startswith("gate.")} >= {
@@ -343,8 +342,8 @@ class TestBudget:
 
 
 @pytest.fixture(scope="module")
-def attentive(open_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    return Watched(open_shop, tmp_path_factory.mktemp("attentive") / "run", {"kind": "attentive"})
+def attentive(shared_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    return Watched(shared_shop, tmp_path_factory.mktemp("attentive") / "run", {"kind": "attentive"})
 
 
 class TestAttentiveGates:
@@ -418,7 +417,7 @@ class TestLossesThatAreNotFinite:
 
     def test_leave_the_batch_that_can_be_looked_at(self, shop: Shop, caught: str) -> None:
         (file,) = (shop.folder / "run").glob("bad-batch-*")
-        assert caught.endswith(f"The batch lies in {file}")
+        assert caught.endswith(f"The batch is in {file}")
         batch = load_file(file)
         assert {"ids", "dense", "labels", "outputs"} <= batch.keys()
         assert len(batch["labels"]) == 8
@@ -464,9 +463,9 @@ class TestClipping:
     def test_bounds_the_gradient_of_each_step(self, shop: Shop) -> None:
         norms: list[float] = []
 
-        def look(optimiser: torch.optim.Optimizer, *_: object) -> None:
-            if isinstance(optimiser, torch.optim.AdamW):
-                grads = [p.grad for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+        def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if isinstance(optimizer, torch.optim.AdamW):
+                grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 norms.append(float(torch.stack([grad.norm() for grad in grads]).norm()))
 
         hook = register_optimizer_step_pre_hook(look)
@@ -490,6 +489,6 @@ class TestSeeds:
         first, second = (load_file(train(config, shop.folder / name).best) for name in ("first", "second"))
         assert all(torch.equal(first[name], second[name]) for name in first)
 
-    def test_another_gives_other_weights(self, open_shop: Shop, finished: RunFolder) -> None:
-        other = trained(open_shop, "other", seed=4)
+    def test_another_gives_other_weights(self, shared_shop: Shop, finished: RunFolder) -> None:
+        other = trained(shared_shop, "other", seed=4)
         assert not torch.equal(load_file(finished.best)["output.weight"], load_file(other.best)["output.weight"])
