@@ -1,6 +1,6 @@
-"""The ranking service: a bundle in, ranked candidates over HTTP out."""
+"""The ranking service: loads bundles and ranks candidates over HTTP."""
 
 import os
 
-# ONNX Runtime otherwise notes, and may report to its maker, what it runs; it looks at this when it is imported.
+# Disable the telemetry of ONNX Runtime, which reads this variable when it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,4 +1,4 @@
-"""The processes of a service: one that has all cores, or several that share the port and divide the cores."""
+"""Process start-up: checks, sockets, and one process with all cores or several that share the port."""
 
 from __future__ import annotations
 
@@ -10,77 +10,142 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 
-from ranking.errors import RankerError
+from ranking.errors import ConfigError, RankerError
 from service.app import create_app
 from service.backends.select import has_gpu
-from service.feature_store.open import open_store
-from service.http.auth import exposure, key_file
+from service.feature_store.redis import RedisStore
+from service.http.auth.key_file import read_keys
 from service.models.loader import required_models
-from service.models.startup_barrier import StartupBarrier
-from service.server.protocol import LimitedHttpProtocol
+from service.models.registry import StartupBarrier
+from service.server.protocol import LimitedHttpProtocol, require_supported_uvicorn
 from service.server.supervisor import Supervisor
-from service.server.uvicorn_server import Server
+from service.server.uvicorn_server import GracefulServer
 from service.settings import Settings
 from service.telemetry import logs
 from service.telemetry.multiprocess import shared_metrics
 
 log = logging.getLogger("ranker.service")
 
-GiveUp = Callable[[Exception], None]
-"""What is done if nothing can be served."""
+OnStartupFailure = Callable[[Exception], None]
+"""Callback for a process that can serve no model; it may be called from any thread."""
 
+OPERATIONS_PORT = 8001
+"""Default port of metrics and admin operations if other machines can reach the service."""
 BACKLOG = 2048
-"""Connections that may wait to be taken."""
+"""Maximum number of connections that wait to be accepted."""
 SWITCH_SECONDS = 0.0002
-"""That a thread waits for the interpreter while the other uses it: the event loop does so at each read and write, and
-with Python's 5 ms it could not even refuse what is too much."""
+"""Switch interval of Python threads.
+
+The event loop takes the interpreter lock at each read and write. With Python's default of 5 ms it would wait too long
+for the inference thread, and could not reject excess requests in time.
+"""
 OTHER_FILES = 1_000
-"""Open in a process beside its connections: tables of the bundles, libraries, and connections that are refused."""
+"""Open files of a process besides admitted connections: bundle tables, libraries, and connections being rejected."""
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
-    """Serves until the process is told to stop. It listens at once, and is ready when its models are loaded.
+    """Serve until the process receives a signal; listen at once, and become ready when the models are loaded.
 
     Raises:
-        BundleError: nothing can be served.
-        ConfigError: keys are needed, or cannot be read.
-        RankerError: the address cannot be listened on, or several processes are to share a GPU.
+        BundleError: No model can be served.
+        ConfigError: API keys are required or cannot be read, or the ports or the store's address are not valid.
+        RankerError: The address cannot be bound, the system allows too few files, several processes would share a GPU,
+            or the installed uvicorn is not supported.
     """
     logs.configure(settings.log_format)
+    require_supported_uvicorn()
     _raise_file_limit(settings)
-    exposure.require_keys(settings, host)
+    require_keys(settings, host)
     if settings.keys is not None:
-        key_file.read(settings.keys)  # says now what is wrong, not when processes are started
-    open_store(settings)  # which says the same of the store's address
-    required_models(settings)  # and this of what is published
-    of_operations = exposure.operations_port(settings, host, port)
-    listeners = [_bound(host, port, "--port")]
-    if of_operations is not None:
-        listeners.append(_bound(host, of_operations, "--operations-port"))
-        of_operations = listeners[1].getsockname()[1]
-    how: Any = {
+        read_keys(settings.keys)  # report errors before processes start; so do the next two calls
+    RedisStore.from_settings(settings)
+    required_models(settings)
+    operations_port = choose_operations_port(settings, host, port)
+    listeners = [_bind(host, port, "--port")]
+    if operations_port is not None:
+        listeners.append(_bind(host, operations_port, "--operations-port"))
+        operations_port = listeners[1].getsockname()[1]
+    options: dict[str, Any] = {
         "http": LimitedHttpProtocol,
         "ws": "none",
         "log_config": None,
         "access_log": False,  # metrics count requests
-        "proxy_headers": False,  # nothing depends on where a request comes from
+        "proxy_headers": False,  # the address of the client is not used
         "backlog": BACKLOG,
         "server_header": False,
         "timeout_keep_alive": settings.keep_alive_seconds,
         "timeout_graceful_shutdown": settings.grace_seconds,
     }
     if settings.workers == 1:
-        _serve_alone(settings, of_operations, listeners, how)
-        return
+        _serve_in_this_process(settings, operations_port, listeners, options)
+    else:
+        _serve_with_workers(settings, operations_port, listeners, options)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; names other than localhost count as reachable by others."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def choose_operations_port(settings: Settings, host: str, port: int) -> int | None:
+    """Return the port of metrics and admin operations, or None if they share the port of the service.
+
+    Raises:
+        ConfigError: The configured port is that of the service.
+    """
+    chosen = settings.operations_port
+    if chosen is None and not is_loopback(host):
+        chosen = OPERATIONS_PORT
+    if chosen == port and port != 0:
+        raise ConfigError(f"operations_port = {chosen} is the service's own port: choose another --operations-port")
+    return chosen
+
+
+def require_keys(settings: Settings, host: str) -> None:
+    """Require API keys on an address that other machines can reach.
+
+    Raises:
+        ConfigError: There are no keys, and the settings do not say that none are wanted.
+    """
+    if settings.keys is None and not settings.no_keys and not is_loopback(host):
+        raise ConfigError(
+            f"other machines can reach {host}, and there are no API keys: make one with 'ranker keys new FILE --name "
+            "NAME --scopes rank' and serve with --keys FILE, or pass --no-keys if access is restricted by other means"
+        )
+
+
+def _serve_in_this_process(
+    settings: Settings, operations_port: int | None, listeners: list[socket.socket], options: dict[str, Any]
+) -> None:
+    failures: list[Exception] = []
+
+    def stop(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    app = _create_process_app(settings, operations_port, stop)
+    server = GracefulServer(uvicorn.Config(app, **options), settings.drain_seconds)
+    server.run(listeners)
+    if failures:
+        raise failures[0]
+
+
+def _serve_with_workers(
+    settings: Settings, operations_port: int | None, listeners: list[socket.socket], options: dict[str, Any]
+) -> None:
     _require_no_gpu(settings)
-    worker = partial(_worker, settings, of_operations, StartupBarrier(settings.workers))
-    config = uvicorn.Config(worker, factory=True, workers=settings.workers, **how)
+    factory = partial(_create_worker_app, settings, operations_port, StartupBarrier(settings.workers))
+    config = uvicorn.Config(factory, factory=True, workers=settings.workers, **options)
     with shared_metrics() as folder:
         supervisor = Supervisor(config, listeners, settings.drain_seconds, settings.grace_seconds, folder)
         supervisor.run()
@@ -88,47 +153,34 @@ def serve(settings: Settings, host: str, port: int) -> None:
         raise RankerError("the service has nothing to serve; its log says why")
 
 
-def _serve_alone(
-    settings: Settings, operations_port: int | None, listeners: list[socket.socket], how: dict[str, Any]
-) -> None:
-    failures: list[Exception] = []
-
-    def give_up(error: Exception) -> None:
-        failures.append(error)
-        server.should_exit = True
-
-    server = Server(uvicorn.Config(_application(settings, operations_port, give_up), **how), settings.drain_seconds)
-    server.run(listeners)
-    if failures:
-        raise failures[0]
-
-
-def _worker(settings: Settings, operations_port: int | None, start: StartupBarrier) -> ASGIApp:
-    """The application of one process of several."""
-    if not start.all_ready:
-        return _application(settings, operations_port, _end_service, start)
+def _create_worker_app(settings: Settings, operations_port: int | None, barrier: StartupBarrier) -> ASGIApp:
+    if not barrier.all_ready:
+        return _create_process_app(settings, operations_port, _exit_with_startup_failure, barrier)
     try:
-        return _application(settings, operations_port, None, start)
-    except RankerError as error:  # others serve what they have loaded, and the supervisor tries again
+        return _create_process_app(settings, operations_port, None, barrier)
+    except RankerError as error:  # a replaced worker: the others serve what they loaded, and the supervisor retries
         log.error("a process has nothing to serve: %s", error)
         sys.exit(1)
 
 
-def _end_service(error: Exception) -> None:
-    """Ends this process, and by its exit code the service: another process would find the same."""
+def _exit_with_startup_failure(error: Exception) -> None:
+    """End this process with the exit code on which the supervisor stops: other workers would fail likewise."""
     log.error("nothing can be served: %s", error)
-    os._exit(STARTUP_FAILURE)  # this is not the main thread; no request has been admitted
+    os._exit(STARTUP_FAILURE)  # this is not the main thread, and no request has been admitted
 
 
-def _application(
-    settings: Settings, operations_port: int | None, give_up: GiveUp | None, start: StartupBarrier | None = None
+def _create_process_app(
+    settings: Settings,
+    operations_port: int | None,
+    on_startup_failure: OnStartupFailure | None,
+    barrier: StartupBarrier | None = None,
 ) -> ASGIApp:
-    """The application of one process, as ``create_app`` has it."""
+    """Configure this process and create its application; see ``create_app`` for the arguments."""
     logs.configure(settings.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(settings, operations_port, give_up, start)
+    app = create_app(settings, operations_port, on_startup_failure, barrier)
     gc.collect()
-    gc.freeze()  # what stays is not walked over at each collection, which would hold requests up; nor are models
+    gc.freeze()  # traversing these objects in each collection would delay requests; the reconciler freezes models, too
     return app
 
 
@@ -140,10 +192,10 @@ def _require_no_gpu(settings: Settings) -> None:
 
 
 def _raise_file_limit(settings: Settings) -> None:
-    """Lets a process hold as many connections as the settings say: each is a file, and 1,024 are a common limit.
+    """Raise the limit on open files to what ``max_connections`` needs; 1,024 is a common default.
 
     Raises:
-        RankerError: the system allows fewer.
+        RankerError: The system allows fewer.
     """
     files = settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -156,10 +208,14 @@ def _raise_file_limit(settings: Settings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
-def _bound(host: str, port: int, option: str) -> socket.socket:
-    """A socket with this address; whoever serves from it makes it listen."""
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    """Return a socket that is bound to an address but does not listen yet.
+
+    Raises:
+        RankerError: The address cannot be bound; names the option to change.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends what is written at once (TCP_NODELAY) only where it sees that this is TCP
+    # asyncio sets TCP_NODELAY only on sockets with this protocol number.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

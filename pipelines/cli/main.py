@@ -104,7 +104,7 @@ def run_train(arguments: argparse.Namespace) -> None:
     if arguments.reopen and arguments.earlier is None:
         raise UsageError("--reopen lets the gates of an earlier run choose anew: name it with --from")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
-    run = train(loaded, arguments.folder, resume=arguments.resume, warm=warm, command=arguments.argv)
+    run = train(loaded, arguments.folder, resume=arguments.resume, warm_start=warm, command=arguments.argv)
     if not is_main_process():
         return
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
@@ -119,13 +119,13 @@ def run_train(arguments: argparse.Namespace) -> None:
 def run_tune(arguments: argparse.Namespace) -> None:
     """``ranker tune``."""
     from pipelines.config.config import load_config
-    from pipelines.tuning.workers import summary, table, tune
+    from pipelines.tuning.workers import format_summary, summarize, tune
 
     loaded = load_config(arguments.config)
     study = tune(loaded, arguments.study, arguments.trials, arguments.workers, arguments.timeout)
-    found = summary(study)
-    print(as_json(found) if arguments.json else table(found))
-    if found["best"] is None:
+    summary = summarize(study)
+    print(as_json(summary) if arguments.json else format_summary(summary))
+    if summary["best"] is None:
         raise RankerError(f"{arguments.study}: no trial converged; see its trials/*.log, or give it more --trials")
     if not arguments.json:
         print(study.best_file)

@@ -1,1 +1,1 @@
-"""HTTP: messages and routes."""
+"""The HTTP API: routes, message formats, middleware and API keys."""

@@ -23,7 +23,7 @@ from service.engine.response import RankResult
 from service.engine.validation import Candidates, require_known
 from service.engine.values import Values, to_numpy
 from service.http.arrow_ipc import declared_sizes
-from service.protocol.problems import Problem, malformed, too_many
+from service.protocol.problems import Problem, malformed, too_many_candidates
 
 REQUEST, RESPONSE = b"request", b"response"
 """Keys of a schema's metadata that hold the JSON of all other fields."""
@@ -64,7 +64,7 @@ def read_stream(
     except READ_ERRORS as error:
         raise _unreadable(error) from None
     if sizes.rows > max_candidates:
-        raise too_many(sizes.rows, max_candidates)
+        raise too_many_candidates(sizes.rows, max_candidates)
     if sizes.batches > max_candidates + len(names):
         raise Problem(413, f"the stream has {sizes.batches} batches and dictionaries: send fewer, larger ones")
     _check_size(sizes.bytes, max_bytes)

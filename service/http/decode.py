@@ -1,119 +1,201 @@
-"""The bytes of a request → what is asked, whichever of the accepted formats they are in."""
+"""Decodes the body of a request in any of the accepted formats: JSON with rows or columns, and Arrow."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
-from service.engine.validation import ParsedRequest
+from service.engine.validation import Candidates, ParsedRequest, are_ids
+from service.engine.values import to_columns
 from service.http.arrow import read_stream
-from service.http.columns import read_columns
+from service.http.columns import may_contain_long_text, read_columns
 from service.http.media_types import ARROW
-from service.http.rows import split_rows
-from service.http.strings import longer, may_hold_longer
 from service.protocol.messages import RankOptions, RankRequest
-from service.protocol.problems import invalid_request, malformed, too_many
+from service.protocol.problems import invalid_request, malformed, too_many_candidates
 from service.settings import Settings
 
-LARGE = 2048
-"""Bytes of JSON from which on columns are sooner read into arrays than into objects."""
+MIN_COLUMNS_BYTES = 2048
+"""Size of a JSON body from which on ``read_columns`` is faster than the general reader."""
 
-ITEMS, COLUMNS = b'"items"', re.compile(rb"\s*:\s*\{")
-"""Where a request's items are named, and how they go on if they stand in columns."""
+ITEMS, OBJECT_VALUE = b'"items"', re.compile(rb"\s*:\s*\{")
+"""The key of a request's items, and what follows it if they are in columns."""
 
 Message = TypeVar("Message", bound=BaseModel)
 
+_Location = tuple[Any, str | int, Any]
+"""A value, its key or position, and the location of its container."""
 
-def read(body: bytes, form: str, served: LoadedModel, settings: Settings) -> ParsedRequest:
-    """What is asked.
+
+def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: Settings) -> ParsedRequest:
+    """Decode a rank request.
 
     Args:
-        body: of the request.
-        form: one of ``formats.FORMATS``.
-        served: what is to answer; the names of its columns are those of an Arrow stream.
-        settings: how large a request may be.
+        body: Body of the request.
+        body_format: One of ``media_types.FORMATS``.
+        model: Model that will score the request; the columns of an Arrow stream have the names of its log columns.
+        settings: Limits of a request.
 
     Raises:
-        Problem: 400 for what cannot be read, 413 for too many candidates, 422 naming the fields that are wrong.
+        Problem: 400 if the body cannot be parsed, 413 if there are too many candidates, 422 if fields are not valid.
+        InvalidRequestError: A field is not valid.
     """
-    readable, most_text = served.encoder.readable["item"], settings.max_string_length
-    if form == ARROW:
-        key = served.ranker.schema.columns.item
+    item_features, max_length = model.encoder.readable["item"], settings.max_string_length
+    if body_format == ARROW:
+        id_column = model.ranker.schema.columns.item
         options, candidates = read_stream(
-            body, key, readable, settings.max_candidates, settings.max_body_bytes, most_text
+            body, id_column, item_features, settings.max_candidates, settings.max_body_bytes, max_length
         )
-        return ParsedRequest(message(options, RankOptions, "request", settings), candidates)
-    found = read_columns(body, readable, settings.max_candidates, most_text) if _in_large_columns(body) else None
-    if found is None:
-        document = _document(body, "body", settings)
-        found = split_rows(document, readable)
-        if found is None:
-            return ParsedRequest.from_message(_valid(document, RankRequest), readable)
-    rest, candidates = found
-    return ParsedRequest(_valid(rest, RankOptions), candidates)
+        return ParsedRequest(decode_message(options, RankOptions, "request", settings), candidates)
+    parsed = None
+    if _looks_like_large_columns(body):
+        parsed = read_columns(body, item_features, settings.max_candidates, max_length)
+    if parsed is None:
+        document = _parse_json(body, "body", settings)
+        parsed = split_rows(document, item_features)
+        if parsed is None:
+            return ParsedRequest.from_message(_validate(document, RankRequest), item_features)
+    rest, candidates = parsed
+    return ParsedRequest(_validate(rest, RankOptions), candidates)
 
 
-def message(body: bytes, model: type[Message], field: str, settings: Settings) -> Message:
-    """JSON as one of the API's messages; ``field`` names all of it in an error.
+def decode_message(body: bytes, message: type[Message], field: str, settings: Settings) -> Message:
+    """Decode JSON as one of the API's messages.
+
+    Args:
+        body: JSON.
+        message: Class of the message.
+        field: Name of the whole message in errors.
+        settings: Limits of a request.
 
     Raises:
-        Problem: 400 for what is no JSON, with the position; 413 for too many candidates; 422 for what is no such
-            message, naming the fields.
+        Problem: 400 with the position if the body is not JSON, 413 if there are too many candidates, 422 if fields
+            are not valid.
+        InvalidRequestError: Text is too long.
     """
-    return _valid(_document(body, field, settings), model)
+    return _validate(_parse_json(body, field, settings), message)
 
 
-def _in_large_columns(body: bytes) -> bool:
-    """Whether it looks like that; a wrong guess costs time alone."""
-    return len(body) >= LARGE and COLUMNS.match(body, body.find(ITEMS) + len(ITEMS)) is not None
+def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tuple[dict[str, Any], Candidates] | None:
+    """Convert candidates in rows to columns without a message object per item.
+
+    Such objects would cost several times as much as parsing the JSON, and more than the scoring.
+
+    Args:
+        document: Parsed request.
+        item_features: Features of items, by column.
+
+    Returns:
+        The request without its items, not validated, and its candidates; None if the candidates are in columns or not
+        valid, so that ``RankRequest`` must report what is wrong.
+    """
+    items = document.get("items") if isinstance(document, dict) else None
+    if not isinstance(items, list) or not set(map(type, items)) <= {dict}:
+        return None
+    try:
+        ids = [item["id"] for item in items]
+    except KeyError:
+        return None
+    features = [item["features"] for item in items if "features" in item]
+    if sum(map(len, items)) != len(ids) + len(features) or not set(map(type, features)) <= {dict}:
+        return None
+    types = set(map(type, ids))
+    if not types <= {int, str} or not are_ids(ids, types):
+        return None
+    if len(features) < len(items):
+        features = [item.get("features", {}) for item in items]
+    if not item_features.keys() >= set(chain.from_iterable(features)):
+        return None
+    rest = {name: value for name, value in document.items() if name != "items"}
+    return rest, Candidates(ids, to_columns(features))
 
 
-def _document(body: bytes, field: str, settings: Settings) -> Any:
+def find_long_text(document: Any, max_length: int) -> str | None:
+    """Return the path of a text of more than ``max_length`` characters, or None.
+
+    Args:
+        document: Parsed JSON; the names of its fields count as text.
+        max_length: Number of characters.
+    """
+    pending: list[_Location] = [(document, "", None)]
+    while pending:
+        location = pending.pop()
+        value = location[0]
+        if isinstance(value, str) and len(value) > max_length:
+            return _path(location)
+        members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, member in members:
+            if isinstance(member, list | dict) or (isinstance(member, str) and len(member) > max_length):
+                pending.append((member, key, location))
+            if isinstance(key, str) and len(key) > max_length:
+                return _path((member, key, location))
+    return None
+
+
+def _looks_like_large_columns(body: bytes) -> bool:
+    """Guess whether ``read_columns`` is faster; a wrong guess costs only time."""
+    return len(body) >= MIN_COLUMNS_BYTES and OBJECT_VALUE.match(body, body.find(ITEMS) + len(ITEMS)) is not None
+
+
+def _parse_json(body: bytes, field: str, settings: Settings) -> Any:
     try:
         document = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:
-        document = _lenient(body, field)
-    _require_few(document, settings.max_candidates)
-    if may_hold_longer(body, settings.max_string_length):
-        _require_short(document, settings.max_string_length)
+        document = _parse_with_position(body, field)
+    _check_candidate_count(document, settings.max_candidates)
+    if may_contain_long_text(body, settings.max_string_length):
+        _check_text_length(document, settings.max_string_length)
     return document
 
 
-def _valid(document: Any, model: type[Message]) -> Message:
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise invalid_request(error) from None
-
-
-def _require_few(document: Any, most: int) -> None:
-    """Not more candidates than allowed: before each of them costs what checking it costs."""
-    items = document.get("items") if isinstance(document, dict) else None
-    ids = items.get("id") if isinstance(items, dict) else items
-    if isinstance(ids, list) and len(ids) > most:
-        raise too_many(len(ids), most)
-
-
-def _require_short(document: Any, most: int) -> None:
-    if (field := longer(document, most)) is not None:
-        raise InvalidRequestError(field or "body", f"has more than {most} characters: send a shorter one")
-
-
-def _lenient(body: bytes, field: str) -> Any:
-    """JSON as Python reads it: it says where it is broken, and takes NaN, so that who checks it can name the field."""
+def _parse_with_position(body: bytes, field: str) -> Any:
+    """Parse with Python's reader, which reports positions, and accepts NaN so that validation can name its field."""
     try:
         document = json.loads(body)
-        json.dumps(document, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which no text can hold
+        json.dumps(document, ensure_ascii=False).encode()  # fails on half of a surrogate pair
         return document
     except json.JSONDecodeError as error:
         raise malformed(field, f"not valid JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise malformed(field, "not valid JSON: too many lists or objects in each other") from None
-    except ValueError:  # no text, a number of thousands of digits
+        raise malformed(field, "not valid JSON: too many nested lists or objects") from None
+    except ValueError:  # not UTF-8, or an integer of thousands of digits
         raise malformed(field, "not valid JSON") from None
+
+
+def _validate(document: Any, message: type[Message]) -> Message:
+    try:
+        return message.model_validate(document)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def _check_candidate_count(document: Any, max_candidates: int) -> None:
+    """Reject too many candidates before validation, whose cost grows with their number."""
+    items = document.get("items") if isinstance(document, dict) else None
+    ids = items.get("id") if isinstance(items, dict) else items
+    if isinstance(ids, list) and len(ids) > max_candidates:
+        raise too_many_candidates(len(ids), max_candidates)
+
+
+def _check_text_length(document: Any, max_length: int) -> None:
+    if (field := find_long_text(document, max_length)) is not None:
+        raise InvalidRequestError(field or "body", f"has more than {max_length} characters: send a shorter one")
+
+
+def _path(location: _Location) -> str:
+    """Return a path such as ``items[3].id``; names that are too long are truncated."""
+    _, key, parent = location
+    if parent is None:
+        return ""
+    prefix = _path(parent)
+    if isinstance(key, int):
+        return f"{prefix}[{key}]"
+    return f"{prefix}.{key:.40}" if prefix else f"{key:.40}"

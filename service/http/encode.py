@@ -1,4 +1,4 @@
-"""What was ranked → the bytes of an answer, from arrays: in columns and Arrow without a Python object a number."""
+"""Encodes the response of a rank request; columns and Arrow without a Python object per number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from service.engine.missing import Missing
+from service.engine.missing import MissingFeatures
 from service.engine.response import RankResult
 from service.engine.values import Values, to_list
 from service.http.arrow import write_stream
@@ -17,76 +17,76 @@ from service.http.media_types import ARROW
 NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
-def write(ranked: RankResult, summary: dict[str, Any], form: str, *, columns: bool) -> bytes:
-    """The answer.
+def encode_response(result: RankResult, summary: dict[str, Any], response_format: str, *, columns: bool) -> bytes:
+    """Encode a response.
 
     Args:
-        ranked: what is answered.
-        summary: the rest of it, as ``RankSummary`` describes it.
-        form: one of ``formats.FORMATS``.
-        columns: whether JSON's items lie in columns, not in rows.
+        result: Ranked candidates.
+        summary: The response without its items, with the fields of ``RankSummary``.
+        response_format: One of ``media_types.FORMATS``.
+        columns: Whether the items are in columns if the format is JSON.
     """
-    if form == ARROW:
-        return write_stream(ranked, orjson.dumps(summary))
+    if response_format == ARROW:
+        return write_stream(result, orjson.dumps(summary))
     if columns:
-        return orjson.dumps(summary | {"items": _columns(ranked)}, option=NUMPY)
-    return orjson.dumps(summary)[:-1] + b',"items":' + _rows(ranked) + b"}"
+        return orjson.dumps(summary | {"items": _columns(result)}, option=NUMPY)
+    return orjson.dumps(summary)[:-1] + b',"items":' + _rows(result) + b"}"
 
 
-def _columns(ranked: RankResult) -> dict[str, Any]:
-    """As ``RankedColumns`` describes it."""
-    scores = np.ascontiguousarray(ranked.scores.T)
+def _columns(result: RankResult) -> dict[str, Any]:
+    """Return the items with the fields of ``RankedColumns``."""
+    scores = np.ascontiguousarray(result.scores.T)
     return {
-        "id": ranked.ids if isinstance(ranked.ids, np.ndarray) else to_list(ranked.ids),
-        "score": ranked.total,
-        "scores": dict(zip(ranked.tasks, scores, strict=True)),
-        "missing": ranked.missing.positions(),
+        "id": result.ids if isinstance(result.ids, np.ndarray) else to_list(result.ids),
+        "score": result.total,
+        "scores": dict(zip(result.tasks, scores, strict=True)),
+        "missing": result.missing.positions(),
     }
 
 
-def _rows(ranked: RankResult) -> bytes:
-    """A list of ``RankedItem``: cells of each column as text, and between them what stands between them in every row.
+def _rows(result: RankResult) -> bytes:
+    """Return a JSON list of ``RankedItem``.
 
-    Takes half as long as dicts, which would be made only to be written. Arrow's kernels need no object a cell, but take
-    0.1 ms more a call, and less than this only from 500 candidates on.
+    Each column is serialized as a whole, and its cells are joined with the constant text between them. This takes half
+    the time of building dicts. Arrow's kernels need no object per cell, but cost 0.1 ms more per call, and are faster
+    only from 500 candidates on.
     """
-    count = len(ranked.ids)
-    quote, ids = _text(ranked.ids)
-    columns = [(b'{"id":' + quote, ids), (quote + b',"score":', _numbers(ranked.total))]
-    before, width = b',"scores":{', len(ranked.tasks)
-    scores = _numbers(np.ascontiguousarray(ranked.scores).reshape(-1))
-    for place, task in enumerate(ranked.tasks):
-        columns.append((before + orjson.dumps(task) + b":", scores[place::width]))
-        before = b","
-    columns.append((b'},"missing":', _missing(ranked.missing)))
-    pieces = [piece for name, _ in columns for piece in (name, b"")] + [b"},"]
-    width = len(pieces)
-    pieces *= count
-    for place, (_, cells) in enumerate(columns):
-        pieces[2 * place + 1 :: width] = cells
-    return b"[" + b"".join(pieces)[:-1] + b"]"
+    count = len(result.ids)
+    quote, ids = _ids(result.ids)
+    columns = [(b'{"id":' + quote, ids), (quote + b',"score":', _numbers(result.total))]
+    separator, width = b',"scores":{', len(result.tasks)
+    scores = _numbers(np.ascontiguousarray(result.scores).reshape(-1))
+    for position, task in enumerate(result.tasks):
+        columns.append((separator + orjson.dumps(task) + b":", scores[position::width]))
+        separator = b","
+    columns.append((b'},"missing":', _missing(result.missing)))
+    row = [part for prefix, _ in columns for part in (prefix, b"")] + [b"},"]
+    parts = row * count
+    for position, (_, cells) in enumerate(columns):
+        parts[2 * position + 1 :: len(row)] = cells
+    return b"[" + b"".join(parts)[:-1] + b"]"
 
 
 def _numbers(values: npt.NDArray[Any]) -> list[bytes]:
-    """Each number as text, in as many digits as its type has."""
+    """Return each number as text with the precision of its type."""
     return orjson.dumps(values, option=NUMPY)[1:-1].split(b",") if len(values) else []
 
 
-def _text(ids: Values) -> tuple[bytes, list[bytes]]:
-    """Each id as JSON, and what stands before and after each; one by one only if integers and text are mixed."""
+def _ids(ids: Values) -> tuple[bytes, list[bytes]]:
+    """Return the quote around each id, and each id without it; mixed ids are serialized one by one without a quote."""
     if isinstance(ids, np.ndarray):
         return b"", _numbers(ids)
     ids = to_list(ids)
-    kinds = set(map(type, ids))
-    if kinds == {int}:
+    types = set(map(type, ids))
+    if types == {int}:
         return b"", orjson.dumps(ids)[1:-1].split(b",")
-    if kinds == {str}:
-        return b'"', orjson.dumps(ids)[2:-2].split(b'","')  # inside a text " is escaped
+    if types == {str}:
+        return b'"', orjson.dumps(ids)[2:-2].split(b'","')  # a quote within text is escaped
     return b"", list(map(orjson.dumps, ids))
 
 
-def _missing(missing: Missing) -> list[bytes]:
-    """Of each candidate a list of names."""
-    names, which = missing.patterns()
-    text = list(map(orjson.dumps, names))
-    return [text[i] for i in which]
+def _missing(missing: MissingFeatures) -> list[bytes]:
+    """Return the JSON list of missing features of each candidate."""
+    patterns, indices = missing.patterns()
+    texts = list(map(orjson.dumps, patterns))
+    return [texts[i] for i in indices]

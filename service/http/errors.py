@@ -8,7 +8,14 @@ from starlette.requests import ClientDisconnect
 
 from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError
 from service.models.registry import ModelNotFoundError, ModelUnavailableError
-from service.protocol.problems import CLIENT_CLOSED_REQUEST, RETRY_AFTER, Problem, invalid_field, queue_full, response
+from service.protocol.problems import (
+    CLIENT_CLOSED_REQUEST,
+    RETRY_AFTER,
+    Problem,
+    invalid_field,
+    queue_full,
+    to_response,
+)
 
 EXPECTED_ERRORS = (
     Problem,
@@ -46,7 +53,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make the application answer ``EXPECTED_ERRORS`` with problem documents."""
 
     async def respond(_: Request, error: Exception) -> Response:
-        return response(to_problem(error))
+        return to_response(to_problem(error))
 
     async def disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,4 +1,4 @@
-"""``POST /v1/feedback``: what users did with what was ranked."""
+"""``POST /v1/feedback``: what users did with ranked items."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
-from service.http.decode import message
-from service.http.media_types import JSON, body_format
+from service.http.decode import decode_message
+from service.http.media_types import JSON, request_format
 from service.http.openapi import documented, documented_body
-from service.http.raw_route import RawRoute
+from service.http.routes import RawRoute
 from service.protocol.messages import Accepted, Feedback
 from service.protocol.problems import Problem
 from service.settings import Settings
 
 
 def feedback_routes(settings: Settings, writer: FeedbackWriter | None) -> APIRouter:
-    """Takes events; ``writer`` is None where none are collected."""
+    """``POST /v1/feedback``; it responds with 404 if ``writer`` is None."""
     router = APIRouter(tags=["feedback"], route_class=RawRoute)
 
     @router.post(
@@ -29,33 +29,33 @@ def feedback_routes(settings: Settings, writer: FeedbackWriter | None) -> APIRou
         openapi_extra=documented_body(Feedback, required=True),
     )
     async def feedback(http: Request) -> Response:
-        """Takes what users did with what was ranked; it is in a file when this is answered."""
+        """Store what users did with ranked items. The response is sent once the events are in a file."""
         if writer is None:
             raise Problem(404, "this service collects no feedback: it has no feedback_dir")
-        given = http.headers.get("content-type", "")
-        if body_format(given) != JSON:
-            raise Problem(415, f"Content-Type is {given!r}: send {JSON}")
-        told = message(await http.body(), Feedback, "body", settings)
-        if len(told.events) > settings.max_candidates:
-            most = settings.max_candidates
-            raise Problem(413, f"{len(told.events)} events: this service takes at most {most} at a time")
+        content_type = http.headers.get("content-type", "")
+        if request_format(content_type) != JSON:
+            raise Problem(415, f"Content-Type is {content_type!r}: send {JSON}")
+        message = decode_message(await http.body(), Feedback, "body", settings)
+        count, limit = len(message.events), settings.max_candidates
+        if count > limit:
+            raise Problem(413, f"{count} events: this service takes at most {limit} at a time")
         try:
-            await writer.write(lines(told, datetime.now(UTC)))
+            await writer.write(feedback_lines(message, datetime.now(UTC)))
         except FeedbackQueueFullError:
             raise Problem(429, "feedback comes faster than it is written", headers={"Retry-After": "1"}) from None
         except OSError:
             raise Problem(503, "feedback cannot be written now", headers={"Retry-After": "10"}) from None
-        return Response(orjson.dumps({"accepted": len(told.events)}), 202, media_type=JSON)
+        return Response(orjson.dumps({"accepted": count}), 202, media_type=JSON)
 
     return router
 
 
-def lines(told: Feedback, now: datetime) -> bytes:
-    """A line of JSON an event."""
+def feedback_lines(feedback: Feedback, now: datetime) -> bytes:
+    """Return one line of JSON per event."""
     return b"".join(
         orjson.dumps(
             {
-                "request_id": told.request_id,
+                "request_id": feedback.request_id,
                 "item": event.item,
                 "labels": event.labels,
                 "time": event.time or now,
@@ -63,5 +63,5 @@ def lines(told: Feedback, now: datetime) -> bytes:
             },
             option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z,
         )
-        for event in told.events
+        for event in feedback.events
     )

@@ -1,4 +1,4 @@
-"""Media types: which one a body has, which one an answer is to have."""
+"""Content negotiation: the format of a request body and of the response."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from service.protocol.problems import Problem
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 FORMATS = (JSON, ARROW)
-REMEMBERED = 64
-"""Headers that clients send; most send the same ones."""
+CACHE_SIZE = 64
+"""Number of header values whose result is cached; clients send few different ones."""
 
 
-@lru_cache(REMEMBERED)
-def body_format(content_type: str) -> str:
-    """The format of a body.
+@lru_cache(CACHE_SIZE)
+def request_format(content_type: str) -> str:
+    """Return the format of a request body.
 
     Raises:
-        Problem: 415 for another than those that are read.
+        Problem: 415 if the format is not supported.
     """
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind not in FORMATS:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in FORMATS:
         raise Problem(415, f"Content-Type is {content_type or 'missing'!r}: send {' or '.join(FORMATS)}")
-    return kind
+    return media_type
 
 
-@lru_cache(REMEMBERED)
-def answer_format(accept: str) -> str:
-    """The format that a client likes best; of those that it likes alike, the one it names, else JSON.
+@lru_cache(CACHE_SIZE)
+def response_format(accept: str) -> str:
+    """Return the format with the highest quality; among equals the one that is named most closely, else JSON.
 
     Args:
-        accept: the header as RFC 9110 has it; empty: anything will do.
+        accept: Accept header (RFC 9110, section 12.5.1); empty: any format.
 
     Raises:
-        Problem: 406 if none of ours will do.
+        Problem: 406 if no format is acceptable.
     """
-    likings = {kind: _liking(kind, accept or "*/*") for kind in FORMATS}
-    best = max(FORMATS, key=likings.__getitem__)
-    if likings[best][0] <= 0.0:
+    preferences = {media_type: _preference(media_type, accept or "*/*") for media_type in FORMATS}
+    best = max(FORMATS, key=preferences.__getitem__)
+    if preferences[best][0] <= 0.0:
         raise Problem(406, f"Accept is {accept!r}: the answer can be {' or '.join(FORMATS)}")
     return best
 
 
-def _liking(kind: str, accept: str) -> tuple[float, int]:
-    """How much a header likes a media type, 0 to 1, and how closely it names it: its closest range counts."""
-    ranges = {kind: 2, f"{kind.partition('/')[0]}/*": 1, "*/*": 0}
-    found = (0.0, -1)
+def _preference(media_type: str, accept: str) -> tuple[float, int]:
+    """Return the quality (0 to 1) and specificity of the most specific range that matches a media type."""
+    specificity = {media_type: 2, f"{media_type.partition('/')[0]}/*": 1, "*/*": 0}
+    preference = (0.0, -1)
     for part in accept.split(","):
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        if ranges.get(name, -1) > found[1]:
-            found = _quality(parameters), ranges[name]
-    return found
+        if specificity.get(name, -1) > preference[1]:
+            preference = _quality(parameters), specificity[name]
+    return preference
 
 
 def _quality(parameters: list[str]) -> float:

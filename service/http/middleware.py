@@ -1,91 +1,179 @@
-"""Around every request: its id and trace, its size limit, its stages, and what is told of it afterwards."""
+"""ASGI middleware: request context and telemetry, admission, limits of request bodies, and routing by port.
+
+The classes implement ASGI directly, so that they add no copies of bodies and no tasks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.body_limiter import BodyLimiter
+from service.engine.errors import QueueFullError
 from service.protocol import problems
+from service.protocol.headers import REQUEST_ID, SAFE_VALUE, SECURITY_HEADERS, TRACEPARENT, is_rank_path
+from service.protocol.problems import Problem, body_too_large
+from service.server.context import ServerContext
 from service.telemetry import logs
 from service.telemetry.request_telemetry import RequestTelemetry
 from service.telemetry.stage_timer import StageTimer
 
 log = logging.getLogger("ranker.service")
 
-SAFE_ID = re.compile(rb"[\x21-\x7e]{1,256}")
-SECURITY_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-"""Of every answer: it is what it says it is, and about a user, so that nothing on the way keeps it."""
-
 
 class RequestContextMiddleware:
-    """Pure ASGI middleware, so that nothing is copied on the way.
+    """Sets the id and stage timer of each request, limits its body, adds response headers, and records telemetry.
 
     Args:
-        app: what it wraps.
-        observer: told of ranking requests.
-        max_body_bytes: larger bodies are refused with 413, at the first byte too many.
-        read_seconds: bodies that take longer are refused with 408.
-        server_timing: whether answers name the stages of a ranking request and their times.
+        app: Application to wrap.
+        telemetry: Records rank requests.
+        max_body_bytes: Maximum size of a body; larger ones are rejected with 413 when the limit is exceeded.
+        read_seconds: Maximum duration of receiving a body; slower ones are rejected with 408.
+        server_timing: Whether responses have a Server-Timing header.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        observer: RequestTelemetry,
+        telemetry: RequestTelemetry,
         max_body_bytes: int,
         read_seconds: float,
         *,
         server_timing: bool = False,
     ) -> None:
-        self._app, self._observer = app, observer
+        self._app, self._telemetry = app, telemetry
         self._max_body_bytes, self._read_seconds = max_body_bytes, read_seconds
         self._server_timing = server_timing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request; passes anything but HTTP through."""
+        """Handle one request; pass events other than HTTP to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given if SAFE_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
-        stages, name = StageTimer(), request_id.decode()
-        logs.request_id.set(name)
-        scope.setdefault("state", {}).update(request_id=name, timer=stages)
-        incoming = BodyLimiter(receive, self._max_body_bytes, self._read_seconds)
+        client_id = headers.get(REQUEST_ID, b"")
+        request_id = client_id if SAFE_VALUE.fullmatch(client_id) else b"%032x" % random.getrandbits(128)
+        timer, id_text = StageTimer(), request_id.decode()
+        logs.request_id.set(id_text)
+        scope.setdefault("state", {}).update(request_id=id_text, timer=timer)
+        receive_limited = BodyLimiter(receive, self._max_body_bytes, self._read_seconds)
         status = 0
 
-        async def echoing(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                echo = message["headers"]
-                echo += SECURITY_HEADERS
-                echo.append((b"x-request-id", request_id))
-                if b"traceparent" in headers:
-                    echo.append((b"traceparent", headers[b"traceparent"]))
-                if self._server_timing and (times := stages.header()):
-                    echo.append((b"server-timing", times.encode()))
+                response_headers = message["headers"]
+                response_headers += SECURITY_HEADERS
+                response_headers.append((REQUEST_ID, request_id))
+                if TRACEPARENT in headers:
+                    response_headers.append((TRACEPARENT, headers[TRACEPARENT]))
+                if self._server_timing and (times := timer.header()):
+                    response_headers.append((b"server-timing", times.encode()))
             await send(message)
 
-        async def answer() -> None:
+        async def respond() -> None:
             try:
-                await self._app(scope, incoming, echoing)
+                await self._app(scope, receive_limited, send_with_headers)
             except Exception as error:
-                if status:  # the answer has begun: all that is left is to close the connection
+                if status:  # the response has begun, so the server can only close the connection
                     raise
                 log.error("request failed", exc_info=error)
-                await problems.response(problems.failed())(scope, receive, echoing)
+                await problems.to_response(problems.internal_error())(scope, receive, send_with_headers)
 
-        if not scope["path"].endswith("/rank"):
-            await answer()
+        if not is_rank_path(scope["path"]):
+            await respond()
             return
-        self._observer.request_started()
+        self._telemetry.request_started()
         try:
-            await answer()
+            await respond()
         finally:
-            self._observer.request_finished(scope, status or 500)
+            self._telemetry.request_finished(scope, status or 500)
+
+
+class AdmissionMiddleware:
+    """Admits rank requests of servers whose protocol does not, such as test clients.
+
+    Such servers do not report disconnects of clients either.
+
+    Args:
+        app: Application to wrap; it finds the permit in the state of the request.
+        context: Decides on admission.
+    """
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self._app, self._context = app, context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; respond with 429 before its body is read if it is not admitted."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            permit = self._context.admit(scope["path"], scope["state"])
+        except QueueFullError:
+            await problems.to_response(problems.queue_full())(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if permit is not None:
+                permit.release()
+
+
+class BodyLimiter:
+    """A ``receive`` function that limits the size and duration of a request's body.
+
+    Args:
+        receive: Function to wrap.
+        max_bytes: Maximum size of the body.
+        seconds: Maximum seconds until the body is complete.
+    """
+
+    __slots__ = ("_bytes", "_complete", "_deadline", "_max_bytes", "_receive", "_seconds")
+
+    def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
+        self._receive, self._max_bytes, self._seconds = receive, max_bytes, seconds
+        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._complete = False
+        self._bytes = 0
+
+    async def __call__(self) -> Message:
+        """Receive the next message.
+
+        Raises:
+            Problem: 408 or 413.
+        """
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            reason = f"the body took more than {self._seconds:g} s: send it faster, or fewer candidates"
+            raise Problem(408, reason, headers={"Connection": "close"}) from None
+        self._complete = not message.get("more_body", False)
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > self._max_bytes:
+            raise body_too_large(self._max_bytes)
+        return message
+
+
+class PortRouter:
+    """Passes each request to the application of the port on which it arrived.
+
+    Args:
+        main: Application of all ports but one; it also receives the lifespan events.
+        operations: Application of the operations port.
+        port: The operations port.
+    """
+
+    def __init__(self, main: ASGIApp, operations: ASGIApp, port: int) -> None:
+        self._main, self._operations, self._port = main, operations, port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request or the lifespan."""
+        is_operation = scope["type"] != "lifespan" and scope["server"][1] == self._port
+        await (self._operations if is_operation else self._main)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of ranking: every body in every format, and every error."""
+"""Additions to the OpenAPI document: bodies in every format, errors, headers and API keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ranking.artifacts.release import Release
-from service.http.auth.scopes import required_scope
+from service.http.auth.middleware import required_scope
 from service.http.media_types import ARROW, JSON
 from service.protocol.messages import (
     ColumnarRankResponse,
@@ -25,9 +25,9 @@ from service.protocol.messages import (
 )
 from service.protocol.problems import ProblemDocument
 
-REF = "#/components/schemas/{model}"
+REF_TEMPLATE = "#/components/schemas/{model}"
 
-_, _MODELS = models_json_schema(
+_, _SCHEMAS = models_json_schema(
     [
         (model, "validation")
         for model in (
@@ -35,18 +35,18 @@ _, _MODELS = models_json_schema(
             *(Feedback, IndexRequest, Release, ProblemDocument),
         )
     ],
-    ref_template=REF,
+    ref_template=REF_TEMPLATE,
 )
 
-STREAM_IN = (
-    "An Arrow IPC stream of candidates: their ids in the log's column of item ids, features in columns by their names "
-    "there: numbers, integers, strings, or lists of those. The rest of the request is JSON, as RankOptions describes "
-    "it, under the key `request` of the schema's metadata."
+REQUEST_STREAM = (
+    "An Arrow IPC stream with one row per candidate: the id in the log's column of item ids, and features in columns "
+    "with their names in the log (numbers, integers, strings, or lists of those). The other fields are JSON, as in "
+    "RankOptions, under the key `request` of the schema's metadata."
 )
-STREAM_OUT = (
-    "An Arrow IPC stream, best first: `id`, `score` (float64), `scores` (a struct of float32, one a task), `missing` "
-    "(lists of names). The rest of the answer is JSON, as RankSummary describes it, under the key `response` of the "
-    "schema's metadata. Sent if Accept prefers it."
+RESPONSE_STREAM = (
+    "An Arrow IPC stream, best first: `id`, `score` (float64), `scores` (a struct with one float32 per task), "
+    "`missing` (lists of names). The other fields are JSON, as in RankSummary, under the key `response` of the "
+    "schema's metadata. Returned if Accept prefers it."
 )
 
 
@@ -55,25 +55,27 @@ def _stream(description: str) -> dict[str, Any]:
 
 
 def _ref(model: type) -> dict[str, str]:
-    return {"$ref": REF.format(model=model.__name__)}
+    return {"$ref": REF_TEMPLATE.format(model=model.__name__)}
 
 
-AGAIN = {"Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}}
-"""Header of the answers that are worth another try."""
+RETRY_AFTER_HEADER = {
+    "Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}
+}
+"""Header of responses after which clients should retry."""
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Errors by status, for FastAPI's decorators."""
+    """Return the error responses of an operation, by status, for FastAPI's decorators."""
     content = {"application/problem+json": {"schema": _ref(ProblemDocument)}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
-        | ({"headers": AGAIN} if status in (429, 503) else {})
+        | ({"headers": RETRY_AFTER_HEADER} if status in (429, 503) else {})
         for status in statuses
     }
 
 
 def documented_body(model: type[BaseModel], *, required: bool = False) -> dict[str, Any]:
-    """A JSON body that the operation reads itself."""
+    """Return the description of a JSON body that the operation decodes itself."""
     return {"requestBody": {"required": required, "content": {JSON: {"schema": _ref(model)}}}}
 
 
@@ -81,7 +83,7 @@ RANKED: dict[str, Any] = {
     "description": "Candidates, best first",
     "content": {
         JSON: {"schema": {"oneOf": [_ref(RankResponse), _ref(ColumnarRankResponse)]}},
-        ARROW: _stream(STREAM_OUT),
+        ARROW: _stream(RESPONSE_STREAM),
     },
 }
 
@@ -91,48 +93,51 @@ RANKING: dict[str, Any] = {
     "openapi_extra": {
         "requestBody": {
             "required": True,
-            "content": {JSON: {"schema": _ref(RankRequest)}, ARROW: _stream(STREAM_IN)},
+            "content": {JSON: {"schema": _ref(RankRequest)}, ARROW: _stream(REQUEST_STREAM)},
         }
     },
 }
-"""Of the operations that rank, for FastAPI's decorators: they read and write their bodies themselves."""
-
+"""Arguments of FastAPI's decorators for the rank operations, which decode and encode their bodies themselves."""
 
 SCHEMES: dict[str, Any] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
-"""Ways to send an API key."""
+"""Security schemes: the two ways to send an API key."""
 
 REQUEST_ID: dict[str, Any] = {
-    "X-Request-ID": {"required": True, "schema": {"type": "string"}, "description": "the request's, or one made for it"}
+    "X-Request-ID": {
+        "required": True,
+        "schema": {"type": "string"},
+        "description": "id of the request, generated if it has none",
+    }
 }
 CHALLENGE: dict[str, Any] = {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}
 RETRY: dict[str, Any] = {"Retry-After": {"required": True, "schema": {"type": "integer"}, "description": "seconds"}}
-HEADERS = {"401": CHALLENGE, "403": CHALLENGE, "429": RETRY, "503": RETRY}
-"""Of answers, by status."""
+HEADERS_BY_STATUS = {"401": CHALLENGE, "403": CHALLENGE, "429": RETRY, "503": RETRY}
+"""Further headers of responses, by status."""
 
 
-def describe(app: FastAPI, *, guarded: bool) -> None:
-    """Makes the document of an app name the schemas that ``RANKING`` refers to, and the keys, if it wants any."""
+def customize_openapi(app: FastAPI, *, requires_keys: bool) -> None:
+    """Add the schemas that ``RANKING`` refers to, response headers and, if required, API keys to the document."""
 
-    def document() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            made.setdefault("components", {}).setdefault("schemas", {}).update(_MODELS["$defs"])
-            if guarded:
-                _add_keys(made)
-            for operation in _operations(made):
-                for status, answer in operation["responses"].items():
-                    answer["headers"] = answer.get("headers", {}) | REQUEST_ID | HEADERS.get(status, {})
-            app.openapi_schema = made
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS["$defs"])
+            if requires_keys:
+                _add_keys(document)
+            for operation in _operations(document):
+                for status, response in operation["responses"].items():
+                    response["headers"] = response.get("headers", {}) | REQUEST_ID | HEADERS_BY_STATUS.get(status, {})
+            app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = document  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _add_keys(document: dict[str, Any]) -> None:
-    """Says of each operation which scope it needs and how it refuses."""
+    """Add the required scope and the responses 401 and 403 to each operation that needs a key."""
     document["components"]["securitySchemes"] = SCHEMES
     for path, operations in document["paths"].items():
         scope = required_scope(path)

@@ -1,22 +1,26 @@
-"""The HTTP operations; each finds a model, calls the engine and writes the answer."""
+"""The operations for ranking, models, health and metrics."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
-from service.http.decode import read
-from service.http.disconnect import cancel_on_disconnect
-from service.http.encode import write
-from service.http.media_types import ARROW, answer_format, body_format
+from service.http.decode import decode_request
+from service.http.encode import encode_response
+from service.http.media_types import ARROW, request_format, response_format
 from service.http.openapi import RANKING, documented
-from service.http.raw_route import RawRoute
 from service.models.registry import LOADING, ModelRegistry, ModelUnavailableError
 from service.models.routing import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
@@ -29,64 +33,102 @@ from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer
 
 
+class RawRoute(APIRoute):
+    """A route that is described in the OpenAPI document but called with the request and its path parameters only.
+
+    FastAPI's conversion of arguments costs a small request as much as its scoring. Dependencies are ignored.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to a matching request, or with 405 if its method differs."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        response = await self.endpoint(Request(scope, receive), **scope["path_params"])
+        await response(scope, receive, send)
+
+
+@contextmanager
+def cancel_on_disconnect(permit: Permit) -> Iterator[None]:
+    """Cancel the enclosed work when the client of the permit disconnects.
+
+    Raises:
+        ClientDisconnect: The client has disconnected.
+    """
+    if permit.cancelled:
+        raise ClientDisconnect
+    task = permit.task = asyncio.current_task()
+    assert task is not None
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not permit.cancelled or task.uncancel():
+            raise
+        raise ClientDisconnect from None
+    finally:
+        permit.task = None
+
+
 def ranking_routes(settings: Settings, models: ModelRegistry, engine: Engine, shadows: ShadowScorer) -> APIRouter:
-    """``POST …/rank``: the default model, a named one, or a named version."""
+    """``POST …/rank`` for the default model, a model, and a version of a model."""
     router = APIRouter(tags=["ranking"], route_class=RawRoute)
 
-    async def answer(http: Request, lineup: ModelRouting) -> Response:
-        served = lineup.current
-        stages: StageTimer = http.state.timer
-        http.state.request_info = request_info = RequestInfo(served.name, served.version)
-        form = answer_format(http.headers.get("accept", ""))
-        given = body_format(http.headers.get("content-type", ""))
-        asked = read(await http.body(), given, served, settings)
-        if lineup.canary is not None:
-            served = lineup.choose(asked.options.user.id, asked.options.request_id or http.state.request_id)
-            request_info.version = served.version
-            if served is lineup.canary and given == ARROW:  # a stream has the columns of its version
-                asked = read(await http.body(), given, served, settings)
-        request_info.candidates, request_info.tasks = len(asked.candidates), asked.options.tasks
-        permit: Permit = http.state.ticket
-        permit.count(len(asked.candidates))
+    async def respond(http: Request, routing: ModelRouting) -> Response:
+        model = routing.current
+        timer: StageTimer = http.state.timer
+        http.state.request_info = request_info = RequestInfo(model.name, model.version)
+        accept_format = response_format(http.headers.get("accept", ""))
+        body_format = request_format(http.headers.get("content-type", ""))
+        request = decode_request(await http.body(), body_format, model, settings)
+        if routing.canary is not None:
+            user, request_id = request.options.user.id, request.options.request_id
+            model = routing.route(user, request_id or http.state.request_id)
+            request_info.version = model.version
+            if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
+                request = decode_request(await http.body(), body_format, model, settings)
+        options = request.options
+        request_info.candidates, request_info.tasks = len(request.candidates), options.tasks
+        permit: Permit = http.state.permit
+        permit.count(len(request.candidates))
         with cancel_on_disconnect(permit):
-            ranked = await engine.rank(served, asked, stages)
-        rest = summary(ranked, served, asked.options, http.state.request_id)
-        body = write(ranked, rest, form, columns=asked.options.layout == "columns")
-        stages.end("write")
-        if lineup.shadow is not None and lineup.shadow is not served:
-            shadows.offer(ShadowRequest(lineup.shadow, asked, ranked, served.version))
-        return Response(body, media_type=form)
+            result = await engine.rank(model, request, timer)
+        summary = rank_summary(result, model, options, http.state.request_id)
+        body = encode_response(result, summary, accept_format, columns=options.layout == "columns")
+        timer.end("write")
+        if routing.shadow is not None and routing.shadow is not model:
+            shadows.submit(ShadowRequest(routing.shadow, request, result, model.version))
+        return Response(body, media_type=accept_format)
 
     @router.post("/v1/rank", **RANKING)
     async def rank(http: Request) -> Response:
-        """Ranks candidates with the default model."""
-        return await answer(http, models.get())
+        """Rank candidates with the default model."""
+        return await respond(http, models.get())
 
     @router.post("/v1/models/{model}/rank", **RANKING)
     async def rank_with_model(http: Request, model: str) -> Response:
-        """Ranks candidates with the current version of a model, or its canary."""
-        return await answer(http, models.get(model))
+        """Rank candidates with the current version of a model, or its canary."""
+        return await respond(http, models.get(model))
 
     @router.post("/v1/models/{model}/versions/{version}/rank", **RANKING)
     async def rank_with_version(http: Request, model: str, version: str) -> Response:
-        """Ranks candidates with a version of a model that is loaded: current, canary or shadow."""
-        return await answer(http, ModelRouting(models.get_version(model, version)))
+        """Rank candidates with a loaded version of a model: current, canary or shadow."""
+        return await respond(http, ModelRouting(models.get_version(model, version)))
 
     return router
 
 
 def health_routes(models: ModelRegistry, lifecycle: Lifecycle) -> APIRouter:
-    """Health by the Open Inference Protocol's names."""
+    """Liveness and readiness of the process, with the names of the Open Inference Protocol."""
     router = APIRouter(tags=["health"])
 
     @router.get("/v2/health/live")
     async def live() -> dict[str, bool]:
-        """The process answers."""
+        """Return 200 while the process responds."""
         return {"live": True}
 
     @router.get("/v2/health/ready", responses=documented(503))
     async def ready() -> dict[str, bool]:
-        """Models are loaded, verified and warm, and requests are welcome."""
+        """Return 200 if the models are loaded, verified and warm, and the process does not drain."""
         if lifecycle.draining:
             raise unavailable("this process is about to end")
         if not models.ready:
@@ -97,61 +139,61 @@ def health_routes(models: ModelRegistry, lifecycle: Lifecycle) -> APIRouter:
 
 
 def model_routes(models: ModelRegistry) -> APIRouter:
-    """Metadata by the Open Inference Protocol's names."""
+    """Metadata and readiness of models, with the names of the Open Inference Protocol."""
     router = APIRouter(tags=["models"])
 
     @router.get("/v2/models/{model}", response_model=ModelMetadata, responses=documented(404, 503))
     async def metadata(model: str) -> ModelMetadata:
-        """What a model reads and predicts."""
+        """Return the inputs and outputs of a model."""
         return model_metadata(models.get(model))
 
     @router.get("/v2/models/{model}/ready", responses=documented(404, 503))
     async def model_ready(model: str) -> dict[str, bool | str]:
-        """Whether a model is being served, and which version is current."""
-        served = models.get(model).current
-        return {"name": served.name, "version": served.version, "ready": True}
+        """Return 200 and the current version if a model is served."""
+        current = models.get(model).current
+        return {"name": current.name, "version": current.version, "ready": True}
 
     return router
 
 
 def metrics_routes(metrics: Metrics) -> APIRouter:
-    """What Prometheus reads."""
+    """``GET /metrics`` for Prometheus."""
     router = APIRouter(tags=["operations"])
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def exposition() -> Response:
-        """Prometheus metrics."""
+        """Return the metrics in the format of Prometheus."""
         return Response(metrics.exposition(), media_type=metrics.content_type)
 
     return router
 
 
-def summary(ranked: RankResult, served: LoadedModel, options: RankOptions, request_id: str) -> dict[str, Any]:
-    """The answer without its items, as ``RankSummary`` describes it."""
-    document: dict[str, Any] = {
+def rank_summary(result: RankResult, model: LoadedModel, options: RankOptions, request_id: str) -> dict[str, Any]:
+    """Return the response without its items, with the fields of ``RankSummary``."""
+    summary: dict[str, Any] = {
         "request_id": options.request_id or request_id,
-        "model": served.name,
-        "version": served.version,
-        "degraded": ranked.degraded,
+        "model": model.name,
+        "version": model.version,
+        "degraded": result.degraded,
     }
     if options.explain:
-        document["explain"] = {
-            "experts_run": ranked.experts_run,
-            "experts_total": served.ranker.selection.num_experts,
-            "tasks": {task: {str(e): w for e, w in chosen.items()} for task, chosen in ranked.experts.items()},
+        summary["explain"] = {
+            "experts_run": result.experts_run,
+            "experts_total": model.ranker.selection.num_experts,
+            "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in result.experts.items()},
         }
-    return document
+    return summary
 
 
-def model_metadata(lineup: ModelRouting) -> ModelMetadata:
-    """Inputs by owner and kind, outputs by task, of the current version; and which versions are loaded."""
-    served = lineup.current
-    ranker = served.ranker
+def model_metadata(routing: ModelRouting) -> ModelMetadata:
+    """Return the inputs and outputs of the current version, and the loaded versions."""
+    model = routing.current
+    ranker = model.ranker
     return ModelMetadata(
-        name=served.name,
-        versions=list(lineup.versions),
+        name=model.name,
+        versions=list(routing.versions),
         platform="dselect-ranker",
-        backend=served.backend.backend,
+        backend=model.backend.name,
         backends=ranker.backends,
         inputs=[
             {"name": f.column, **f.model_dump(include={"kind", "owner", "max_length"})} for f in ranker.schema.inputs

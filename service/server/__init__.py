@@ -1,1 +1,1 @@
-"""From sockets to the application: processes, connections and their limits, admission, the end."""
+"""Connections with limits, admission, supervision of processes, and shutdown."""

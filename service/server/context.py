@@ -1,64 +1,109 @@
-"""What the connections of a process share with its application."""
+"""State that the connections of a process share with its application: limits, admission, pacing and lifecycle."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from prometheus_client import Counter
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.engine.admission import Admission
-from service.http.middleware import SECURITY_HEADERS
+from service.engine.admission import Admission, Permit
+from service.engine.errors import QueueFullError
+from service.protocol.headers import ECHOED_HEADERS, SAFE_VALUE, SECURITY_HEADERS, Header, is_rank_path
 from service.protocol.lifecycle import Lifecycle
-from service.protocol.problems import Problem, queue_full, response
-from service.server.start_pacer import StartPacer
+from service.protocol.problems import Problem, queue_full, to_response
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
-Header = tuple[bytes, bytes]
-ECHOED = (b"x-request-id", b"traceparent")
-SAFE = re.compile(rb"[\x21-\x7e]{1,256}")
+STATE_KEY = "server_context"
+"""Key of the context in the state of the application's lifespan."""
+MIN_SHARE = 1 / 32
+"""Minimum share of an event loop iteration that a request takes: small requests have a fixed cost, too."""
+
+
+class StartPacer:
+    """Starts at most one batch of rows per iteration of the event loop, in first-in, first-out order.
+
+    In each iteration the event loop polls the connections once and then runs all callbacks that are ready. If all
+    pending requests started in one iteration, rejecting others would wait for all of them. Starting less than a batch
+    per iteration would make the batches of many small requests small.
+
+    Args:
+        max_rows: Maximum number of rows per iteration; a request with more takes a whole iteration.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._pending: deque[tuple[Callable[[], None], float]] = deque()
+        self._used_share = 0.0
+
+    def submit(self, start: Callable[[], None], rows: int) -> None:
+        """Call ``start`` at once if this iteration has capacity, else in a later one.
+
+        Not thread-safe: call it from the event loop.
+        """
+        share = max(rows / self._max_rows, MIN_SHARE)
+        if self._pending or (self._used_share and self._used_share + share > 1.0):
+            self._pending.append((start, share))
+            return
+        self._start(start, share)
+
+    def _start(self, start: Callable[[], None], share: float) -> None:
+        if not self._used_share:
+            asyncio.get_running_loop().call_soon(self._run_iteration)
+        self._used_share += share
+        start()
+
+    def _run_iteration(self) -> None:
+        self._used_share = 0.0
+        while self._pending and (not self._used_share or self._used_share + self._pending[0][1] <= 1.0):
+            self._start(*self._pending.popleft())
 
 
 class StaticResponse:
-    """An answer that is written without an application: made once, written often.
+    """A problem as a response that is serialized once and written by the protocol without the application.
 
     Args:
-        problem: the answer.
+        problem: Problem to respond with.
     """
 
     def __init__(self, problem: Problem) -> None:
-        made = response(problem)
-        self._head, self._body = (
-            STATUS_LINE[problem.status] + _lines([*made.raw_headers, *SECURITY_HEADERS]),
-            bytes(made.body),
-        )
+        serialized = to_response(problem)
+        headers = _header_lines([*serialized.raw_headers, *SECURITY_HEADERS])
+        self._head, self._body = STATUS_LINE[problem.status] + headers, bytes(serialized.body)
 
-    def text(self, default: Iterable[Header], asked: Iterable[Header], *, last: bool) -> bytes:
-        """The whole answer.
+    def to_bytes(self, default_headers: Iterable[Header], request_headers: Iterable[Header], *, close: bool) -> bytes:
+        """Return the whole response.
 
         Args:
-            default: headers of every answer.
-            asked: headers of the request, of which some are echoed.
-            last: whether the connection ends with it.
+            default_headers: Headers of every response of the server.
+            request_headers: Headers of the request; the response echoes ``ECHOED_HEADERS``.
+            close: Whether the connection closes after the response.
         """
-        echoed = [(name, value) for name, value in asked if name in ECHOED and SAFE.fullmatch(value)]
-        closing = b"connection: close\r\n" if last else b""
-        return self._head + _lines(default) + _lines(echoed) + closing + b"\r\n" + self._body
+        echoed = [
+            (name, value) for name, value in request_headers if name in ECHOED_HEADERS and SAFE_VALUE.fullmatch(value)
+        ]
+        connection = b"connection: close\r\n" if close else b""
+        return self._head + _header_lines(default_headers) + _header_lines(echoed) + connection + b"\r\n" + self._body
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """In the state of the application's lifespan, under ``entrance``.
+    """Shared state of a process, under ``STATE_KEY`` in the state of the application's lifespan.
+
+    The decision which requests are admitted is made here only: ``rejects`` before a request is read, ``admit`` when
+    the application starts to handle it.
 
     Attributes:
-        settings: limits of connections.
-        admission: of requests that rank.
-        lifecycle: whether clients had better look for another process.
-        metrics: that count who is refused.
+        settings: Limits of the connections.
+        admission: Bounds of the rank requests in progress.
+        lifecycle: Whether the process drains.
+        metrics: Metrics that count rejected requests.
     """
 
     settings: Settings
@@ -66,25 +111,50 @@ class ServerContext:
     lifecycle: Lifecycle
     metrics: Metrics
 
-    def refusal(self, default: Iterable[Header], asked: Iterable[Header], *, last: bool) -> bytes:
-        """Count a rejected request and return its response; for the arguments see ``StaticResponse.text``."""
-        for count in self._refused:
-            count.inc()
-        return self._full.text(default, asked, last=last)
+    def rejects(self, target: bytes) -> bool:
+        """Whether a request that has not been read yet must be rejected with 429, given its target."""
+        return is_rank_path(target) and self.admission.full
+
+    def admit(self, path: str, state: MutableMapping[str, Any]) -> Permit | None:
+        """Acquire the permit of a rank request and store it in its state, under ``permit``.
+
+        Args:
+            path: Path of the request.
+            state: State of the request's ASGI scope.
+
+        Returns:
+            The new permit, which the caller must release; None if the request needs no permit or has one already.
+
+        Raises:
+            QueueFullError: The request must be rejected.
+        """
+        if not is_rank_path(path) or "permit" in state:
+            return None
+        permit = self.admission.try_acquire()
+        if permit is None:
+            raise QueueFullError
+        state["permit"] = permit
+        return permit
+
+    def reject(self, default_headers: Iterable[Header], request_headers: Iterable[Header], *, close: bool) -> bytes:
+        """Count a rejected rank request and return its response; see ``StaticResponse.to_bytes`` for the arguments."""
+        for counter in self._rejection_counters:
+            counter.inc()
+        return self._queue_full.to_bytes(default_headers, request_headers, close=close)
 
     @cached_property
     def start_pacer(self) -> StartPacer:
-        """Through which those go who are admitted."""
+        """Starts admitted requests."""
         return StartPacer(self.settings.max_batch_rows)
 
     @cached_property
-    def _full(self) -> StaticResponse:
+    def _queue_full(self) -> StaticResponse:
         return StaticResponse(queue_full())
 
     @cached_property
-    def _refused(self) -> list[Counter]:
+    def _rejection_counters(self) -> list[Counter]:
         return [self.metrics.requests.labels("429", ""), self.metrics.rejections.labels("queue_full")]
 
 
-def _lines(headers: Iterable[Header]) -> bytes:
+def _header_lines(headers: Iterable[Header]) -> bytes:
     return b"".join([name + b": " + value + b"\r\n" for name, value in headers])

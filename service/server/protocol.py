@@ -1,7 +1,7 @@
-"""One connection: its limits, and refusals so cheap that any number of them leaves time for what was admitted.
+"""HTTP/1.1 connections with limits, and a rejection that costs little enough to keep capacity for admitted requests.
 
-uvicorn's protocol bounds neither the size of headers, nor the time that requests and answers take, nor how many clients
-connect; and what it starts for each request costs several times what refusing one here does.
+uvicorn's protocol limits neither the size of headers, nor the duration of requests and responses, nor the number of
+connections. Starting the application for a request costs several times as much as rejecting the request here.
 """
 
 from __future__ import annotations
@@ -11,236 +11,256 @@ from functools import partial
 from typing import Any, Literal
 
 import httptools
+import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ranking.errors import RankerError
 from service.engine.admission import Permit
+from service.engine.errors import QueueFullError
 from service.protocol.problems import Problem, unavailable
-from service.server.context import ServerContext, StaticResponse
+from service.server.context import STATE_KEY, ServerContext, StaticResponse
 
+SUPPORTED_UVICORN = ">=0.45,<0.55"
+"""Supported versions of uvicorn: ``LimitedHttpProtocol`` overrides a private method of its protocol."""
 LINGER_SECONDS = 1.0
-"""Between a refusal and the end of its connection: one that ends while the client still writes is reset, and the client
-may not see why."""
+"""Seconds between a rejection and the end of its connection.
+
+A connection that is closed while the client still sends is reset, and the client may not see the response.
+"""
 SPARE_CONNECTIONS = 100
-"""Beyond the limit, that are told so; even more are closed without a word."""
-RANK = b"/rank"
-"""How the paths end of the operations that admission is for."""
-CHUNKED = 2
-"""A body in chunks may take so many times its bytes."""
+"""Connections above ``max_connections`` that still get a 503; any beyond that are closed immediately."""
+CHUNKED_FACTOR = 2
+"""Maximum ratio between the bytes of a chunked body on the wire and its content."""
+
+Part = Literal["head", "body"]
+
+
+def require_supported_uvicorn() -> None:
+    """Check that the installed uvicorn calls the method that admits requests.
+
+    Raises:
+        RankerError: It does not; without that call no request would get a permit.
+    """
+    if not hasattr(HttpToolsProtocol, "_start_asgi_task"):
+        raise RankerError(f"uvicorn {uvicorn.__version__} is not supported: install uvicorn{SUPPORTED_UVICORN}")
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits; it serves applications of ``create_app``."""
+    """uvicorn's protocol with limits; the application must be one of ``create_app``."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._entrance: ServerContext = self.app_state["entrance"]
-        self._limits = self._entrance.settings
-        self._part: Literal["head", "body"] | None = None  # of a request, that has begun to come
-        self._segment = 0  # bytes that are being parsed; 0 if an earlier request ended among them
-        self._received = 0  # bytes of the request so far
-        self._ticket: Permit | None = None  # of the request that is being read
-        self._working: Permit | None = None  # of the request that was begun last
-        self._refused = False  # what still comes is not read
-        self._coming: asyncio.TimerHandle | None = None  # runs out if a part does not come
-        self._expected: Literal["head", "body"] | None = None  # that part
-        self._leaving: asyncio.TimerHandle | None = None  # runs out if an answer is not taken
+        self._context: ServerContext = self.app_state[STATE_KEY]
+        self._limits = self._context.settings
+        self._part: Part | None = None  # part of the current request that is incomplete
+        self._segment_bytes = 0  # size of the segment being parsed; 0 once a request has ended in it
+        self._request_bytes = 0  # bytes received of the current request
+        self._reading: Permit | None = None  # permit of the request that is being read
+        self._started: Permit | None = None  # permit of the request that was started last
+        self._closing = False  # whether further data is discarded
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._awaited: Part | None = None  # part that the read timer bounds
+        self._write_timer: asyncio.TimerHandle | None = None
 
-    # What asyncio calls
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
+        """Apply the limit on connections and start the timeout of the first request."""
         super().connection_made(transport)
-        most = self._limits.max_connections
-        if len(self.connections) > most + SPARE_CONNECTIONS:
+        limit = self._limits.max_connections
+        if len(self.connections) > limit + SPARE_CONNECTIONS:
             transport.abort()
-        elif len(self.connections) > most:
-            self._refuse(unavailable(f"{most} connections are open, which is as many as may be"), "connections")
+        elif len(self.connections) > limit:
+            self._reject_and_close(unavailable(f"the limit of {limit} connections is reached"), "connections")
         else:
-            self._expect("head", self._limits.header_seconds)
+            self._set_read_timer("head", self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
-        if self._working is not None:
-            self._working.cancel()
-        self._expect(None)
-        self._let_leave(None)
+        """Cancel the work of the connection and its timers."""
+        if self._started is not None:
+            self._started.cancel()
+        self._set_read_timer(None)
+        self._set_write_timer(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request, or of several."""
-        if self._refused:
+        """Parse received data and apply the limits on incomplete requests."""
+        if self._closing:
             return
         self._unset_keepalive_if_required()
-        self._segment = len(data)
-        self._received += self._segment
+        self._segment_bytes = len(data)
+        self._request_bytes += self._segment_bytes
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # there is nothing to upgrade to
+            pass  # the service offers no protocol to upgrade to
         except httptools.HttpParserError:
-            if not self._refused:
-                self._refuse(Problem(400, "this is no HTTP/1.1 request"), "malformed")
-        if self._part is not None and not self._refused:
-            self._require_small_and_soon(self._part)
+            if not self._closing:
+                self._reject_and_close(Problem(400, "this is not an HTTP/1.1 request"), "malformed")
+        if self._part is not None and not self._closing:
+            self._check_incomplete_request(self._part)
 
     def pause_writing(self) -> None:
-        """The client does not take its answer."""
+        """Bound the time in which the client must read its response."""
         super().pause_writing()
-        self._let_leave(self._limits.read_seconds)
+        self._set_write_timer(self._limits.read_seconds)
 
     def resume_writing(self) -> None:
-        """It does again."""
-        self._let_leave(None)
+        """Cancel the timeout of ``pause_writing``."""
+        self._set_write_timer(None)
         super().resume_writing()
 
-    # What the parser calls
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        self._part, self._received, self._ticket = "head", self._segment, None
+        """Reset the state of the current request."""
+        self._part, self._request_bytes, self._reading = "head", self._segment_bytes, None
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """All its headers have come."""
-        if self._received > self._limits.max_header_bytes:  # with whatever came after them
+        """Reject large headers and rank requests above the admission limits; else start the application."""
+        if self._request_bytes > self._limits.max_header_bytes:  # includes data after the headers
             size = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
             if size > self._limits.max_header_bytes:
-                self._refuse_head()
-                raise RuntimeError("refused")  # ends the parsing
+                self._reject_large_headers()
+                raise RuntimeError("rejected")  # stops the parser
         self._part = "body"
-        if self.url.endswith(RANK) and self._entrance.admission.full and self._is_answered():
-            self._refuse_one()
+        if self._context.rejects(self.url) and self._all_answered():
+            self._reject_rank_request()
         else:
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of it has come."""
-        self._part, self._segment = None, 0
-        if self._ticket is not None:
-            self._ticket.restore()
-        if self._expected is not None:
-            self._expect(None)
+        """Stop the read timer and let the request count for admission again."""
+        self._part, self._segment_bytes = None, 0
+        if self._reading is not None:
+            self._reading.resume()
+        if self._awaited is not None:
+            self._set_read_timer(None)
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    # What uvicorn calls
+    # Callbacks of uvicorn
 
     def on_response_complete(self) -> None:
-        """An answer is written."""
+        """Bound the time in which the client must read the last response of a connection."""
         super().on_response_complete()
-        if self.transport.is_closing() and not self._refused:
-            self._let_leave(self._limits.read_seconds)
+        if self.transport.is_closing() and not self._closing:
+            self._set_write_timer(self._limits.read_seconds)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for long; who has not even taken the last answer will not."""
+        """Close an idle connection; abort it if the client has not read its last response."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """It is a request's turn: those before it in this connection are answered."""
-        if self._entrance.lifecycle.draining:
+        """Admit a request and start the application; all earlier requests of the connection are answered."""
+        if self._context.lifecycle.draining:
             cycle.keep_alive = False
-        if cycle.scope["path"].endswith("/rank") and (ticket := self._entrance.admission.try_acquire()):
-            cycle.scope["state"]["ticket"] = ticket
-            self._working = ticket
-            if cycle is self.cycle:
-                self._ticket = ticket
-            app = partial(_admitted, ticket, app)
-            self._entrance.start_pacer.submit(partial(super()._start_asgi_task, cycle, app), ticket.rows)
-        else:  # or there is no room after all, which the application says
+        try:
+            permit = self._context.admit(cycle.scope["path"], cycle.scope["state"])
+        except QueueFullError:
+            permit = None  # the application responds with 429
+        if permit is None:
             super()._start_asgi_task(cycle, app)
-
-    # What is refused
-
-    def _require_small_and_soon(self, part: Literal["head", "body"]) -> None:
-        """The rest of an incomplete request may come."""
-        limits = self._limits
-        if self._ticket is not None:
-            self._ticket.suspend()
-        if part == "head" and self._received > limits.max_header_bytes:
-            self._refuse_head()
-        elif self._received > CHUNKED * limits.max_body_bytes + limits.max_header_bytes:
-            self.transport.abort()  # 413 was answered, or nothing but the overhead of chunks comes
-        elif self._expected != part:
-            self._expect(part, limits.header_seconds if part == "head" else limits.read_seconds)
-
-    def _late(self) -> None:
-        """A part of a request has not come."""
-        self._expected = None
-        if self._part == "head":
-            self._refuse(Problem(408, f"the headers took more than {self._limits.header_seconds:g} s"), "slow_headers")
-        elif self._part is None or self.cycle.response_complete:
-            self.transport.close()  # nothing was asked, or it was answered already
-        else:
-            self._expect("body", self._limits.read_seconds)  # who reads the body answers 408
-
-    def _refuse_head(self) -> None:
-        reason = f"the headers are larger than {self._limits.max_header_bytes} bytes"
-        self._refuse(Problem(431, reason), "large_headers")
-
-    def _refuse(self, problem: Problem, reason: str) -> None:
-        """Answers in place of the application and ends the connection."""
-        self._entrance.metrics.rejections.labels(reason).inc()
-        if not self._is_answered():
-            self.transport.abort()  # an earlier request is not answered yet, so this would be taken for its answer
             return
-        self.transport.write(
-            StaticResponse(problem).text(self.server_state.default_headers, self.headers or (), last=True)
-        )
-        self._hang_up()
+        self._started = permit
+        if cycle is self.cycle:
+            self._reading = permit
+        app = partial(_run_with_permit, permit, app)
+        self._context.start_pacer.submit(partial(super()._start_asgi_task, cycle, app), permit.rows)
 
-    def _refuse_one(self) -> None:
-        """Answers 429 in place of the application, and goes on with the connection."""
-        last = not self.parser.should_keep_alive() or self._entrance.lifecycle.draining
-        self.cycle = ANSWERED
-        self.transport.write(self._entrance.refusal(self.server_state.default_headers, self.headers, last=last))
-        if last:
-            self._hang_up()
+    # Limits and rejections
 
-    def _is_answered(self) -> bool:
-        """Whether nothing that was asked in this connection waits for an answer."""
+    def _check_incomplete_request(self, part: Part) -> None:
+        """Apply the limits on size and duration to a request that is still being received."""
+        limits = self._limits
+        if self._reading is not None:
+            self._reading.suspend()
+        if part == "head" and self._request_bytes > limits.max_header_bytes:
+            self._reject_large_headers()
+        elif self._request_bytes > CHUNKED_FACTOR * limits.max_body_bytes + limits.max_header_bytes:
+            self.transport.abort()  # the application has responded with 413, or the client sends only chunk overhead
+        elif self._awaited != part:
+            self._set_read_timer(part, limits.header_seconds if part == "head" else limits.read_seconds)
+
+    def _on_read_timeout(self) -> None:
+        self._awaited = None
+        if self._part == "head":
+            self._reject_and_close(
+                Problem(408, f"the headers took more than {self._limits.header_seconds:g} s"), "slow_headers"
+            )
+        elif self._part is None or self.cycle.response_complete:
+            self.transport.close()  # there is no request, or it is answered
+        else:
+            self._set_read_timer("body", self._limits.read_seconds)  # BodyLimiter responds with 408
+
+    def _reject_large_headers(self) -> None:
+        reason = f"the headers are larger than {self._limits.max_header_bytes} bytes"
+        self._reject_and_close(Problem(431, reason), "large_headers")
+
+    def _reject_and_close(self, problem: Problem, reason: str) -> None:
+        """Respond in place of the application and end the connection."""
+        self._context.metrics.rejections.labels(reason).inc()
+        if not self._all_answered():
+            self.transport.abort()  # the client would take this response for that of an earlier request
+            return
+        static = StaticResponse(problem)
+        self.transport.write(static.to_bytes(self.server_state.default_headers, self.headers or (), close=True))
+        self._stop_reading()
+
+    def _reject_rank_request(self) -> None:
+        """Respond with 429 in place of the application and keep the connection open if the client allows it."""
+        close = not self.parser.should_keep_alive() or self._context.lifecycle.draining
+        self.cycle = COMPLETED_CYCLE
+        self.transport.write(self._context.reject(self.server_state.default_headers, self.headers, close=close))
+        if close:
+            self._stop_reading()
+
+    def _all_answered(self) -> bool:
+        """Whether every request of this connection has been answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _hang_up(self) -> None:
-        """Nothing more is said or read; the client may read what it was told."""
-        self._refused = True
-        self._expect(None)
+    def _stop_reading(self) -> None:
+        """Discard further data; abort the connection after the client had time to read the response."""
+        self._closing = True
+        self._set_read_timer(None)
         self.transport.write_eof()
-        self._let_leave(LINGER_SECONDS)
+        self._set_write_timer(LINGER_SECONDS)
 
-    def _expect(self, part: Literal["head", "body"] | None, seconds: float = 0.0) -> None:
-        """From now on this part of a request has so many seconds to come."""
-        if self._coming is not None:
-            self._coming.cancel()
-        self._expected = part
-        self._coming = None if part is None else self.loop.call_later(seconds, self._late)
+    def _set_read_timer(self, part: Part | None, seconds: float = 0.0) -> None:
+        """Bound the time until this part of a request is complete; None: no bound."""
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._awaited = part
+        self._read_timer = None if part is None else self.loop.call_later(seconds, self._on_read_timeout)
 
-    def _let_leave(self, seconds: float | None) -> None:
-        """From now on what was written has so many seconds to be taken."""
-        if self._leaving is not None:
-            self._leaving.cancel()
-        self._leaving = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+    def _set_write_timer(self, seconds: float | None) -> None:
+        """Bound the time until the client has read what was written; None: no bound."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._write_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
-class _Answered:
-    """In place of uvicorn's cycle, of a request that never had one."""
+class _CompletedCycle:
+    """Stands for uvicorn's cycle of a request that was rejected without one."""
 
     response_complete = True
     message_event = asyncio.Event()
 
 
-ANSWERED: Any = _Answered()
+COMPLETED_CYCLE: Any = _CompletedCycle()
 
 
-async def _admitted(ticket: Permit, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """The application, for a request that has a ticket."""
+async def _run_with_permit(permit: Permit, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the application and release the permit of the request."""
     try:
         await app(scope, receive, send)
     finally:
-        ticket.release()
+        permit.release()

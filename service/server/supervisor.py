@@ -1,4 +1,4 @@
-"""Several processes that serve one port: started, replaced when they die, stopped together."""
+"""Supervises worker processes that share a port: start, replacement after a crash, and joint shutdown."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
-from service.server.uvicorn_server import KILLED, Server
+from service.server.uvicorn_server import SIGNAL_EXIT_BASE, GracefulServer
 from service.telemetry.multiprocess import prune_dead_workers
 
-LATE_SECONDS = 5.0
-"""Beyond the time that it has for stopping; then a process is taken for stuck."""
+KILL_MARGIN_SECONDS = 5.0
+"""Seconds after the drain and grace periods until workers that still run are killed."""
 
 log = logging.getLogger("ranker.service")
 
 
 class Worker(Process):
-    """One of the processes; it stops by itself if its supervisor is killed.
+    """A worker process; it stops when its supervisor is killed.
 
     Args:
-        config: of uvicorn, with a factory of the app.
-        sockets: that all of them serve.
-        drain_seconds: see ``Server``.
+        config: Configuration of uvicorn with a factory of the application.
+        sockets: Sockets that all workers serve.
+        drain_seconds: See ``GracefulServer``.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket], drain_seconds: float) -> None:
@@ -38,21 +38,21 @@ class Worker(Process):
         self._drain_seconds = drain_seconds
 
     def target(self, sockets: list[socket] | None = None) -> None:
-        """As uvicorn calls it, in the process."""
+        """Run the server; uvicorn calls this in the worker process."""
         threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
-        self._server = Server(self.config, self._drain_seconds, patient=True)
+        self._server = GracefulServer(self.config, self._drain_seconds, ignore_second_signal=True)
         super().target(sockets)
 
 
 class Supervisor(Multiprocess):
-    """uvicorn's, for our workers. A second signal ends all of them at once.
+    """uvicorn's supervisor with the workers of this service; a second signal kills all of them at once.
 
     Args:
-        config: of uvicorn, with a factory of the app and the number of workers.
-        sockets: to serve.
-        drain_seconds: see ``Server``.
-        grace_seconds: in which a worker finishes what it has, after that.
-        metrics: folder that the workers share; what dead ones said of their present state is taken back.
+        config: Configuration of uvicorn with a factory of the application and the number of workers.
+        sockets: Sockets to serve.
+        drain_seconds: See ``GracefulServer``.
+        grace_seconds: Seconds in which a worker finishes its requests after the drain period.
+        metrics: Folder of the metrics that the workers share; gauges of dead workers are removed from it.
     """
 
     def __init__(
@@ -63,55 +63,55 @@ class Supervisor(Multiprocess):
         self._drain_seconds, self._grace_seconds = drain_seconds, grace_seconds
 
     def init_processes(self) -> None:
-        """As uvicorn calls it, once."""
-        self.processes = [self._started() for _ in range(self.processes_num)]
+        """Start the workers; uvicorn calls this once."""
+        self.processes = [self._start_worker() for _ in range(self.processes_num)]
 
     def keep_subprocess_alive(self) -> None:
-        """As uvicorn calls it, twice a second."""
-        for place, worker in enumerate(self.processes):
-            if worker.process.is_alive():  # one that does not answer yet may be loading: uvicorn would kill it
+        """Replace dead workers; uvicorn calls this twice a second."""
+        for position, worker in enumerate(self.processes):
+            if worker.process.is_alive():  # uvicorn would kill a worker that does not respond while it loads models
                 continue
             worker.join()
             if worker.exitcode == STARTUP_FAILURE:
                 self.should_exit.set()
                 return
             log.warning("process %s died (exit code %s) and is replaced", worker.pid, worker.exitcode)
-            self.processes[place] = self._started()
+            self.processes[position] = self._start_worker()
         prune_dead_workers(self._metrics, {worker.pid for worker in self.processes})
 
     def join_all(self) -> None:
-        """As uvicorn calls it, when all have been told to stop."""
+        """Wait for the workers to end; uvicorn calls this after it has signaled all of them."""
         for listener in self.sockets:
-            listener.close()  # the last one to hold it: from now on connections are refused, not left waiting
-        ends = time.monotonic() + self._drain_seconds + self._grace_seconds + LATE_SECONDS
+            listener.close()  # else new connections would wait for this copy after the workers have closed theirs
+        deadline = time.monotonic() + self._drain_seconds + self._grace_seconds + KILL_MARGIN_SECONDS
         while any(worker.process.is_alive() for worker in self.processes):
-            impatient, late = bool(self.signal_queue), time.monotonic() > ends
-            if impatient or late:
+            signaled = bool(self.signal_queue)
+            if signaled or time.monotonic() > deadline:
                 for worker in self.processes:
                     worker.process.kill()
                 for worker in self.processes:
                     worker.process.join()
-            if impatient:
-                os._exit(KILLED + self.signal_queue[0])
+            if signaled:
+                os._exit(SIGNAL_EXIT_BASE + self.signal_queue[0])
             time.sleep(0.05)
 
     def handle_hup(self) -> None:
-        """The terminal was closed, which has ended the workers."""
+        """Stop: the terminal was closed, which has ended the workers."""
         self.should_exit.set()
 
     def handle_ttin(self) -> None:
-        """The number of workers is a setting."""
+        """Do nothing: the number of workers is a setting."""
 
     handle_ttou = handle_ttin
 
-    def _started(self) -> Worker:
+    def _start_worker(self) -> Worker:
         worker = Worker(self.config, self.sockets, self._drain_seconds)
         worker.start()
         return worker
 
 
 def _stop_with_supervisor() -> None:
-    """Waits for the supervisor's end, which sends this process a signal only where it can: not if it was killed."""
+    """Wait for the supervisor to end, then stop this process; a killed supervisor cannot signal its workers."""
     supervisor = multiprocessing.parent_process()
     assert supervisor is not None
     supervisor.join()

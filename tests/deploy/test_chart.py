@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipelines.bench.capacity import CORES, QUEUE_ROWS
+from benchmarks.serving.capacity import CORES, QUEUE_ROWS
 from pipelines.cli.arguments import parser
 from service.main import OPERATIONS_PORT
 from service.settings import Settings, load_settings

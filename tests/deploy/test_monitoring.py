@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from ranking.artifacts.atomic_files import write_json
-from service.http.auth.exposure import OPERATIONS_PORT
+from service.main import OPERATIONS_PORT
 from tests.deploy.processes import LoadGenerator, Prometheus, Service, request_status, wait_until
 from tests.deploy.rendering import DEPLOY
 

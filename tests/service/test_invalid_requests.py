@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.http.decode import LARGE
+from service.http.decode import MIN_COLUMNS_BYTES
 
 ONE = [{"id": "v1"}]
 
@@ -159,7 +159,7 @@ def test_no_body_makes_the_service_fail(client: TestClient, body: dict[str, Any]
     headers = {"Content-Type": "application/json", "X-Request-ID": "r-1"}
     response = client.post("/v1/rank", content=json.dumps(body), headers=headers)
     assert response.status_code in (200, 400, 413, 422), response.text
-    large = client.post("/v1/rank", content=json.dumps(body) + " " * LARGE, headers=headers)
+    large = client.post("/v1/rank", content=json.dumps(body) + " " * MIN_COLUMNS_BYTES, headers=headers)
     assert (large.status_code, large.json()) == (response.status_code, response.json()), (
         "larger ones are read otherwise"
     )

@@ -1,4 +1,4 @@
-"""A real service as a process of its own, for tests of what only a process shows."""
+"""The service as a process of its own, for tests of behavior that only a process shows."""
 
 from __future__ import annotations
 
@@ -8,89 +8,133 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-WAIT = 180.0
-"""Seconds that starting or stopping may take on a busy machine."""
-HOST = "127.0.0.1"
+from tests.support.http_client import read_until_closed, send_request
+from tests.support.ports import HOST, free_port
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
+
+Result = TypeVar("Result")
 
 
-class Service:
-    """``ranker serve`` and its processes.
+class ServiceProcess:
+    """``ranker serve`` on a free port, with its worker processes.
 
     Args:
-        repository: that it serves.
-        cores: that it may use.
-        settings: by name, beside its defaults.
+        repository: Repository to serve.
+        options: Further command-line options.
+        cores: CPU cores that the processes may use; None: all.
+        python: Arguments of Python that start the CLI.
+        **settings: Settings that differ from their defaults, passed as ``RANKER_*`` variables.
+
+    Attributes:
+        port: Port of the service.
+        url: Base URL of the service.
+        process: The process that the test started.
     """
 
-    def __init__(self, repository: Path, cores: set[int] | None = None, **settings: object) -> None:
-        with socket.create_server((HOST, 0)) as free:
-            self.port: int = free.getsockname()[1]
+    def __init__(
+        self,
+        repository: Path,
+        options: Sequence[str] = (),
+        *,
+        cores: set[int] | None = None,
+        python: Sequence[str] = ("-m", "pipelines.cli"),
+        **settings: object,
+    ) -> None:
+        self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 — it lives as long as the service
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 — closed with the object
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(self.port)],
+            [sys.executable, *python, "serve", str(repository), "--port", str(self.port), *options],
             env={**os.environ, **{f"RANKER_{name.upper()}": str(value) for name, value in settings.items()}},
-            stderr=self._said,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
             preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
             start_new_session=True,
         )
 
-    def said(self) -> str:
-        """What it wrote so far."""
-        self._said.seek(0)
-        return self._said.read().decode()
+    def output(self) -> str:
+        """All output of the processes so far."""
+        self._output.seek(0)
+        return self._output.read().decode()
 
-    def until(self, happened: Callable[[], bool]) -> None:
-        """Waits for something while the service runs."""
-        deadline = time.monotonic() + WAIT
-        while not happened():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
+    def wait_until(self, condition: Callable[[], Result]) -> Result:
+        """Poll a condition while the process runs, and return its first true value.
 
-    def connect(self) -> socket.socket:
-        """A connection to it."""
-        return socket.create_connection((HOST, self.port), timeout=WAIT)
+        Raises:
+            AssertionError: The process exited, or the condition does not hold in time.
+        """
 
-    def answer(self, path: str, head: str = "") -> bytes:
-        """The answer to a GET on a connection of its own; empty if nobody listens or answers."""
-        with suppress(OSError), self.connect() as connection:
-            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n".encode())
-            return read(connection)
-        return b""
+        def check() -> Result:
+            assert self.process.poll() is None, self.output()
+            return condition()
+
+        return wait_until(check, self.output)
+
+    def wait_until_ready(self) -> None:
+        self.wait_until(self.ready)
 
     def ready(self) -> bool:
-        """Whether it says so."""
-        return b" 200 " in self.answer("/v2/health/ready")[:20]
+        return send_request(f"{self.url}/v2/health/ready").status == 200
 
-    def workers(self) -> set[int]:
-        """Processes of a supervisor that serve."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return {int(pid) for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    def connect(self) -> socket.socket:
+        return socket.create_connection((HOST, self.port), timeout=TIMEOUT_SECONDS)
+
+    def get(self, path: str, header_lines: str = "") -> bytes:
+        """The raw response to a GET request on its own connection; empty if the connection fails."""
+        with suppress(OSError), self.connect() as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header_lines}\r\n".encode())
+            return read_until_closed(connection)
+        return b""
+
+    def metrics(self) -> str:
+        """The exposition of the metrics."""
+        return self.get("/metrics").partition(b"\r\n\r\n")[2].decode()
+
+    def worker_pids(self) -> set[int]:
+        """Process ids of the supervisor's workers."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid) for pid in children if b"spawn_main" in _command_line(pid)}
+
+    def kill(self) -> None:
+        """Kill the process and its workers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @contextmanager
-def serving(repository: Path, cores: set[int] | None = None, **settings: object) -> Iterator[Service]:
-    """A service that is ready, and ends with all its processes."""
-    service = Service(repository, cores, **settings)
+def started_service(
+    repository: Path,
+    options: Sequence[str] = (),
+    *,
+    cores: set[int] | None = None,
+    python: Sequence[str] = ("-m", "pipelines.cli"),
+    **settings: object,
+) -> Iterator[ServiceProcess]:
+    """Start a service and kill all its processes at the end; see ``ServiceProcess`` for the arguments."""
+    service = ServiceProcess(repository, options, cores=cores, python=python, **settings)
     try:
-        service.until(service.ready)
         yield service
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(service.process.pid, signal.SIGKILL)
-        service.process.wait()
+        service.kill()
 
 
-def read(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
-    received = b""
-    with suppress(ConnectionResetError):
-        while piece := connection.recv(65_536):
-            received += piece
-    return received
+@contextmanager
+def running_service(
+    repository: Path, options: Sequence[str] = (), *, cores: set[int] | None = None, **settings: object
+) -> Iterator[ServiceProcess]:
+    """Start a service, wait until it is ready, and kill all its processes at the end."""
+    with started_service(repository, options, cores=cores, **settings) as service:
+        service.wait_until_ready()
+        yield service
+
+
+def _command_line(pid: str) -> bytes:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

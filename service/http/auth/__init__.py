@@ -1,1 +1,1 @@
-"""Who may do what: API keys, the port of operations, and when either is needed."""
+"""API keys: their file, the valid keys, and the middleware that checks them."""

@@ -23,13 +23,13 @@ ONE = {"items": [{"id": "v1"}]}
 def go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Nothing is scored before it is set."""
     go = threading.Event()
-    score = engine.score
+    score = engine.score_batch
 
     def held(key: Any, batch: Sequence[Any]) -> Any:
         assert go.wait(SECONDS)
         return score(key, batch)
 
-    monkeypatch.setattr(engine, "score", held)
+    monkeypatch.setattr(engine, "score_batch", held)
     return go
 
 

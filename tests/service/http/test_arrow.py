@@ -116,7 +116,7 @@ ONE = {"item_id": ["v1", "v2"]}
 WRONG: list[tuple[Any, str, str]] = [
     ({"price": [1.0]}, "items.id", "no column 'item_id'"),
     ({"item_id": ["v1", None]}, "items[1].id", "null"),
-    ({"item_id": ["v1", "v2", "v1"]}, "items[2].id", "stands at 0 already"),
+    ({"item_id": ["v1", "v2", "v1"]}, "items[2].id", "is already at index 0"),
     ({"item_id": [1.0, 2.0]}, "items.id", "double"),
     ({"item_id": [True]}, "items.id", "bool"),
     ({"item_id": pa.array([2**63], pa.uint64())}, "items.id", "64 bits"),
@@ -236,7 +236,7 @@ def test_delta_dictionaries_are_refused(client: TestClient) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"ARROW1\0\0", b"\xff\xff\xff\xff\0\0\0\0", b"\xff" * 64, b"\0" * 64])
 def test_what_is_no_stream_is_400(client: TestClient, body: bytes) -> None:
-    wrong(client, body, 400, "body", "no Arrow stream")
+    wrong(client, body, 400, "body", "not a readable Arrow stream")
 
 
 WHOLE = [

@@ -53,7 +53,7 @@ class Caller:
     def __init__(self, repository: Path, keys: Path | None, feedback: Path | None) -> None:
         limits = {"max_candidates": 200, "max_body_bytes": 100_000}
         self._app = create_app(Settings(repository=repository, keys=keys, feedback_dir=feedback, **limits))
-        self._headers = {"X-API-Key": key_file.new(keys, "tests", SCOPES)} if keys else {}
+        self._headers = {"X-API-Key": key_file.create_key(keys, "tests", SCOPES)} if keys else {}
         self.statuses: Counter[int] = Counter()
 
     def schema(self) -> BaseSchema:
@@ -72,7 +72,7 @@ def caller(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: p
     repository = shutil.copytree(repository, folder / "repository")  # operations may change it
     if request.param == "bare":
         return Caller(repository, None, None)
-    key_file.new(folder / "keys.json", "other", ("rank",))
+    key_file.create_key(folder / "keys.json", "other", ("rank",))
     return Caller(repository, folder / "keys.json", folder / "feedback")
 
 

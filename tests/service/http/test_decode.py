@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http.decode import message
+from service.http.decode import decode_message
 from service.protocol.messages import RankOptions, RankRequest
 from service.protocol.problems import Problem
 from service.settings import Settings
@@ -18,12 +18,12 @@ SETTINGS = Settings(repository=Path("repository"))
 
 def refused(body: bytes) -> Problem:
     with pytest.raises(Problem) as caught:
-        message(body, RankRequest, "body", SETTINGS)
+        decode_message(body, RankRequest, "body", SETTINGS)
     return caught.value
 
 
 def test_a_request() -> None:
-    request = message('{"items": [{"id": "ü"}, {"id": 1}], "top_n": 3}'.encode(), RankRequest, "body", SETTINGS)
+    request = decode_message('{"items": [{"id": "ü"}, {"id": 1}], "top_n": 3}'.encode(), RankRequest, "body", SETTINGS)
     assert request == RankRequest.model_validate({"items": [{"id": "ü"}, {"id": 1}], "top_n": 3})
 
 
@@ -52,7 +52,7 @@ def test_what_is_no_object_is_422(body: bytes) -> None:
 
 def test_the_field_of_another_message_is_named() -> None:
     with pytest.raises(Problem) as caught:
-        message(b"{", RankOptions, "request", SETTINGS)
+        decode_message(b"{", RankOptions, "request", SETTINGS)
     assert caught.value.errors[0].field == "request"
 
 

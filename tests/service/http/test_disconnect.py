@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from service.engine.admission import Admission, Permit
-from service.http.disconnect import cancel_on_disconnect
+from service.http.routes import cancel_on_disconnect
 
 SECONDS = 30.0
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from service.engine.missing import Missing
+from service.engine.missing import MissingFeatures
 from service.engine.response import RankResult
-from service.http.encode import write
+from service.http.encode import encode_response
 from service.http.media_types import ARROW, JSON
 from service.protocol.messages import ColumnarRankResponse, RankResponse
 
@@ -31,7 +31,7 @@ def answers(draw: st.DrawFn) -> RankResult:
     if len(set(map(type, ids))) == 1 and draw(st.booleans()):
         ids = pa.array(ids)
     gone = draw(arrays.arrays(np.bool_, (count, 2)))
-    missing = Missing(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), gone)
+    missing = MissingFeatures(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), gone)
     scores = draw(arrays.arrays(np.float32, (count, len(tasks)), elements=FLOATS))
     total = draw(arrays.arrays(np.float64, count, elements=st.floats(-1e300, 1e300)))
     return RankResult(ids, total, scores, missing, tasks, {}, degraded=False)
@@ -57,7 +57,7 @@ def as_float32(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @given(answers())
 def test_rows(ranked: RankResult) -> None:
-    body = write(ranked, SUMMARY, JSON, columns=False)
+    body = encode_response(ranked, SUMMARY, JSON, columns=False)
     found = json.loads(body)
     assert as_float32(found["items"]) == expected(ranked)
     assert found | {"items": []} == SUMMARY | {"items": []}
@@ -66,7 +66,7 @@ def test_rows(ranked: RankResult) -> None:
 
 @given(answers())
 def test_columns(ranked: RankResult) -> None:
-    body = write(ranked, SUMMARY, JSON, columns=True)
+    body = encode_response(ranked, SUMMARY, JSON, columns=True)
     found = json.loads(body)["items"]
     ColumnarRankResponse.model_validate_json(body)
     rows = [
@@ -84,7 +84,7 @@ def test_columns(ranked: RankResult) -> None:
 
 @given(answers())
 def test_a_stream(ranked: RankResult) -> None:
-    stream = write(ranked, SUMMARY, ARROW, columns=False)
+    stream = encode_response(ranked, SUMMARY, ARROW, columns=False)
     table = pa.ipc.open_stream(stream).read_all()
     table.validate(full=True)
     rows = expected(ranked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 
 import pytest
 from fastapi import FastAPI
@@ -77,9 +78,10 @@ def test_error_handlers_answer_with_problem_document(
 def test_error_handlers_invalid_request_names_its_field() -> None:
     response = client(InvalidRequestError("items[3].id", "is null")).get("/")
     assert response.status_code == 422
-    assert response.content == (
-        b'{"type":"about:blank","title":"Unprocessable Content","status":422,"detail":"items[3].id: is null",'
-        b'"errors":[{"field":"items[3].id","reason":"is null"}]}'
+    title = HTTPStatus(422).phrase  # depends on the version of Python
+    assert response.text == (
+        f'{{"type":"about:blank","title":"{title}","status":422,"detail":"items[3].id: is null",'
+        '"errors":[{"field":"items[3].id","reason":"is null"}]}'
     )
 
 

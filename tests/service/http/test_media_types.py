@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.http.media_types import ARROW, FORMATS, JSON, answer_format, body_format
+from service.http.media_types import ARROW, FORMATS, JSON, request_format, response_format
 from service.protocol.problems import Problem
 
 
@@ -29,20 +29,20 @@ from service.protocol.problems import Problem
     ],
 )
 def test_the_answer_has_the_format_that_the_client_likes_best(accept: str, expected: str) -> None:
-    assert answer_format(accept) == expected
+    assert response_format(accept) == expected
 
 
 @pytest.mark.parametrize("accept", ["text/html", "text/*", f"{JSON};q=0", "*/*;q=0", f"{JSON};q=much", "nonsense", ","])
 def test_an_accept_that_nothing_satisfies_is_406_and_says_what_there_is(accept: str) -> None:
     with pytest.raises(Problem) as caught:
-        answer_format(accept)
+        response_format(accept)
     assert caught.value.status == 406
     assert all(kind in caught.value.detail for kind in FORMATS)
 
 
 def test_bodies_have_one_of_the_formats() -> None:
-    assert body_format("application/json; charset=utf-8") == JSON
-    assert body_format(ARROW.upper()) == ARROW
+    assert request_format("application/json; charset=utf-8") == JSON
+    assert request_format(ARROW.upper()) == ARROW
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_bodies_have_one_of_the_formats() -> None:
 )
 def test_another_format_is_415_and_says_which_there_are(kind: str) -> None:
     with pytest.raises(Problem) as caught:
-        body_format(kind)
+        request_format(kind)
     assert caught.value.status == 415
     assert all(kind in caught.value.detail for kind in FORMATS)

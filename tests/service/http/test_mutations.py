@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.http.decode import LARGE
+from service.http.decode import MIN_COLUMNS_BYTES
 from service.http.media_types import ARROW, JSON
 from tests.support.arrow_streams import stream
 from tests.support.discretion import indiscretions
@@ -80,7 +80,7 @@ def texts(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> bytes:
     text = json.dumps(document)
     for number in range(len(chosen)):
         text = text.replace(json.dumps(f"{MARK}{number}"), draw(TEXTS))
-    room = b" " * LARGE if draw(st.booleans()) else b""  # larger ones are read otherwise
+    room = b" " * MIN_COLUMNS_BYTES if draw(st.booleans()) else b""  # larger ones are read otherwise
     return room + draw(spoilt(text.encode()))
 
 

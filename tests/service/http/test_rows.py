@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ranking.schema import CategoricalFeature, InputFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.validation import ParsedRequest
-from service.http.rows import split_rows
+from service.http.decode import split_rows
 from service.protocol.messages import RankOptions, RankRequest
 
 NAMES = ("a", "b", "c")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.http.strings import longer, may_hold_longer
+from service.http.columns import may_contain_long_text
+from service.http.decode import find_long_text
 
 TEXT = st.text('ab",:[]{}\\1ü', max_size=20)
 DOCUMENTS = st.recursive(
@@ -33,11 +34,11 @@ def longest(value: Any) -> int:
 def test_no_text_that_is_too_long_is_overlooked(document: Any, by: tuple[str, str], most: int, ascii_: bool) -> None:
     body = json.dumps({"of": document}, separators=by, ensure_ascii=ascii_).encode()
     too_long = longest({"of": document}) > most
-    assert (longer({"of": document}, most) is not None) == too_long
+    assert (find_long_text({"of": document}, most) is not None) == too_long
     if too_long:
-        assert may_hold_longer(body, most)
+        assert may_contain_long_text(body, most)
     elif b"\\" not in body and body.isascii():
-        assert not may_hold_longer(body, most)
+        assert not may_contain_long_text(body, most)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +53,5 @@ def test_no_text_that_is_too_long_is_overlooked(document: Any, by: tuple[str, st
     ],
 )
 def test_it_is_named(document: Any, field: str) -> None:
-    assert longer(document, 9) is None
-    assert longer(document, 8) == field
+    assert find_long_text(document, 9) is None
+    assert find_long_text(document, 8) == field

@@ -1,4 +1,4 @@
-"""How a service ends: in steps that load balancers can follow, with nothing lost, or at once."""
+"""Shutdown of a service: draining, grace period, second signal and killed supervisor."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any
 
 import pytest
 
-from pipelines.jobs.demo import post
-from tests.support.serving import WAIT, Service, read, serving
+from tests.support.http_client import post_json, read_until_closed
+from tests.support.processes import ServiceProcess, running_service
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 RANK = "POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 
-def begun(service: Service, body: bytes) -> Any:
-    """A connection with a request of which all but the last byte is sent."""
+def open_partial_request(service: ServiceProcess, body: bytes) -> Any:
+    """Open a connection and send a request without its last byte."""
     connection = service.connect()
     connection.sendall(RANK.format(len(body)).encode() + body[:-1])
     return connection
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True
@@ -35,75 +36,75 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.slow
 @WORKERS
-def test_it_is_not_ready_then_closed_and_finishes_what_it_has(
+def test_service_sigterm_drains_then_closes_and_finishes_requests(
     repository: Path, request_body: dict[str, Any], workers: int
 ) -> None:
     body = json.dumps(request_body).encode()
-    with serving(repository, workers=workers, threads=1, drain_seconds=3, grace_seconds=60) as service:
-        service.until(lambda: workers == 1 or len(service.workers()) == workers)
-        waiting = begun(service, body)
-        assert b" 200 " in service.answer("/v2/health/live")  # so the request before it has been taken up, too
-        told = time.monotonic()
+    with running_service(repository, workers=workers, threads=1, drain_seconds=3, grace_seconds=60) as service:
+        service.wait_until(lambda: workers == 1 or len(service.worker_pids()) == workers)
+        pending = open_partial_request(service, body)
+        assert b" 200 " in service.get("/v2/health/live")  # the pending request has been accepted, too
+        terminated_at = time.monotonic()
         service.process.terminate()
-        service.until(lambda: not service.ready())
-        assert time.monotonic() < told + 3, "it was not ready only when it was closed"
-        refused = service.answer("/v2/health/ready")
-        assert refused.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after: 1\r\n" in refused
-        assert b" 200 " in service.answer("/v2/health/live")
-        assert post(f"{service.url}/v1/rank", request_body)["items"], "new connections are served while it drains"
-        service.until(lambda: service.answer("/v2/health/live") == b"")
-        waiting.sendall(body[-1:])
-        answer = read(waiting)
-        assert answer.startswith(b"HTTP/1.1 200 ")
-        assert b"connection: close\r\n" in answer
-        assert service.process.wait(WAIT) == 0, service.said()
+        service.wait_until(lambda: not service.ready())
+        assert time.monotonic() < terminated_at + 3, "the service was ready until it closed"
+        not_ready = service.get("/v2/health/ready")
+        assert not_ready.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in not_ready
+        assert b" 200 " in service.get("/v2/health/live")
+        assert post_json(f"{service.url}/v1/rank", request_body)["items"], "a draining service serves new connections"
+        service.wait_until(lambda: service.get("/v2/health/live") == b"")
+        pending.sendall(body[-1:])
+        response = read_until_closed(pending)
+        assert response.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close\r\n" in response
+        assert service.process.wait(TIMEOUT_SECONDS) == 0, service.output()
 
 
 @pytest.mark.slow
 @WORKERS
-def test_what_does_not_come_to_an_end_is_given_up_after_the_grace_time(repository: Path, workers: int) -> None:
+def test_service_sigterm_aborts_requests_after_grace_seconds(repository: Path, workers: int) -> None:
     settings = {"grace_seconds": 1, "read_seconds": 600}
-    with serving(repository, workers=workers, threads=1, **settings) as service, begun(service, b"{}"):
+    with (
+        running_service(repository, workers=workers, threads=1, **settings) as service,
+        open_partial_request(service, b"{}"),
+    ):
         service.process.terminate()
-        assert service.process.wait(WAIT) == 0
+        assert service.process.wait(TIMEOUT_SECONDS) == 0
 
 
 @pytest.mark.slow
 @WORKERS
-def test_a_second_signal_ends_it_at_once(repository: Path, workers: int) -> None:
+def test_service_second_signal_exits_immediately(repository: Path, workers: int) -> None:
     settings = {"drain_seconds": 600, "grace_seconds": 600}
-    with serving(repository, workers=workers, threads=1, **settings) as service:
-        service.until(lambda: workers == 1 or len(service.workers()) == workers)
-        pids = service.workers() if workers > 1 else set()
+    with running_service(repository, workers=workers, threads=1, **settings) as service:
+        service.wait_until(lambda: workers == 1 or len(service.worker_pids()) == workers)
+        pids = service.worker_pids() if workers > 1 else set()
         service.process.terminate()
-        service.until(lambda: not service.ready())
+        service.wait_until(lambda: not service.ready())
         service.process.send_signal(signal.SIGINT)
-        assert service.process.wait(WAIT) == 128 + signal.SIGINT
-        assert all(map(gone, pids))
+        assert service.process.wait(TIMEOUT_SECONDS) == 128 + signal.SIGINT
+        assert all(map(has_ended, pids))
 
 
 @pytest.mark.slow
-def test_workers_end_when_their_supervisor_is_killed(repository: Path) -> None:
-    with serving(repository, workers=2, threads=1) as service:
-        service.until(lambda: len(service.workers()) == 2)
-        pids = service.workers()
+def test_workers_exit_when_supervisor_is_killed(repository: Path) -> None:
+    with running_service(repository, workers=2, threads=1) as service:
+        service.wait_until(lambda: len(service.worker_pids()) == 2)
+        pids = service.worker_pids()
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait()
-        ends = time.monotonic() + WAIT
-        while not all(map(gone, pids)):
-            assert time.monotonic() < ends
-            time.sleep(0.05)
-        assert service.answer("/v2/health/live") == b""
+        wait_until(lambda: all(map(has_ended, pids)), "the workers end")
+        assert service.get("/v2/health/live") == b""
 
 
 @pytest.mark.slow
-def test_no_request_is_lost_when_it_ends_under_load(repository: Path, request_body: dict[str, Any]) -> None:
-    """Every client asks again and again in new connections, until it is refused one: no answer may be missing."""
+def test_service_sigterm_under_load_loses_no_request(repository: Path, request_body: dict[str, Any]) -> None:
+    """Every client sends requests in new connections until connecting fails; no response may be missing."""
     body = json.dumps(request_body).encode()
-    answers: list[bytes] = []
+    responses: list[bytes] = []
 
-    def ask() -> None:
+    def send_requests() -> None:
         while True:
             try:
                 connection = service.connect()
@@ -112,22 +113,22 @@ def test_no_request_is_lost_when_it_ends_under_load(repository: Path, request_bo
             with connection:
                 head = RANK.format(len(body)).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n")
                 connection.sendall(head.encode() + body)
-                answers.append(read(connection))
+                responses.append(read_until_closed(connection))
             time.sleep(0.002)
 
-    with serving(repository, drain_seconds=2) as service:
-        clients = [threading.Thread(target=ask) for _ in range(8)]
+    with running_service(repository, drain_seconds=2) as service:
+        clients = [threading.Thread(target=send_requests) for _ in range(8)]
         for client in clients:
             client.start()
         time.sleep(1.0)
         service.process.terminate()
-        service.until(lambda: not service.ready())
+        service.wait_until(lambda: not service.ready())
         time.sleep(1.0)
         for client in clients:
             client.join(0.0)
-        served = len(answers)
-        assert served
-        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers[:served])
-        assert service.process.wait(WAIT) == 0
+        completed = len(responses)
+        assert completed
+        assert all(response.startswith(b"HTTP/1.1 200 ") for response in responses[:completed])
+        assert service.process.wait(TIMEOUT_SECONDS) == 0
         for client in clients:
-            client.join(WAIT)
+            client.join(TIMEOUT_SECONDS)

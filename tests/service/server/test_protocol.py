@@ -1,4 +1,4 @@
-"""Clients that behave badly, one kind at a time, on a real process: what each is told, and that it is got rid of."""
+"""Connection limits of a real process: the response to each kind of misbehaving client, and how its connection ends."""
 
 from __future__ import annotations
 
@@ -10,45 +10,52 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.support.serving import Service, read, serving
+from ranking.errors import RankerError
+from service.server.protocol import require_supported_uvicorn
+from tests.support.http_client import read_until_closed
+from tests.support.processes import ServiceProcess, running_service
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 BODY = b'{"items": [{"id": "v1"}]}'
 RANK = POST.replace(b"100", b"%d" % len(BODY)) + BODY
-SOON = 10.0
-"""Seconds; limits are a tenth of it."""
+CLOSE_SECONDS = 10.0
+"""Upper bound on the duration of a connection; the limits under test are 1 s."""
 
 
 @pytest.fixture(scope="module")
-def service(repository: Path) -> Iterator[Service]:
+def service(repository: Path) -> Iterator[ServiceProcess]:
     settings = {"header_seconds": 1, "read_seconds": 1, "max_connections": 50, "keep_alive_seconds": 1}
-    with serving(repository, **settings) as service:
+    with running_service(repository, **settings) as service:
         yield service
 
 
-def told(service: Service, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """What the service says until it closes, which it has to do soon."""
+def exchange(service: ServiceProcess, *segments: bytes, pause: float = 0.0) -> bytes:
+    """Send the segments and return all that the service sends until it closes the connection."""
     start = time.monotonic()
     with service.connect() as connection:
-        with suppress(ConnectionError):  # it need not listen to all of it
-            for piece in pieces:
-                connection.sendall(piece)
+        with suppress(ConnectionError):  # the service may close the connection before it has read everything
+            for segment in segments:
+                connection.sendall(segment)
                 time.sleep(pause)
-        answer = read(connection)
-    assert time.monotonic() - start < SOON
-    return answer
+        response = read_until_closed(connection)
+    assert time.monotonic() - start < CLOSE_SECONDS
+    return response
 
 
-def rejections(service: Service) -> dict[str, float]:
-    text = service.answer("/metrics").partition(b"\r\n\r\n")[2].decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
+def rejections(service: ServiceProcess) -> dict[str, float]:
+    families = {family.name: family for family in text_string_to_metric_families(service.metrics())}
     return {sample.labels["reason"]: sample.value for sample in families["ranker_rejections"].samples}
 
 
+def open_files(service: ServiceProcess) -> int:
+    return len(list(Path(f"/proc/{service.process.pid}/fd").iterdir()))
+
+
 @pytest.mark.parametrize(
-    ("pieces", "status", "reason"),
+    ("segments", "status", "reason"),
     [
         ((b"HELLO\r\n\r\n",), 400, "malformed"),
         ((LIVE + b"X: " + b"a" * 40_000,), 431, "large_headers"),
@@ -61,81 +68,107 @@ def rejections(service: Service) -> dict[str, float]:
         ((POST,), 408, "slow_body"),
         ((POST.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked") + b"1\r\n{\r\n",), 408, "slow_body"),
     ],
-    ids=range(10),
+    ids=[
+        "not HTTP",
+        "incomplete large header",
+        "large header",
+        "many headers",
+        "header of 3 MB",
+        "large URL",
+        "incomplete headers",
+        "incomplete body",
+        "no body",
+        "incomplete chunked body",
+    ],
 )
-def test_what_is_too_large_or_does_not_come_is_told_so_and_closed(
-    service: Service, pieces: tuple[bytes, ...], status: int, reason: str
+def test_protocol_request_over_a_limit_is_rejected_and_connection_closed(
+    service: ServiceProcess, segments: tuple[bytes, ...], status: int, reason: str
 ) -> None:
     before = rejections(service).get(reason, 0)
-    answer = told(service, *pieces)
-    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
-    assert b"content-type: application/problem+json\r\n" in answer
-    assert b"connection: close\r\n" in answer
+    response = exchange(service, *segments)
+    assert response.startswith(b"HTTP/1.1 %d " % status), response[:200]
+    assert b"content-type: application/problem+json\r\n" in response
+    assert b"connection: close\r\n" in response
     assert rejections(service)[reason] == before + 1
 
 
-@pytest.mark.parametrize("pieces", [[LIVE + b"X: ", *[b"a"] * 25], [POST, *[b" "] * 25]], ids=["head", "body"])
-def test_what_comes_byte_by_byte_does_not_gain_time_by_it(service: Service, pieces: list[bytes]) -> None:
-    assert told(service, *pieces, pause=0.1).startswith(b"HTTP/1.1 408 ")
+@pytest.mark.parametrize("segments", [[LIVE + b"X: ", *[b"a"] * 25], [POST, *[b" "] * 25]], ids=["head", "body"])
+def test_protocol_request_sent_byte_by_byte_does_not_extend_the_timeout(
+    service: ServiceProcess, segments: list[bytes]
+) -> None:
+    assert exchange(service, *segments, pause=0.1).startswith(b"HTTP/1.1 408 ")
 
 
-def test_who_asks_nothing_is_closed(service: Service) -> None:
-    assert told(service) == b""
+def test_protocol_connection_without_request_is_closed(service: ServiceProcess) -> None:
+    assert exchange(service) == b""
 
 
-def test_who_asks_no_more_is_closed(service: Service) -> None:
-    answer = told(service, RANK)
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert b"connection: close\r\n" not in answer
+def test_protocol_idle_connection_after_a_response_is_closed(service: ServiceProcess) -> None:
+    response = exchange(service, RANK)
+    assert response.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close\r\n" not in response
 
 
-def test_large_headers_within_the_limit_and_pieces_in_time_are_fine(service: Service) -> None:
+def test_protocol_large_headers_within_the_limit_are_accepted(service: ServiceProcess) -> None:
     with service.connect() as connection:
         connection.sendall(LIVE + b"X: " + b"a" * 30_000 + b"\r\n\r\n")
         assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
+
+
+def test_protocol_request_in_segments_within_the_timeout_is_accepted(service: ServiceProcess) -> None:
     third = len(RANK) // 3
-    pieces = RANK[:third], RANK[third : 2 * third], RANK[2 * third :]
-    assert told(service, *pieces, pause=0.3).startswith(b"HTTP/1.1 200 ")
+    segments = RANK[:third], RANK[third : 2 * third], RANK[2 * third :]
+    assert exchange(service, *segments, pause=0.3).startswith(b"HTTP/1.1 200 ")
 
 
-def test_requests_at_once_are_answered_in_order(service: Service) -> None:
-    answer = told(service, RANK + LIVE + b"\r\n" + RANK.replace(b'"v1"', b'"v2"'))
-    assert [answer.find(sign) > 0 for sign in (b'"v1"', b'"live"', b'"v2"')] == [True] * 3
-    assert answer.index(b'"v1"') < answer.index(b'"live"') < answer.index(b'"v2"')
+def test_protocol_pipelined_requests_are_answered_in_order(service: ServiceProcess) -> None:
+    response = exchange(service, RANK + LIVE + b"\r\n" + RANK.replace(b'"v1"', b'"v2"'))
+    assert [response.find(mark) > 0 for mark in (b'"v1"', b'"live"', b'"v2"')] == [True] * 3
+    assert response.index(b'"v1"') < response.index(b'"live"') < response.index(b'"v2"')
 
 
-def test_a_client_that_sends_no_more_may_still_be_answered_and_leaves_nothing_behind(service: Service) -> None:
-    files = Path(f"/proc/{service.process.pid}/fd")
-    before = len(list(files.iterdir()))
+def test_protocol_half_closed_connections_are_closed_after_the_timeout(service: ServiceProcess) -> None:
+    before = open_files(service)
     with ExitStack() as stack:
         for _ in range(40):
             connection = stack.enter_context(service.connect())
             connection.sendall(POST)
             connection.shutdown(socket.SHUT_WR)
-        service.until(lambda: len(list(files.iterdir())) <= before + 2)
+        service.wait_until(lambda: open_files(service) <= before + 2)
 
 
-def test_one_connection_too_many_is_told_so(service: Service) -> None:
-    service.until(lambda: service.answer("/v2/health/live") != b"")
+def test_protocol_connection_above_the_limit_is_rejected_with_503(service: ServiceProcess) -> None:
+    service.wait_until(lambda: service.get("/v2/health/live") != b"")
     with ExitStack() as stack:
         for _ in range(50):
             stack.enter_context(service.connect())
-        answer = told(service)
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after: 1\r\n" in answer
-    service.until(lambda: b" 200 " in service.answer("/v2/health/live")[:20])
+        response = exchange(service)
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in response
+    service.wait_until(lambda: b" 200 " in service.get("/v2/health/live")[:20])
 
 
-def test_an_answer_that_nobody_takes_is_given_up(service: Service) -> None:
-    """Requests for answers of megabytes, and not one of them read."""
+def test_protocol_response_that_the_client_does_not_read_is_aborted(service: ServiceProcess) -> None:
+    """The clients request responses of megabytes and read none of them."""
     items = b",".join(b'{"id": "v%d"}' % i for i in range(5_000))
     body = b'{"items": [' + items + b"]}"
-    files = Path(f"/proc/{service.process.pid}/fd")
-    before = len(list(files.iterdir()))
+    before = open_files(service)
     with ExitStack() as stack:
         for _ in range(5):
             connection = stack.enter_context(service.connect())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             connection.sendall(POST.replace(b"100", b"%d" % len(body)) + body)
-        service.until(lambda: len(list(files.iterdir())) >= before + 5)
-        service.until(lambda: len(list(files.iterdir())) <= before + 2)
+        service.wait_until(lambda: open_files(service) >= before + 5)
+        service.wait_until(lambda: open_files(service) <= before + 2)
+
+
+def test_require_supported_uvicorn_installed_version_passes() -> None:
+    require_supported_uvicorn()
+
+
+def test_require_supported_uvicorn_without_start_hook_raises_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
+    monkeypatch.setattr("uvicorn.__version__", "0.44.0")
+    with pytest.raises(RankerError, match=r"uvicorn 0\.44\.0 .*>=0\.45,<0\.55") as caught:
+        require_supported_uvicorn()
+    assert "\n" not in str(caught.value)

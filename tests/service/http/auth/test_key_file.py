@@ -25,50 +25,50 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_new_key_is_told_once_and_stored_hashed_for_its_owner_alone(file: Path) -> None:
-    secret = key_file.new(file, "app", ("rank", "feedback"))
+    secret = key_file.create_key(file, "app", ("rank", "feedback"))
     assert secret.startswith("ranker_")
     assert len(secret) >= len("ranker_") + 43  # 32 bytes in base 64
     assert secret not in file.read_text()
-    (key,) = key_file.read(file)
+    (key,) = key_file.read_keys(file)
     assert (key.name, key.scopes, key.expires) == ("app", ("rank", "feedback"), None)
     assert key.sha256 == hashlib.sha256(secret.encode()).hexdigest()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_keys_are_added_and_taken_away_one_by_one(file: Path) -> None:
-    secrets = {key_file.new(file, name, ("rank",)) for name in ("a", "b", "c")}
+    secrets = {key_file.create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
     assert len(secrets) == 3
-    key_file.revoke(file, "b")
-    assert [key.name for key in key_file.read(file)] == ["a", "c"]
+    key_file.revoke_key(file, "b")
+    assert [key.name for key in key_file.read_keys(file)] == ["a", "c"]
 
 
 def test_who_could_read_the_file_still_can_after_a_change(file: Path, tmp_path: Path) -> None:
-    key_file.new(file, "a", ("rank",))
+    key_file.create_key(file, "a", ("rank",))
     file.chmod(0o640)
     link = tmp_path / "link.json"
     link.symlink_to(file)
-    key_file.new(link, "b", ("rank",))
+    key_file.create_key(link, "b", ("rank",))
     assert link.is_symlink()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert len(key_file.read(file)) == 2
+    assert len(key_file.read_keys(file)) == 2
 
 
 def test_changes_at_the_same_time_are_all_kept(file: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: key_file.new(file, f"k{i}", ("rank",)), range(24)))
-    assert {key.name for key in key_file.read(file)} == {f"k{i}" for i in range(24)}
+        list(pool.map(lambda i: key_file.create_key(file, f"k{i}", ("rank",)), range(24)))
+    assert {key.name for key in key_file.read_keys(file)} == {f"k{i}" for i in range(24)}
 
 
 def test_a_name_is_given_once(file: Path) -> None:
-    key_file.new(file, "app", ("rank",))
-    with pytest.raises(ConfigError, match=r"keys\.json: a key is named 'app' already"):
-        key_file.new(file, "app", ("rank",))
-    with pytest.raises(ConfigError, match="no key is named 'ap'; there are: app"):
-        key_file.revoke(file, "ap")
+    key_file.create_key(file, "app", ("rank",))
+    with pytest.raises(ConfigError, match=r"keys\.json: a key named 'app' exists"):
+        key_file.create_key(file, "app", ("rank",))
+    with pytest.raises(ConfigError, match="no key is named 'ap'; existing keys: app"):
+        key_file.revoke_key(file, "ap")
     with pytest.raises(ConfigError, match="name: use up to 64 letters"):
-        key_file.new(file, "line\nbreak", ("rank",))
+        key_file.create_key(file, "line\nbreak", ("rank",))
     with pytest.raises(OutputError, match="there is no folder"):
-        key_file.new(file.parent / "nowhere" / "keys.json", "app", ("rank",))
+        key_file.create_key(file.parent / "nowhere" / "keys.json", "app", ("rank",))
 
 
 GOOD: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
@@ -90,29 +90,29 @@ GOOD: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
 def test_a_wrong_file_is_told(file: Path, data: Any, said: str) -> None:
     file.write_text(json.dumps(data))
     with pytest.raises(ConfigError) as raised:
-        key_file.read(file)
+        key_file.read_keys(file)
     assert said in str(raised.value)
     assert str(raised.value).startswith(f"{file}: ")
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"{", "is no JSON"), (b"\xff", "is no JSON")])
+@pytest.mark.parametrize(("content", "said"), [(b"{", "is not valid JSON"), (b"\xff", "is not valid JSON")])
 def test_what_is_no_json_is_told(file: Path, content: bytes, said: str) -> None:
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
-        key_file.read(file)
+        key_file.read_keys(file)
 
 
 def test_a_key_in_place_of_its_hash_is_not_shown(file: Path) -> None:
     file.write_text(json.dumps({"keys": [GOOD | {"sha256": "ranker_secret"}]}))
     with pytest.raises(ConfigError, match="write the key's SHA-256") as raised:
-        key_file.read(file)
+        key_file.read_keys(file)
     assert "ranker_secret" not in str(raised.value)
 
 
 def test_a_key_expires(file: Path) -> None:
     now = datetime.now(UTC)
-    key_file.new(file, "app", ("rank",), now + timedelta(days=1))
-    (key,) = key_file.read(file)
+    key_file.create_key(file, "app", ("rank",), now + timedelta(days=1))
+    (key,) = key_file.read_keys(file)
     assert not key.expired(now)
     assert key.expired(now + timedelta(days=1))
 
@@ -121,15 +121,15 @@ class TestCommands:
     def test_new_prints_the_key_alone_on_stdout(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["keys", "new", str(file), "--name", "app", "--scopes", "rank", "feedback", "--days", "7"]) == 0
         printed = capsys.readouterr()
-        (key,) = key_file.read(file)
+        (key,) = key_file.read_keys(file)
         assert hashlib.sha256(printed.out.strip().encode()).hexdigest() == key.sha256
         assert "shown only now" in printed.err
         assert key.expires is not None
         assert timedelta(days=6.9) < key.expires - datetime.now(UTC) <= timedelta(days=7)
 
     def test_list_shows_all_but_the_hashes(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        key_file.new(file, "app", ("rank", "feedback"))
-        key_file.new(file, "old", ("admin",), datetime(2020, 1, 1, tzinfo=UTC))
+        key_file.create_key(file, "app", ("rank", "feedback"))
+        key_file.create_key(file, "old", ("admin",), datetime(2020, 1, 1, tzinfo=UTC))
         assert main(["keys", "list", str(file)]) == 0
         assert capsys.readouterr().out.splitlines() == [
             "app  rank feedback  never expires",
@@ -139,8 +139,8 @@ class TestCommands:
         assert [key["expired"] for key in json.loads(capsys.readouterr().out)["keys"]] == [False, True]
 
     def test_revoke_takes_one_away(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        key_file.new(file, "app", ("rank",))
+        key_file.create_key(file, "app", ("rank",))
         assert main(["keys", "revoke", str(file), "ap"]) == 1
-        assert "there are: app" in capsys.readouterr().err
+        assert "existing keys: app" in capsys.readouterr().err
         assert main(["keys", "revoke", str(file), "app"]) == 0
-        assert key_file.read(file) == ()
+        assert key_file.read_keys(file) == ()

@@ -9,7 +9,7 @@ import pytest
 
 from ranking.errors import ConfigError
 from service.http.auth import key_file
-from service.http.auth.keyring import LOOK_EVERY, Keyring
+from service.http.auth.keyring import CHECK_SECONDS, Keyring
 
 
 class Clock:
@@ -35,7 +35,7 @@ def name(keyring: Keyring, secret: str) -> str | None:
 
 
 def test_each_key_is_found_and_no_other(file: Path, clock: Clock) -> None:
-    secrets = {each: key_file.new(file, each, ("rank",)) for each in ("a", "b", "c")}
+    secrets = {each: key_file.create_key(file, each, ("rank",)) for each in ("a", "b", "c")}
     keyring = Keyring(file, clock)
     assert {each: name(keyring, secret) for each, secret in secrets.items()} == {each: each for each in secrets}
     for wrong in ("", "a", secrets["a"][:-1], secrets["a"] + "x", secrets["a"].upper()):
@@ -44,13 +44,13 @@ def test_each_key_is_found_and_no_other(file: Path, clock: Clock) -> None:
 
 
 def test_a_changed_file_counts_at_the_next_look_and_not_before(file: Path, clock: Clock) -> None:
-    old = key_file.new(file, "old", ("rank",))
+    old = key_file.create_key(file, "old", ("rank",))
     keyring = Keyring(file, clock)
-    new = key_file.new(file, "new", ("rank",))
-    key_file.revoke(file, "old")
-    clock.now = LOOK_EVERY / 2
+    new = key_file.create_key(file, "new", ("rank",))
+    key_file.revoke_key(file, "old")
+    clock.now = CHECK_SECONDS / 2
     assert (name(keyring, old), name(keyring, new)) == ("old", None)
-    clock.now = LOOK_EVERY
+    clock.now = CHECK_SECONDS
     assert (name(keyring, old), name(keyring, new)) == (None, "new")
 
 
@@ -58,7 +58,7 @@ def test_a_changed_file_counts_at_the_next_look_and_not_before(file: Path, clock
 def test_a_broken_file_keeps_the_keys_and_is_logged_once(
     file: Path, clock: Clock, caplog: pytest.LogCaptureFixture, broken: str | None
 ) -> None:
-    secret = key_file.new(file, "app", ("rank",))
+    secret = key_file.create_key(file, "app", ("rank",))
     keyring = Keyring(file, clock)
     if broken is None:
         file.unlink()
@@ -79,7 +79,7 @@ def test_without_a_file_there_is_no_keyring(file: Path) -> None:
 
 
 def test_a_file_for_all_to_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    key_file.new(file, "app", ("rank",))
+    key_file.create_key(file, "app", ("rank",))
     Keyring(file)
     assert "chmod 600" not in caplog.text
     file.chmod(0o644)

@@ -13,9 +13,8 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.http.auth import key_file
-from service.http.auth.guard import presented
 from service.http.auth.key_file import SCOPES
-from service.http.auth.scopes import required_scope
+from service.http.auth.middleware import key_from_headers, required_scope
 from service.settings import Settings
 
 
@@ -27,8 +26,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def secrets(file: Path) -> dict[str, str]:
     """Scope → a key that has just that; "expired" → one that had all."""
-    secrets: dict[str, str] = {scope: key_file.new(file, scope, (scope,)) for scope in SCOPES}
-    secrets["expired"] = key_file.new(file, "expired", SCOPES, datetime.now(UTC) - timedelta(seconds=1))
+    secrets: dict[str, str] = {scope: key_file.create_key(file, scope, (scope,)) for scope in SCOPES}
+    secrets["expired"] = key_file.create_key(file, "expired", SCOPES, datetime.now(UTC) - timedelta(seconds=1))
     return secrets
 
 
@@ -102,11 +101,11 @@ def test_admin_operations_are_for_admins_and_logged_by_the_name_of_the_key(
 
 def test_a_new_key_works_and_a_revoked_one_stops_without_a_restart(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    old = key_file.new(file, "old", ("rank",))
+    old = key_file.create_key(file, "old", ("rank",))
     with TestClient(create_app(Settings(repository=repository, keys=file))) as client:
         assert client.post("/v1/rank", json=BODY, headers=bearer(old)).status_code == 200
-        new = key_file.new(file, "new", ("rank",))
-        key_file.revoke(file, "old")
+        new = key_file.create_key(file, "new", ("rank",))
+        key_file.revoke_key(file, "old")
         time.sleep(1.05)
         assert client.post("/v1/rank", json=BODY, headers=bearer(old)).status_code == 401
         assert client.post("/v1/rank", json=BODY, headers=bearer(new)).status_code == 200
@@ -125,7 +124,7 @@ def test_a_new_key_works_and_a_revoked_one_stops_without_a_restart(repository: P
     ],
 )
 def test_where_a_key_is_looked_for(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
-    assert presented(headers) == key
+    assert key_from_headers(headers) == key
 
 
 class TestTheDocument:

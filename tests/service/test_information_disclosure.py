@@ -35,7 +35,7 @@ class Guarded:
     """A service with keys, and one of them."""
 
     def __init__(self, repository: Path, file: Path) -> None:
-        self.secret = key_file.new(file, "tests", SCOPES)
+        self.secret = key_file.create_key(file, "tests", SCOPES)
         settings = Settings(repository=repository, keys=file, max_candidates=200, max_body_bytes=100_000)
         self.client = TestClient(create_app(settings), raise_server_exceptions=False)
 

@@ -1,0 +1,97 @@
+"""Checks the API key of each request against the scope that its path requires."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.http.auth.key_file import Key
+from service.http.auth.key_file import Scope as KeyScope
+from service.http.auth.keyring import Keyring
+from service.protocol.problems import Problem, to_response
+
+log = logging.getLogger("ranker.service")
+
+PUBLIC_PATHS = ("/metrics", "/docs", "/openapi.json")
+"""Paths that need no key: they reveal nothing about users, and Prometheus, probes and browsers send no key."""
+PUBLIC_PREFIX = "/v2/health/"
+ADMIN_PREFIX = "/v2/repository/"
+INSTRUCTION = "send an API key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
+
+
+def required_scope(path: str) -> KeyScope | None:
+    """Return the scope that a path requires, or None if it is public.
+
+    Paths that are not listed here require ``rank``, so that a new operation is protected by default.
+    """
+    if path == "/v1/feedback":
+        return "feedback"
+    if path.startswith(ADMIN_PREFIX):
+        return "admin"
+    if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX):
+        return None
+    return "rank"
+
+
+class ApiKeyMiddleware:
+    """ASGI middleware that rejects requests without a valid key before it reads their body.
+
+    Args:
+        app: Application to protect.
+        keyring: Valid keys.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+        self._app, self._keyring = app, keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; pass events other than HTTP to the application."""
+        if scope["type"] == "http" and (required := required_scope(scope["path"])) is not None:
+            try:
+                key = self._authorize(scope["headers"], required)
+            except Problem as problem:
+                await to_response(problem)(scope, receive, send)
+                return
+            if required == "admin":
+                log.info("%s %.200r by API key %s", scope["method"], scope["path"], key.name)
+        await self._app(scope, receive, send)
+
+    def _authorize(self, headers: Iterable[tuple[bytes, bytes]], required: KeyScope) -> Key:
+        """Return the key of a request.
+
+        Raises:
+            Problem: 401 if the key is missing, unknown or expired; 403 if it lacks the scope.
+        """
+        secret = key_from_headers(headers)
+        if secret is None:
+            raise _unauthorized(INSTRUCTION)
+        key = self._keyring.find(secret)
+        if key is None:
+            raise _unauthorized(f"this API key is not known: {INSTRUCTION}", "invalid_token")
+        if key.expires is not None and key.expired(datetime.now(UTC)):
+            raise _unauthorized(f"this API key expired on {key.expires:%Y-%m-%d %H:%M %Z}", "invalid_token")
+        if required not in key.scopes:
+            challenge = f'Bearer realm="ranker", error="insufficient_scope", scope="{required}"'
+            detail = f"this API key lacks the scope '{required}': it has {', '.join(key.scopes)}"
+            raise Problem(403, detail, headers={"WWW-Authenticate": challenge})
+        return key
+
+
+def key_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the key of a request: X-API-Key, else the bearer token, else None."""
+    token = None
+    for name, value in headers:
+        if name == b"x-api-key":
+            return value.strip()
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            token = value[7:].strip()
+    return token
+
+
+def _unauthorized(detail: str, error: str | None = None) -> Problem:
+    """Build a 401 problem with the challenge of RFC 6750, section 3."""
+    challenge = 'Bearer realm="ranker"' + (f', error="{error}"' if error else "")
+    return Problem(401, detail, headers={"WWW-Authenticate": challenge})
