@@ -1,4 +1,4 @@
-"""The main job: a log in, a run folder with a converged and evaluated model out."""
+"""The ``train`` job: from a log to a run folder with a converged and evaluated model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from pipelines.runs.run import RunFolder
 from pipelines.runs.trackers import Trackers, require_installed
 from pipelines.training.calibration import calibrate
 from pipelines.training.dataloader import BatchLoader
-from pipelines.training.distributed import DistContext, init_distributed, world_size
-from pipelines.training.labeled_batch import LabeledBatch, encode
+from pipelines.training.distributed import DistContext, get_world_size, init_distributed
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
-from pipelines.training.setup import base_outputs, prepare
-from pipelines.training.torch_batch import DeviceBatch
+from pipelines.training.setup import base_rate_outputs, prepare
 from pipelines.training.trainer import OnCheck, Trainer
 from pipelines.training.warm_start import WarmStart
 from ranking.artifacts.atomic_files import write_json
 from ranking.errors import ConfigError, RankerError, UsageError
-from ranking.gates import DSelectK
+from ranking.gates import DSelectK, Gate
 from ranking.gates.base import mean_selection
 from ranking.gates.config import SingleTaskConfig
 from ranking.model.gate_stats import GateStatistics
@@ -44,72 +43,73 @@ def train(
     folder: Path,
     *,
     resume: bool = False,
-    warm: WarmStart | None = None,
+    warm_start: WarmStart | None = None,
     on_check: OnCheck | None = None,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Trains on the configured log; the single-task baseline trains one model after the other.
+    """Train on the configured log; the single-task baseline trains its models one after the other.
 
-    Under torchrun every rank calls this, and the first one writes.
+    Under torchrun, every rank calls this function and the main rank writes.
 
     Args:
         config: the whole configuration.
-        folder: of the run; new, unless ``resume``.
-        resume: go on with what is in the folder, from the last checkpoint or from the start.
-        warm: an earlier run to go on from.
-        on_check: called with each line of metrics.jsonl; raising from it stops the training.
-        command: what was given on the command line, kept in the run; nothing if it was started from Python.
+        folder: the run folder; must be new or empty unless ``resume`` is set.
+        resume: continue the run in the folder from its last checkpoint, or start it.
+        warm_start: earlier run to start from.
+        on_check: callback for each line of metrics.jsonl; an exception that it raises ends the training.
+        command: arguments of the command line, stored in the run; empty if the training was started from Python.
 
     Raises:
-        LogError: the log cannot be used; says why.
-        ConfigError: a warm start from a run of another kind, or a tracker that is not installed.
-        OutputError: the run folder holds something already, is in use, or cannot be written.
-        RankerError: the loss became NaN, or another rank was lost.
+        LogError: the log cannot be used.
+        ConfigError: the warm start does not fit the configuration, or a tracker is not installed.
+        OutputError: the run folder is not empty, is in use, or cannot be written.
+        RankerError: a loss became NaN or infinite, or another rank failed.
     """
     require_installed(config.training.trackers)
-    if warm is not None:
-        warm.require_alike(config)
+    if warm_start is not None:
+        warm_start.require_compatible(config)
     if isinstance(config.model.gate, SingleTaskConfig):
-        return _train_each(config, folder, resume, command)
-    with init_distributed() as world:
-        _require_divisible(config, world)
-        with _run_folder(config, folder, world, command, resume=resume) as run:
+        return _train_single_tasks(config, folder, resume, command)
+    with init_distributed() as context:
+        _require_divisible(config, context)
+        with _open_run_folder(config, folder, context, command, resume=resume) as run:
             if run.finished:
-                print_status(f"{folder}: training has finished already")
+                print_status(f"{folder}: training has already finished")
             else:
-                _tracked(config, run, world, warm, on_check)
+                _train_with_trackers(config, run, context, warm_start, on_check)
     return run
 
 
-def _train_each(config: Config, folder: Path, resume: bool, command: Sequence[str]) -> RunFolder:
-    """A run for each task."""
-    if world_size() > 1:
-        raise UsageError("single_task trains a model for each task, one by one: leave torchrun away")
-    with _run_folder(config, folder, DistContext(), command, resume=resume) as run:
-        each = {}
-        for task, alone in single_task.configs(config).items():
-            print_status(f"task {task} by itself")
-            each[task] = train(alone, run.of_task(task), resume=resume, command=command)
-        if all(part.evaluation.exists() for part in each.values()):
-            write_json(single_task.evaluation(part.load_evaluation() for part in each.values()), run.evaluation)
-        write_json(single_task.selection(each), run.selection)
+def _train_single_tasks(config: Config, folder: Path, resume: bool, command: Sequence[str]) -> RunFolder:
+    """Train one model per task."""
+    if get_world_size() > 1:
+        raise UsageError("single_task trains its models one after the other in one process: run it without torchrun")
+    with _open_run_folder(config, folder, DistContext(), command, resume=resume) as run:
+        runs = {}
+        for task, task_config in single_task.task_configs(config).items():
+            print_status(f"training the model of task {task}")
+            runs[task] = train(task_config, run.task_folder(task), resume=resume, command=command)
+        if all(task_run.evaluation.exists() for task_run in runs.values()):
+            evaluations = (task_run.load_evaluation() for task_run in runs.values())
+            write_json(single_task.merge_evaluations(evaluations), run.evaluation)
+        write_json(single_task.merge_selections(runs), run.selection)
     return run
 
 
 @contextmanager
-def _run_folder(
-    config: Config, folder: Path, world: DistContext, command: Sequence[str], *, resume: bool
+def _open_run_folder(
+    config: Config, folder: Path, context: DistContext, command: Sequence[str], *, resume: bool
 ) -> Iterator[RunFolder]:
-    """The run's folder, claimed by the first rank; removed if nothing was learnt, so that one may try again."""
-    if not world.first:
-        world.wait()
+    """Create or resume the run folder and lock it on the main rank; delete it if the run failed before training."""
+    if not context.is_main:
+        context.barrier()
         yield RunFolder(folder)
         return
-    run = RunFolder.resumed(folder, config) if resume else RunFolder.create(folder, config)
-    with run.claimed():
-        if not run.command.exists():  # a resumed run keeps the command that began it
+    run = RunFolder.resume(folder, config) if resume else RunFolder.create(folder, config)
+    with run.lock():
+        if not run.command.exists():  # a resumed run keeps its original command
             write_json(provenance(command), run.command)
-        world.wait()
+        context.barrier()
         try:
             yield run
         except RankerError:
@@ -118,105 +118,108 @@ def _run_folder(
             raise
 
 
-def _require_divisible(config: Config, world: DistContext) -> None:
-    size = config.training.batch_size
-    if size % world.size or size < 2 * world.size:  # batch norm needs two rows a rank
+def _require_divisible(config: Config, context: DistContext) -> None:
+    """Check that the batch size gives every rank the same number of rows, at least the two that batch norm needs."""
+    size, ranks = config.training.batch_size, context.world_size
+    if size % ranks or size < 2 * ranks:
         raise ConfigError(
-            f"training.batch_size = {size} is that of all {world.size} ranks together: "
-            f"choose a multiple of {world.size}, at least {2 * world.size}"
+            f"training.batch_size = {size} is the total over all {ranks} ranks: "
+            f"choose a multiple of {ranks}, at least {2 * ranks}"
         )
 
 
-def _tracked(
-    config: Config, run: RunFolder, world: DistContext, warm: WarmStart | None, on_check: OnCheck | None
+def _train_with_trackers(
+    config: Config, run: RunFolder, context: DistContext, warm_start: WarmStart | None, on_check: OnCheck | None
 ) -> None:
-    """Trains, and tells the configured trackers."""
+    """Train, and record the training with the configured trackers."""
     with Trackers(config, run) as trackers:
 
-        def tell(line: dict[str, Any]) -> None:
-            trackers.check(line)
+        def log_check(line: dict[str, Any]) -> None:
+            trackers.log_check(line)
             if on_check is not None:
                 on_check(line)
 
-        _train(config, run, world, warm, tell)
-        if world.first:
+        _train_model(config, run, context, warm_start, log_check)
+        if context.is_main:
             trackers.finish()
 
 
-def _train(
-    config: Config, run: RunFolder, world: DistContext, warm: WarmStart | None, on_check: OnCheck | None
+def _train_model(
+    config: Config, run: RunFolder, context: DistContext, warm_start: WarmStart | None, on_check: OnCheck | None
 ) -> None:
-    prepared = prepare(config, run, world, warm)
-    torch.manual_seed(config.training.seed + world.rank)
-    model = build_model(config, prepared.encoder, prepared.side_encoder)
-    if warm is None:
-        model.start_at(base_outputs(prepared.survey, config))
+    data = prepare(config, run, context, warm_start)
+    torch.manual_seed(config.training.seed + context.rank)
+    model = build_model(config, data.encoder, data.position_encoder)
+    if warm_start is None:
+        model.set_output_bias(base_rate_outputs(data.survey, config))
     else:
-        warm.fill(model)
-        if warm.reopened:
+        warm_start.initialize(model)
+        if warm_start.reopen:
             model.gate.reopen(config.training.convergence.gamma)
-    feed = partial(BatchLoader, prepared.reader, prepared.index, logs=config.logs, settings=config.training)
-    validation = partial(feed, encode=partial(encode, encoder=prepared.encoder), split="validation", shuffled=False)
-    with_side = partial(encode, encoder=prepared.encoder, side=prepared.side_encoder)
+    loader = partial(BatchLoader, data.reader, data.index, logs=config.logs, settings=config.training)
+    encode_train = partial(LabeledBatch.from_table, encoder=data.encoder, position_encoder=data.position_encoder)
+    encode_validation = partial(LabeledBatch.from_table, encoder=data.encoder)
+    validation = partial(loader, encode=encode_validation, split="validation", shuffle=False)
     trainer = Trainer(
         config,
         run,
-        world,
-        feed(encode=with_side, rank=world.rank, world=world.size),
-        validation(rank=world.rank, world=world.size),
+        context,
+        loader(encode=encode_train, rank=context.rank, world_size=context.world_size),
+        validation(rank=context.rank, world_size=context.world_size),
         model,
-        chosen=warm is not None and not warm.reopened and model.gate.concludes,
+        preselected=warm_start is not None and not warm_start.reopen and model.gate.needs_finalize,
         on_check=on_check,
     )
     trainer.resume()
     trainer.fit()
-    if world.first:
-        _conclude(config, run, trainer, validation(), prepared.survey)
-        trainer.clean_up()
+    if context.is_main:
+        _write_results(config, run, trainer, validation(), data.survey)
+        trainer.remove_checkpoints()
 
 
-def _conclude(config: Config, run: RunFolder, trainer: Trainer, validation: BatchLoader, found: dict[str, Any]) -> None:
-    """What is told of a finished training; selection.json comes last and says that it is finished."""
+def _write_results(
+    config: Config, run: RunFolder, trainer: Trainer, validation: BatchLoader, survey: dict[str, Any]
+) -> None:
+    """Calibrate and evaluate a trained model; selection.json is written last and marks the run as finished."""
     schema = config.serving_schema
-    model, encoder = load_model(run, config)  # the best weights, which need not be the last
-    selection, load = chosen(model, schema, validation.epoch(0))
-    convergence = trainer.convergence
-    trained = {
+    model, encoder = load_model(run, config)  # the best weights, which may be older than the last ones
+    selection, routing_cost = measure_selection(model, schema, validation.epoch(0))
+    schedule = trainer.schedule
+    gate: Gate = model.gate
+    codes_changed = gate.codes_changed() if isinstance(gate, DSelectK) and not gate.per_example else None
+    experts_of_top_k = trainer.mean_experts_evaluated / gate.k if gate.k < gate.num_experts else None
+    record = {
         **selection.to_json(),
         "kind": config.model.gate.kind,
-        "converged": bool(model.gate.converged().all()),
-        "binary_at_step": convergence.binary_at_step,
-        "snapped_codes": convergence.snapped_codes,
-        "codes_changed": model.gate.codes_changed() if _draws_codes(model) else None,
+        "converged": bool(gate.converged().all()),
+        "binary_at_step": schedule.binary_at_step,
+        "snapped_codes": schedule.snapped_codes,
+        "codes_changed": codes_changed,
         "steps": trainer.steps,
-        "training_experts_of_top_k": trainer.experts_evaluated / selection.k if _bounded(model) else None,
-        "flops": flops(selection, model.shape, load),
+        "training_experts_of_top_k": experts_of_top_k,
+        "flops": flops(selection, model.shape, routing_cost),
     }
     calibrate(run, model, schema.tasks, validation.epoch(0))
-    if found["rows"]["test"]:
-        write_json(evaluate(run_scorer(run, config, model, encoder, trained)), run.evaluation)
-    write_json(trained, run.selection)
+    if survey["rows"]["test"]:
+        write_json(evaluate(run_scorer(run, config, model, encoder, record)), run.evaluation)
+    write_json(record, run.selection)
 
 
 @torch.no_grad()
-def chosen(model: MMoE, schema: Schema, rows: Iterable[LabeledBatch]) -> tuple[Selection, RoutingCost | None]:
-    """The selection of a trained model; of a per-example gate its means over these rows, and what they cost."""
+def measure_selection(
+    model: MMoE, schema: Schema, batches: Iterable[LabeledBatch]
+) -> tuple[Selection, RoutingCost | None]:
+    """Return the selection of a trained model, and the routing cost if its gate decides per example.
+
+    The selection of a per-example gate has its mean weights over these batches; a static gate does not read them.
+    """
     gate = model.gate
     if not gate.per_example:
         return gate.selection(schema.task_names), None
-    found = GateStatistics(schema.tasks, gate.num_experts)
-    for examples in rows:
-        batch = DeviceBatch.from_labeled(examples)
-        found.add(model.forward_with_routing(batch.inputs).routing.weights, batch.labels)
-    selection = mean_selection(found.mean_weights, schema.task_names, gate.k, gate.available)
+    statistics = GateStatistics(schema.tasks, gate.num_experts)
+    for labeled_batch in batches:
+        batch = DeviceBatch.from_labeled(labeled_batch)
+        statistics.add(model.forward_with_routing(batch.inputs).routing.weights, batch.labels)
+    selection = mean_selection(statistics.mean_weights, schema.task_names, gate.k, gate.available)
     gate_flops = 2 * sum(parameter.numel() for parameter in gate.parameters())
-    return selection, RoutingCost(gate_flops, found.experts_a_row, found.experts_a_task)
-
-
-def _bounded(model: MMoE) -> bool:
-    """Whether the gate has a k that Top-k could have too."""
-    return model.gate.k < model.gate.num_experts
-
-
-def _draws_codes(model: MMoE) -> bool:
-    return isinstance(model.gate, DSelectK) and not model.gate.per_example
+    return selection, RoutingCost(gate_flops, statistics.experts_per_row, statistics.experts_per_task)

@@ -1,1 +1,1 @@
-"""Training runs on disk."""
+"""Training runs: the run folder, provenance, experiment trackers."""

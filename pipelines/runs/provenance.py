@@ -1,4 +1,4 @@
-"""Where a run comes from: the command, the versions, and the settings of the environment that change its numbers."""
+"""Provenance of a run: the command, package versions, and environment variables that affect its numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ENVIRONMENT = ("OMP_NUM_THREADS", "WORLD_SIZE", "CUBLAS_WORKSPACE_CONFIG")
 
 
 def provenance(command: Sequence[str] = ()) -> dict[str, Any]:
-    """``command.json``; it names neither the machine nor its user.
+    """Return the content of ``command.json``, which identifies neither the machine nor its user.
 
     Args:
-        command: what was given on the command line; nothing if the training was started from Python.
+        command: arguments of the command line; empty if the training was started from Python.
     """
     return {
         "argv": list(command),

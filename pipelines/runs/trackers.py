@@ -1,4 +1,4 @@
-"""Tells experiment trackers how a training goes: TensorBoard, and MLflow where it is installed."""
+"""Experiment trackers that record a training: TensorBoard, and MLflow if it is installed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PACKAGES: dict[Tracker, tuple[str, str]] = {
     "tensorboard": ("tensorboard", "pip install --no-deps -r requirements/train.lock"),
     "mlflow": ("mlflow", "pip install mlflow-skinny"),
 }
-"""Tracker → the module that it needs, and how to get it."""
+"""Module that each tracker needs, and the command that installs it."""
 
 MLFLOW_BATCH = 100
-"""Metrics or parameters in one call: the most parameters that MLflow's server takes."""
+"""Metrics or parameters per call; MLflow's server accepts at most 100 parameters."""
 
 
 class _Tracker(Protocol):
-    def check(self, step: int, scalars: Mapping[str, float]) -> None: ...
+    def log_check(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
     def finish(
         self, hyperparameters: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]
@@ -37,19 +37,19 @@ class _Tracker(Protocol):
 
 
 class Trackers:
-    """Those that a configuration asks for; one that fails is dropped with a warning, and the training goes on.
+    """The trackers that a configuration names. One that fails is dropped with a warning; the training continues.
 
-    The first check opens them, so that of several ranks only the one that tells has them. As a context it tells them if
-    the training ends in an error; ``finish`` ends them well.
+    The first check opens them, so that only the rank that logs has any. Leaving the context with an error marks the
+    tracked run as failed; ``finish`` marks it as finished.
 
     Args:
-        config: names the trackers; its name is MLflow's experiment.
-        run: its folder holds TensorBoard's files, and what is told at the end.
+        config: names the trackers; its name is the MLflow experiment.
+        run: folder for TensorBoard's files, and source of the results.
     """
 
     def __init__(self, config: Config, run: RunFolder) -> None:
         self._config, self._run = config, run
-        self._open: dict[Tracker, _Tracker] = {}
+        self._trackers: dict[Tracker, _Tracker] = {}
         self._opened = False
 
     def __enter__(self) -> Self:
@@ -57,98 +57,98 @@ class Trackers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            for name, tracker in list(self._open.items()):
-                with self._guarding(name):
+            for name, tracker in list(self._trackers.items()):
+                with self._drop_on_error(name):
                     tracker.fail()
 
-    def _ready(self) -> list[tuple[Tracker, _Tracker]]:
-        """Those that still listen."""
+    def _active(self) -> list[tuple[Tracker, _Tracker]]:
+        """Return the trackers that have not failed; the first call opens them."""
         if not self._opened:
             self._opened = True
             for name in self._config.training.trackers:
-                with self._guarding(name):
-                    self._open[name] = MAKERS[name](self._config, self._run)
-        return list(self._open.items())
+                with self._drop_on_error(name):
+                    self._trackers[name] = TRACKERS[name](self._config, self._run)
+        return list(self._trackers.items())
 
-    def check(self, record: Mapping[str, Any]) -> None:
-        """Tells a line of metrics.jsonl: every number in it, under its keys joined by ``/``."""
-        scalars = numbers({key: value for key, value in record.items() if key != "step"})
-        for name, tracker in self._ready():
-            with self._guarding(name):
-                tracker.check(record["step"], scalars)
+    def log_check(self, record: Mapping[str, Any]) -> None:
+        """Record all numbers of a line of metrics.jsonl, named by their keys joined with ``/``."""
+        scalars = flatten_numbers({key: value for key, value in record.items() if key != "step"})
+        for name, tracker in self._active():
+            with self._drop_on_error(name):
+                tracker.log_check(record["step"], scalars)
 
     def finish(self) -> None:
-        """Tells the settings, the test measures and the selection, and closes every tracker."""
+        """Record the settings, the test metrics and the selection, and close all trackers."""
         run = self._run
         evaluation = run.load_evaluation()["tasks"] if run.evaluation.exists() else {}
         selection = run.load_selection()
-        results = numbers(
+        results = flatten_numbers(
             {"test": evaluation, "selection": {key: selection[key] for key in ("flops", "snapped_codes")}}
         )
         results["selection/experts_used"] = float(len(selection["experts_used"]))
         texts = {"config.toml": run.config.read_text(), "selection.json": json.dumps(selection, indent=2)}
-        for name, tracker in self._ready():
-            with self._guarding(name):
-                tracker.finish(settings(self._config), results, texts)
+        for name, tracker in self._active():
+            with self._drop_on_error(name):
+                tracker.finish(flatten_settings(self._config), results, texts)
 
     @contextmanager
-    def _guarding(self, name: Tracker) -> Iterator[None]:
+    def _drop_on_error(self, name: Tracker) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._open.pop(name, None)
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print_status(f"warning: {name} failed and is told no more, the training goes on ({why})")
+            self._trackers.pop(name, None)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            print_status(f"warning: {name} failed and is disabled; the training continues ({reason})")
 
 
 def require_installed(trackers: Sequence[Tracker]) -> None:
-    """Does nothing if every tracker can be used.
+    """Check that all trackers are installed.
 
     Raises:
-        ConfigError: names one that is not installed, and how to install it.
+        ConfigError: names one that is not installed, and the command that installs it.
     """
     for name in trackers:
-        module, how = PACKAGES[name]
+        module, command = PACKAGES[name]
         if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"training.trackers names '{name}', which is not installed: {how}")
+            raise ConfigError(f"training.trackers names '{name}', which is not installed: {command}")
 
 
-def numbers(tree: Any, path: str = "") -> dict[str, float]:
-    """Every number in nested dictionaries and lists by the path to it, such as ``gate_weights/click/3``.
+def flatten_numbers(tree: Any, path: str = "") -> dict[str, float]:
+    """Return all numbers in nested dictionaries and lists by their path, such as ``gate_weights/click/3``.
 
-    Truth values and texts are left out, and None, which stands for what is undefined.
+    Booleans, strings and None are omitted.
     """
     if isinstance(tree, bool):
         return {}
     if isinstance(tree, int | float):
         return {path: float(tree)}
-    parts = tree if isinstance(tree, Mapping) else dict(enumerate(tree)) if isinstance(tree, list) else {}
+    children = tree if isinstance(tree, Mapping) else dict(enumerate(tree)) if isinstance(tree, list) else {}
     return {
-        inner: number
-        for key, part in parts.items()
-        for inner, number in numbers(part, f"{path}/{key}" if path else str(key)).items()
+        child_path: number
+        for key, child in children.items()
+        for child_path, number in flatten_numbers(child, f"{path}/{key}" if path else str(key)).items()
     }
 
 
-def settings(config: Config) -> dict[str, str]:
-    """The sections of a ranker.toml as ``section.key`` → value; features and tasks, which are lists, are left out."""
-    flat: dict[str, str] = {}
+def flatten_settings(config: Config) -> dict[str, str]:
+    """Return the settings of a configuration as ``section.key`` → value, without the lists (features and tasks)."""
+    settings: dict[str, str] = {}
 
     def add(path: str, value: Any) -> None:
         if isinstance(value, dict):
-            for key, inner in value.items():
-                add(f"{path}.{key}", inner)
+            for key, child in value.items():
+                add(f"{path}.{key}", child)
         else:
-            flat[path] = value if isinstance(value, str) else json.dumps(value)
+            settings[path] = value if isinstance(value, str) else json.dumps(value)
 
     for section, value in config.model_dump(mode="json", exclude_none=True).items():
         if isinstance(value, dict):
             add(section, value)
-    return flat
+    return settings
 
 
 class _TensorBoard:
-    """Event files in the run folder's ``tensorboard``; look at them with ``tensorboard --logdir``."""
+    """Event files in the run folder's ``tensorboard``, for ``tensorboard --logdir``."""
 
     def __init__(self, _config: Config, run: RunFolder) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -156,7 +156,7 @@ class _TensorBoard:
         self._writer = SummaryWriter(str(run.tensorboard), flush_secs=10)
         self._step = 0
 
-    def check(self, step: int, scalars: Mapping[str, float]) -> None:
+    def log_check(self, step: int, scalars: Mapping[str, float]) -> None:
         self._step = step
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
@@ -168,10 +168,10 @@ class _TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         writer = self._writer
-        for summary in hparams(
-            dict(hyperparameters), dict.fromkeys(results, 0.0)
-        ):  # the metrics' names; their values follow
-            writer.file_writer.add_summary(summary)
+        # The summaries declare the names of the metrics; add_scalar writes their values.
+        summaries = hparams(dict(hyperparameters), dict.fromkeys(results, 0.0))  # type: ignore[no-untyped-call]
+        for summary in summaries:
+            writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
         for name, value in results.items():
             writer.add_scalar(name, value, self._step)
         for name, text in texts.items():
@@ -183,33 +183,32 @@ class _TensorBoard:
 
 
 class _MLflow:
-    """A run in the experiment of the model's name; the server is MLflow's own setting, MLFLOW_TRACKING_URI."""
+    """A run in the experiment named after the model, on the server that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, config: Config, run: RunFolder) -> None:
-        os.environ.setdefault(
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
-        )  # its default waits minutes for a server that is gone
+        # By default, MLflow retries for minutes if the server does not respond.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         import mlflow
 
         self._client = mlflow.MlflowClient()
-        known = self._client.get_experiment_by_name(config.name)
-        experiment = known.experiment_id if known else self._client.create_experiment(config.name)
+        existing = self._client.get_experiment_by_name(config.name)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(config.name)
         self._run = self._client.create_run(experiment, run_name=run.path.name).info.run_id
         self._step = 0
 
-    def check(self, step: int, scalars: Mapping[str, float]) -> None:
+    def log_check(self, step: int, scalars: Mapping[str, float]) -> None:
         self._step = step
-        self._log(scalars)
+        self._log_metrics(scalars)
 
     def finish(
         self, hyperparameters: Mapping[str, str], results: Mapping[str, float], texts: Mapping[str, str]
     ) -> None:
         from mlflow.entities import Param
 
-        for part in _batches([Param(name, value) for name, value in hyperparameters.items()]):
-            self._client.log_batch(self._run, params=part)
-        self._log(results)
+        for params in _batches([Param(name, value) for name, value in hyperparameters.items()]):
+            self._client.log_batch(self._run, params=params)
+        self._log_metrics(results)
         for name, text in texts.items():
             self._client.log_text(self._run, text, name)
         self._client.set_terminated(self._run)
@@ -217,18 +216,18 @@ class _MLflow:
     def fail(self) -> None:
         self._client.set_terminated(self._run, "FAILED")
 
-    def _log(self, scalars: Mapping[str, float]) -> None:
+    def _log_metrics(self, scalars: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics = [Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, self._step) for name, value in scalars.items()]
-        for part in _batches(metrics):
-            self._client.log_batch(self._run, metrics=part)
+        for batch in _batches(metrics):
+            self._client.log_batch(self._run, metrics=batch)
 
 
-def _batches(things: list[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(things), MLFLOW_BATCH):
-        yield things[start : start + MLFLOW_BATCH]
+def _batches(items: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(items), MLFLOW_BATCH):
+        yield items[start : start + MLFLOW_BATCH]
 
 
-MAKERS: dict[Tracker, Callable[[Config, RunFolder], _Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
+TRACKERS: dict[Tracker, Callable[[Config, RunFolder], _Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

@@ -1,1 +1,1 @@
-"""Training: examples, convergence of the gates, the loop."""
+"""Training: batches, the gate schedule, the training loop, checkpoints."""

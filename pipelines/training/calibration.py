@@ -1,4 +1,4 @@
-"""Fits the calibration of a trained model on its validation split, with scikit-learn."""
+"""Fit the calibration of a trained model on its validation split, with scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,111 +17,119 @@ from ranking.metrics import Array
 from ranking.model.mmoe import MMoE
 from ranking.schema import Task
 
-FEWEST_FOR_PLATT = 10
-"""Rows of the rarer class that two numbers can be fitted to."""
-FEWEST_FOR_ISOTONIC = 100
-"""The same for a curve, which follows the noise of fewer."""
+MIN_PLATT_ROWS = 10
+"""Minimum number of rows of the rarer class for Platt scaling, which has two parameters."""
+MIN_ISOTONIC_ROWS = 100
+"""Minimum number of rows of the rarer class for isotonic regression, which fits the noise of smaller samples."""
 
-SAME_RATE = 1e-9
-"""Steps that differ by less are one: rounding tells them apart, not the rows."""
-FEWEST_IN_A_STEP = 10
-"""Rows of each class that one step of the curve is made of."""
+RATE_TOLERANCE = 1e-9
+"""Fitted rates that differ by less belong to one step: the difference is a rounding error."""
+MIN_STEP_ROWS = 10
+"""Minimum number of rows of each class in one step of the isotonic curve."""
 
 
 @torch.no_grad()
 def calibrate(run: RunFolder, model: MMoE, tasks: Sequence[Task], validation: Iterable[LabeledBatch]) -> None:
-    """Writes ``calibration.json`` into the run folder, if a task asks for it.
+    """Write ``calibration.json`` to the run folder if any task asks for calibration.
 
     Args:
-        run: the run.
-        model: its best weights, in eval mode.
-        tasks: in the order of the model's outputs.
-        validation: every example of the validation split.
+        run: the run folder.
+        model: the best weights, in eval mode.
+        tasks: the tasks, in the order of the model's outputs.
+        validation: all batches of the validation split.
 
     Raises:
         OutputError: the file cannot be written.
     """
     if all(task.calibration == "none" for task in tasks):
         return
-    parts = [(model(TorchBatch.from_numpy(examples.inputs)).numpy(), examples.labels) for examples in validation]
-    logits, labels = (np.concatenate(column).astype(np.float64) for column in zip(*parts, strict=True))
-    found = {}
+    outputs = [(model(TorchBatch.from_numpy(batch.inputs)).numpy(), batch.labels) for batch in validation]
+    logits, labels = (np.concatenate(arrays).astype(np.float64) for arrays in zip(*outputs, strict=True))
+    maps = {}
     for i, task in enumerate(tasks):
-        known = ~np.isnan(labels[:, i])
-        fitted = fit(task, logits[known, i], labels[known, i])
+        labeled = ~np.isnan(labels[:, i])
+        fitted = fit_task(task, logits[labeled, i], labels[labeled, i])
         if fitted is not None:
-            found[task.name] = fitted
-    write_json(Calibration(found).to_json(), run.calibration)
+            maps[task.name] = fitted
+    write_json(Calibration(maps).to_json(), run.calibration)
 
 
-def fit(task: Task, logits: Array, labels: Array) -> Platt | Isotonic | None:
-    """The map that a task asks for; says so on stderr where too few rows make it a simpler one, or none.
+def fit_task(task: Task, logits: Array, labels: Array) -> Platt | Isotonic | None:
+    """Fit the calibration method of a task.
+
+    With too few rows, fall back to a simpler method or to none, and log it.
 
     Args:
-        task: with its ``calibration``.
-        logits: of the model [rows].
+        task: the task, with its ``calibration``.
+        logits: logits of the model [rows].
         labels: 0 or 1 [rows].
     """
     if task.calibration == "none":
         return None
     rarer = int(min(labels.sum(), len(labels) - labels.sum()))
-    seen = f"task '{task.name}': the validation split has {rarer} rows of its rarer class"
-    if rarer < FEWEST_FOR_PLATT:
-        print_status(f"{seen}, calibration needs {FEWEST_FOR_PLATT}: left uncalibrated")
+    sample = f"task '{task.name}': the validation split has {rarer} rows of the rarer class"
+    if rarer < MIN_PLATT_ROWS:
+        print_status(f"{sample}, calibration needs {MIN_PLATT_ROWS}: left uncalibrated")
         return None
-    if task.calibration == "isotonic" and rarer >= FEWEST_FOR_ISOTONIC:
-        return isotonic(logits, labels)
+    if task.calibration == "isotonic" and rarer >= MIN_ISOTONIC_ROWS:
+        return fit_isotonic(logits, labels)
     if task.calibration == "isotonic":
-        print_status(f"{seen}, isotonic calibration needs {FEWEST_FOR_ISOTONIC}: calibrated by Platt's method")
-    found = platt(logits, labels)
-    if found is None:
+        print_status(f"{sample}, isotonic calibration needs {MIN_ISOTONIC_ROWS}: calibrated with Platt scaling instead")
+    platt = fit_platt(logits, labels)
+    if platt is None:
         print_status(
-            f"task '{task.name}': its scores do not rise with the label in the validation split: left uncalibrated"
+            f"task '{task.name}': scores do not increase with the label in the validation split: left uncalibrated"
         )
-    return found
+    return platt
 
 
-def platt(logits: Array, labels: Array) -> Platt | None:
-    """Maximum likelihood of slope and shift under Platt's targets, which stay away from 0 and 1 (1999, section 2.2).
+def fit_platt(logits: Array, labels: Array) -> Platt | None:
+    """Fit slope and shift by maximum likelihood with Platt's smoothed targets (Platt 1999, section 2.2).
 
-    None if the slope is not positive.
+    Args:
+        logits: [rows].
+        labels: 0 or 1 [rows].
+
+    Returns:
+        None if the fitted slope is not positive.
     """
-    from sklearn.linear_model import LogisticRegression  # a second of every start, and most trainings calibrate nothing
+    from sklearn.linear_model import LogisticRegression  # lazy: the import takes about a second
 
     positives = labels.sum()
     target = np.where(labels == 1, (positives + 1) / (positives + 2), 1 / (len(labels) - positives + 2))
-    twice = np.concatenate([logits, logits]).reshape(-1, 1)  # a target between 0 and 1 is a row of each class, weighted
+    # A target between 0 and 1 is equivalent to one weighted row of each class.
+    doubled = np.concatenate([logits, logits]).reshape(-1, 1)
     model = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-10)
-    model.fit(twice, np.repeat([1, 0], len(labels)), sample_weight=np.concatenate([target, 1 - target]))
+    model.fit(doubled, np.repeat([1, 0], len(labels)), sample_weight=np.concatenate([target, 1 - target]))
     slope, shift = float(model.coef_[0, 0]), float(model.intercept_[0])
     return Platt(slope=slope, shift=shift) if slope > 0 else None
 
 
-def isotonic(logits: Array, labels: Array) -> Isotonic:
-    """Isotonic regression, each of its steps as one knot: (mean logit of the step's rows, logit of its rate).
+def fit_isotonic(logits: Array, labels: Array) -> Isotonic:
+    """Fit isotonic regression, with one knot per step: (mean logit of its rows, logit of its rate).
 
-    Neighbouring steps are joined until each has FEWEST_IN_A_STEP rows of both classes: the rate of fewer is noise, and
-    that of one class alone has no logit. Joined steps still rise.
+    Adjacent steps are merged until each has ``MIN_STEP_ROWS`` rows of both classes. The rate of a smaller step is
+    noise, and a step of one class has no finite logit. The merged rates still increase.
 
     Args:
         logits: [rows].
-        labels: 0 or 1 [rows], FEWEST_IN_A_STEP of each at least.
+        labels: 0 or 1 [rows], at least ``MIN_STEP_ROWS`` of each.
     """
     from sklearn.isotonic import IsotonicRegression
 
     fitted = IsotonicRegression().fit_transform(logits, labels)
     order = np.argsort(logits, kind="stable")
-    starts = np.flatnonzero(np.append(True, np.diff(fitted[order]) > SAME_RATE))
+    starts = np.flatnonzero(np.append(True, np.diff(fitted[order]) > RATE_TOLERANCE))
     sizes = np.diff(np.append(starts, len(order)))
     steps = np.stack([sizes, *(np.add.reduceat(column[order], starts) for column in (labels, logits))], axis=1)
-    joined, held = [], np.zeros(3)
+    merged, pending = [], np.zeros(3)  # columns: rows, positives, sum of logits
     for step in steps:
-        held = held + step
-        if min(held[1], held[0] - held[1]) >= FEWEST_IN_A_STEP:
-            joined.append(held)
-            held = np.zeros(3)
-    joined[-1] = joined[-1] + held
-    rows, positives, total = np.stack(joined, axis=1)
+        pending = pending + step
+        if min(pending[1], pending[0] - pending[1]) >= MIN_STEP_ROWS:
+            merged.append(pending)
+            pending = np.zeros(3)
+    merged[-1] = merged[-1] + pending
+    rows, positives, total = np.stack(merged, axis=1)
     return Isotonic(
         inputs=tuple((total / rows).tolist()), outputs=tuple(np.log(positives / (rows - positives)).tolist())
     )

@@ -1,10 +1,12 @@
-"""Checkpoints of a training: written by all ranks, whole or not at all, and loaded by any number of them.
+"""Checkpoints of a training and the named tensors in them.
 
-checkpoints/step-N/   tensors/           written by torch.distributed.checkpoint, each rank a file of its own
-                      best.safetensors   the best weights up to then, if there were any
-                      state.json         what is not a tensor, and the SHA-256 of every other file
+All ranks write a checkpoint together; any number of ranks can load it. It appears only when it is complete.
 
-Only numbers and text: nothing in a checkpoint can execute when it is loaded.
+checkpoints/step-N/   tensors/           written by torch.distributed.checkpoint, one file per rank
+                      best.safetensors   the best weights at that step, if any
+                      state.json         the rest of the state, and the SHA-256 of every other file
+
+A checkpoint contains only numbers and text: loading it cannot execute code.
 """
 
 from __future__ import annotations
@@ -16,157 +18,227 @@ import os
 import shutil
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from pipelines.config.uri import single_line
 from pipelines.console import print_status
+from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
+from pipelines.training.embedding_tables import EmbeddingTables
 from ranking.artifacts.atomic_files import files_in, fsync, os_error_text, sha256
 from ranking.errors import LogError, OutputError
+from ranking.model.mmoe import MMoE
 
 TENSORS = "tensors"
-"""A folder of its own: what loads it takes every file of that folder to be a part of it."""
+"""Folder of the tensors. The loader reads every file of its folder, so nothing else may be stored there."""
 STATE = "state.json"
 BEST = "best.safetensors"
 
-SHARE = 0.1
-"""Of the time of a training that its checkpoints may take."""
+MAX_TIME_FRACTION = 0.1
+"""Maximum fraction of the training time that writing checkpoints may take."""
 
-logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.ERROR)  # it tells of every tensor
+EMBEDDING_PREFIXES = ("embeddings.", "model.embeddings.")
+"""Name prefixes of the embedding tables in a model and in an objective; ``EmbeddingTables`` saves their state."""
+TABLE_WEIGHT = "embeddings.collection.embedding_bags.{}.weight"
+"""Name of an embedding table's weights in the model's state dict."""
+
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.ERROR)  # by default it logs every tensor
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was verified.
+    """A checkpoint whose checksums were verified.
 
     Attributes:
-        folder: where it lies.
-        state: what is not a tensor.
+        folder: its folder.
+        state: content of ``state.json``.
     """
 
     folder: Path
     state: dict[str, Any]
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Fills these tensors (whole, or parts of sharded ones) in place.
+        """Load into these tensors in place; each is a whole tensor or a ``ShardedTensor``.
 
         Raises:
-            LogError: the checkpoint holds other tensors.
+            LogError: the checkpoint contains other tensors.
         """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(self.folder / TENSORS)))
-        except (RuntimeError, ValueError, KeyError, AssertionError, dcp.CheckpointException) as error:
-            raise LogError(f"{self.folder} is of another model or version ({_cause(error)}); train again") from error
+                load(tensors, storage_reader=HuggingFaceStorageReader(str(self.folder / TENSORS)))
+        except (RuntimeError, ValueError, KeyError, AssertionError, CheckpointException) as error:
+            raise LogError(
+                f"{self.folder} belongs to another model or version ({_root_cause(error)}); train again"
+            ) from error
 
 
 class Checkpoints:
-    """Those of one run.
+    """All checkpoints of one run.
 
     Args:
-        folder: where they lie.
-        best: the run's best weights, which a checkpoint keeps beside it.
-        world: who writes.
-        keep: how many are left; older ones are removed.
+        folder: folder that contains the checkpoints.
+        best: the run's best weights, of which each checkpoint keeps a copy.
+        context: the ranks that write.
+        keep: number of checkpoints to keep; older ones are deleted.
     """
 
-    def __init__(self, folder: Path, best: Path, world: DistContext, keep: int) -> None:
-        self._folder, self._best, self._world, self._keep = folder, best, world, keep
-        self._saved, self._seconds = -math.inf, 0.0
+    def __init__(self, folder: Path, best: Path, context: DistContext, keep: int) -> None:
+        self._folder, self._best, self._context, self._keep = folder, best, context, keep
+        self._saved_at, self._save_seconds = -math.inf, 0.0
 
-    def due(self, *, over: bool) -> bool:
-        """Whether it is time for another, so that they take a small share of the training; always once it is over."""
-        now = over or time.monotonic() - self._saved >= self._seconds / SHARE
-        return self._world.any(now and self._world.first)
+    def due(self, *, final: bool) -> bool:
+        """Return whether to write a checkpoint now: always at the end, otherwise within ``MAX_TIME_FRACTION``."""
+        now = final or time.monotonic() - self._saved_at >= self._save_seconds / MAX_TIME_FRACTION
+        return self._context.any(now and self._context.is_main)
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
-        """Writes a checkpoint; it appears once all ranks have written their part. To be called by all of them.
+        """Write a checkpoint; all ranks must call this.
 
         Raises:
-            OutputError: it cannot be written; earlier ones are still there.
+            OutputError: the checkpoint cannot be written; earlier ones are unaffected.
         """
-        draft, world, begun = self._folder / f".step-{step}-draft", self._world, time.monotonic()
+        draft, context, start = self._folder / f".step-{step}-draft", self._context, time.monotonic()
         try:
-            if world.first:
+            if context.is_main:
                 shutil.rmtree(draft, ignore_errors=True)
                 (draft / TENSORS).mkdir(parents=True)
-            world.wait()
+            context.barrier()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that one process saves alone is no mistake
+                warnings.simplefilter("ignore")  # torch warns when a single process saves
                 writer = HuggingFaceStorageWriter(str(draft / TENSORS), save_distributed=True)
-                dcp.save(tensors, storage_writer=writer)
-            if world.first:
-                self._seal(draft, step, state)
-            world.wait()
-            self._saved, self._seconds = time.monotonic(), time.monotonic() - begun
-        except (OSError, dcp.CheckpointException) as error:
+                save(tensors, storage_writer=writer)
+            if context.is_main:
+                self._commit(draft, step, state)
+            context.barrier()
+            self._saved_at, self._save_seconds = time.monotonic(), time.monotonic() - start
+        except (OSError, CheckpointException) as error:
             shutil.rmtree(draft, ignore_errors=True)
-            left = self.steps()
-            last = f"the last whole one is of step {left[-1]}" if left else "there is no earlier one"
+            steps = self.steps()
+            latest = f"the latest complete one is of step {steps[-1]}" if steps else "there is no earlier one"
             raise OutputError(
-                f"{self._folder}: the checkpoint of step {step} cannot be written ({_cause(error)}); {last}: "
-                "free space, then give the same command with --resume"
+                f"{self._folder}: the checkpoint of step {step} cannot be written ({_root_cause(error)}); {latest}: "
+                "free space, then run the same command with --resume"
             ) from error
 
-    def _seal(self, draft: Path, step: int, state: dict[str, Any]) -> None:
-        """Makes a draft that all ranks have written a checkpoint, and removes the oldest."""
+    def _commit(self, draft: Path, step: int, state: dict[str, Any]) -> None:
+        """Turn a draft that all ranks have written into a checkpoint, and delete the oldest checkpoints."""
         if self._best.exists():
-            os.link(self._best, draft / BEST)  # best weights are replaced, never changed: a link is a copy
-        sums = {file.relative_to(draft).as_posix(): sha256(file) for file in files_in(draft)}
-        (draft / STATE).write_text(json.dumps({**state, "step": step, "files": sums}))
+            os.link(self._best, draft / BEST)  # a link suffices: best weights are replaced, never modified in place
+        digests = {file.relative_to(draft).as_posix(): sha256(file) for file in files_in(draft)}
+        (draft / STATE).write_text(json.dumps({**state, "step": step, "files": digests}))
         for path in [*files_in(draft), draft / TENSORS, draft]:
             fsync(path)
         shutil.rmtree(self._path(step), ignore_errors=True)
         draft.rename(self._path(step))
         fsync(self._folder)
-        for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self._path(old))
+        for old_step in self.steps()[: -self._keep]:
+            shutil.rmtree(self._path(old_step))
 
     def latest(self) -> Checkpoint | None:
-        """The newest that is whole; says which are skipped because they are not."""
+        """Return the latest intact checkpoint; log the damaged ones that are skipped."""
         for step in reversed(self.steps()):
             try:
-                return self._verified(self._path(step))
+                return self._verify(self._path(step))
             except (OSError, ValueError, KeyError) as error:
-                if self._world.first:
-                    print_status(f"{self._path(step)} is torn and left aside ({error})")
+                if self._context.is_main:
+                    print_status(f"{self._path(step)} is damaged and skipped ({error})")
         return None
 
     def restore_best(self, checkpoint: Checkpoint | None) -> None:
-        """Puts the best weights back that there were at this checkpoint, or at the start; there may have been none."""
+        """Restore the best weights of a checkpoint; None, or a checkpoint without them, leaves no best weights."""
         self._best.unlink(missing_ok=True)
         if checkpoint is not None and (checkpoint.folder / BEST).exists():
             os.link(checkpoint.folder / BEST, self._best)
 
     def remove(self) -> None:
-        """Removes them all, drafts too: the training is over."""
+        """Delete all checkpoints and drafts."""
         for path in [*self._folder.glob("step-*"), *self._folder.glob(".step-*-draft")]:
             shutil.rmtree(path)
 
     def steps(self) -> list[int]:
-        """Steps of which there is a checkpoint, torn or not, ascending."""
+        """Return the steps that have a checkpoint, intact or not, in ascending order."""
         return sorted(int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*"))
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step}"
 
     @staticmethod
-    def _verified(folder: Path) -> Checkpoint:
+    def _verify(folder: Path) -> Checkpoint:
         state = json.loads((folder / STATE).read_text())
         for name, digest in state["files"].items():
             if sha256(folder / name) != digest:
-                raise ValueError(f"{name} was altered")
+                raise ValueError(f"the checksum of {name} does not match")
         return Checkpoint(folder, state)
 
 
-def _cause(error: BaseException) -> str:
-    """The first reason behind what torch.distributed.checkpoint wraps."""
-    if isinstance(error, dcp.CheckpointException):
+def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (name, parameter) for all parameters of a model or an objective except the embedding tables."""
+    for name, parameter in module.named_parameters():
+        if not name.startswith(EMBEDDING_PREFIXES):
+            yield name, parameter
+
+
+def dense_state(model: MMoE) -> dict[str, Tensor]:
+    """Return the state dict of a model without its embedding tables; the tensors are not copies."""
+    non_persistent = model._non_persistent_buffers_set
+    state = {name: buffer for name, buffer in model.named_buffers(recurse=False) if name not in non_persistent}
+    # Per child, because state_dict() of a module with sharded tables renames the other entries.
+    for child, module in model.named_children():
+        if f"{child}." not in EMBEDDING_PREFIXES:
+            state |= {f"{child}.{name}": value for name, value in module.state_dict().items()}
+    return state
+
+
+def parameters_with_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of the dense parameters that have an optimizer state."""
+    return [name for name, parameter in dense_parameters(module) if optimizer.state.get(parameter)]
+
+
+def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
+    """Return AdamW's state of these parameters by name; a missing state is created as zeros, to be loaded into."""
+    state: dict[str, Tensor] = {}
+    for name, parameter in dense_parameters(module):
+        if name in names:
+            if not optimizer.state.get(parameter):
+                moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+            state |= {f"optimiser.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    return state
+
+
+def save_best(run: RunFolder, model: MMoE, tables: EmbeddingTables) -> None:
+    """Replace the run's best weights atomically; all ranks must call this, the main rank writes.
+
+    Raises:
+        OutputError: the file cannot be written; the previous one is unaffected.
+    """
+    table_weights: dict[str, Any] | None = tables.gather()
+    if table_weights is not None:
+        weights = {TABLE_WEIGHT.format(name): weight for name, weight in table_weights.items()} | dense_state(model)
+        draft = run.best.with_suffix(".draft")
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft)
+            draft.replace(run.best)
+        except (OSError, SafetensorError) as error:
+            draft.unlink(missing_ok=True)
+            raise run.write_error(run.best, error) from None
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the message of the first error that torch.distributed.checkpoint wraps."""
+    if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return os_error_text(error) if isinstance(error, OSError) else single_line(error)

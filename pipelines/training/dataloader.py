@@ -1,4 +1,4 @@
-"""The batches of an epoch: read ahead by threads, shuffled in blocks, divided among ranks, continued anywhere."""
+"""Batches of an epoch: read in threads, shuffled in blocks, divided among ranks, resumable at any batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.prefetch import SharedIterator, ordered_map, prefetch
 from ranking.errors import ConfigError
 
-BATCHES_AHEAD = 8
-"""Batches that wait for the trainer; they bridge the moment in which a block is put together."""
-ORDER, ROWS = 0, 1
-"""What a random generator is for: the order of the row groups, or (from here on) the rows of a block."""
+PREFETCHED_BATCHES = 8
+"""Maximum number of batches that wait for the trainer. They cover the time in which the next block is assembled."""
+GROUP_STREAM, ROW_STREAM = 0, 1
+"""Identify the random streams of an epoch: the order of the row groups, and from 1 the rows of block 0, 1, …"""
 
 
 class EpochSlice(NamedTuple):
@@ -35,41 +35,41 @@ class EpochSlice(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.stop - self.start
 
 
-class Read(NamedTuple):
-    """Neighbouring chunks of one file, which belong to one block, and what reads a table of each."""
+class ReadTask(NamedTuple):
+    """Consecutive chunks of one file in one block, and a function that reads them, one table per chunk."""
 
-    run: list[IndexedChunk]
-    tables: Callable[[], list[pa.Table]]
+    entries: list[IndexedChunk]
+    read: Callable[[], list[pa.Table]]
 
 
 class BatchLoader:
     """Batches of one split of a log for one rank.
 
-    The row groups of the log (small neighbours together), in an order drawn for the epoch, are cut into blocks of at
-    least ``shuffle_rows`` rows, and each block's rows are permuted. The blocks one after the other are the epoch; the
-    ranks take consecutive parts of it that differ by a row at most. What is read does not depend on the number of
-    threads or, taken over all ranks, on that of ranks.
+    The row groups of the log (adjacent small ones as one unit), in an order drawn for the epoch, are cut into blocks of
+    at least ``shuffle_rows`` rows, and the rows of each block are permuted. An epoch is the sequence of the blocks. The
+    ranks read consecutive parts of it, which differ by at most one row. The rows read do not depend on the number of
+    threads nor, over all ranks together, on the number of ranks.
 
-    Not shuffled, a feed gives the rows in order of the log and every one of them: its last batch may hold one row or
-    none on some ranks, so that all ranks take equally many steps.
+    Without shuffling, the loader returns every row in log order. All ranks take the same number of steps, so that the
+    last batch of a rank may have one row or none.
 
     Args:
         reader: the log.
-        index: what its survey found.
-        encode: makes examples of completed rows; called by threads.
-        logs: how time splits the log.
-        settings: batch size (of all ranks together), shuffling and threads.
-        split: which rows.
-        shuffled: for training; else for measuring.
-        rank: this process, from 0.
-        world: number of processes.
+        index: usable rows of the log.
+        encode: encodes a table of clean rows; called in threads.
+        logs: boundaries of the splits.
+        settings: batch size (over all ranks), shuffling and threads.
+        split: the split to read.
+        shuffle: shuffle, and drop a last batch that is too small to train on.
+        rank: rank of this process, from 0.
+        world_size: number of ranks.
 
     Raises:
-        ConfigError: the batch size cannot be divided among the ranks.
+        ConfigError: the batch size is not a multiple of the number of ranks.
     """
 
     def __init__(
@@ -81,150 +81,155 @@ class BatchLoader:
         settings: TrainingConfig,
         split: str = "train",
         *,
-        shuffled: bool = True,
+        shuffle: bool = True,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
     ) -> None:
-        if settings.batch_size % world:
+        if settings.batch_size % world_size:
             raise ConfigError(
-                f"training.batch_size = {settings.batch_size} cannot be divided among {world} processes: "
-                f"choose a multiple of {world}"
+                f"training.batch_size = {settings.batch_size} cannot be divided among {world_size} processes: "
+                f"choose a multiple of {world_size}"
             )
         self._reader, self._encode, self._logs, self._settings = reader, encode, logs, settings
-        self._split, self._shuffled, self._rank, self._world = split, shuffled, rank, world
+        self._split, self._shuffle, self._rank, self._world_size = split, shuffle, rank, world_size
         self._units = index.read_units(split)
-        self._batch = settings.batch_size // world
+        self._batch_size = settings.batch_size // world_size
         self.rows = index.num_rows(split)
 
-    def steps(self, pieces: Sequence[EpochSlice] | None = None) -> int:
-        """Batches of an epoch, or of these pieces: the same on every rank.
+    def steps(self, slices: Sequence[EpochSlice] | None = None) -> int:
+        """Return the number of batches of an epoch or of these slices, which is the same on every rank.
 
-        A shuffled feed leaves out a last batch of fewer than two rows a rank, which batch norm cannot use.
+        With shuffling, a last batch of fewer than two rows per rank is dropped, because batch norm needs two.
         """
-        rows = self.rows if pieces is None else _total(pieces)
-        if not self._shuffled:
+        rows = self.rows if slices is None else _total_rows(slices)
+        if not self._shuffle:
             return -(-rows // self._settings.batch_size)
         full, rest = divmod(rows, self._settings.batch_size)
-        return full + (rest // self._world >= 2)
+        return full + (rest // self._world_size >= 2)
 
-    def epoch(self, epoch: int, pieces: Sequence[EpochSlice] | None = None) -> Generator[LabeledBatch, None, None]:
-        """This rank's batches of an epoch, or of the pieces of it that are left.
+    def epoch(self, epoch: int, slices: Sequence[EpochSlice] | None = None) -> Generator[LabeledBatch, None, None]:
+        """Return this rank's batches of an epoch, or of slices of it.
 
-        Close the iterator (or let it go) to end its threads before its end.
+        Closing or dropping the iterator ends its threads.
 
         Raises:
-            LogError: the log changed since its survey, or cannot be read.
+            LogError: the log has changed since it was profiled, or cannot be read.
         """
-        return prefetch(self._batches(epoch, pieces), BATCHES_AHEAD)
+        return prefetch(self._batches(epoch, slices), PREFETCHED_BATCHES)
 
-    def remaining(self, epoch: int, pieces: Sequence[EpochSlice] | None, steps: int) -> list[EpochSlice]:
-        """What all ranks together have not read after so many batches of an epoch, or of pieces of it.
+    def remaining(self, epoch: int, slices: Sequence[EpochSlice] | None, steps: int) -> list[EpochSlice]:
+        """Return the slices that all ranks together have not read after ``steps`` batches of an epoch or of slices.
 
-        In one process, going on with it gives the batches that would have followed.
+        In a single process, reading them yields the batches that would have followed.
         """
-        every = self._every(epoch) if pieces is None else pieces
-        shares = (_share(every, rank, self._world) for rank in range(self._world))
-        return [piece for share in shares for piece in _cut(share, steps * self._batch, _total(share))]
+        all_slices = self._full_epoch(epoch) if slices is None else slices
+        parts = (_rank_part(all_slices, rank, self._world_size) for rank in range(self._world_size))
+        return [rest for part in parts for rest in _cut(part, steps * self._batch_size, _total_rows(part))]
 
-    def _every(self, epoch: int) -> list[EpochSlice]:
-        return [EpochSlice(i, 0, sum(map(self._rows_of, block))) for i, block in enumerate(self._blocks(epoch))]
+    def _full_epoch(self, epoch: int) -> list[EpochSlice]:
+        return [EpochSlice(i, 0, sum(map(self._count_rows, block))) for i, block in enumerate(self._blocks(epoch))]
 
-    def _rows_of(self, entries: Sequence[IndexedChunk]) -> int:
+    def _count_rows(self, entries: Sequence[IndexedChunk]) -> int:
         return sum(entry.rows_by_split[self._split] for entry in entries)
 
     def _blocks(self, epoch: int) -> list[list[list[IndexedChunk]]]:
-        """The epoch's blocks of what is read at once; a unit of the index may begin in one and end in the next."""
-        units, least = self._units, CHUNK_ROWS
-        if self._shuffled:
-            order = np.random.default_rng((self._settings.seed, epoch, ORDER)).permutation(len(units))
-            units, least = [units[i] for i in order], self._settings.shuffle_rows
+        """Return the blocks of an epoch, as runs of entries to read at once; a unit may span two blocks."""
+        units, min_rows = self._units, CHUNK_ROWS
+        if self._shuffle:
+            order = np.random.default_rng((self._settings.seed, epoch, GROUP_STREAM)).permutation(len(units))
+            units, min_rows = [units[i] for i in order], self._settings.shuffle_rows
         blocks: list[list[tuple[int, IndexedChunk]]] = []
-        rows = least
+        rows = min_rows
         for unit, entry in ((unit, entry) for unit, entries in enumerate(units) for entry in entries):
-            if rows >= least:
+            if rows >= min_rows:
                 blocks.append([])
                 rows = 0
             blocks[-1].append((unit, entry))
             rows += entry.rows_by_split[self._split]
         return [[[entry for _, entry in run] for _, run in groupby(block, itemgetter(0))] for block in blocks]
 
-    def _batches(self, epoch: int, pieces: Sequence[EpochSlice] | None) -> Generator[LabeledBatch, None, None]:
-        every = self._every(epoch) if pieces is None else pieces
-        # A rank without a row reads a block all the same, for the shape of its empty batch.
-        share = _share(every, self._rank, self._world) or [piece._replace(stop=piece.start) for piece in every[:1]]
-        steps, blocks = self.steps(pieces), self._blocks(epoch)
-        runs = [blocks[piece.block] for piece in share]
+    def _batches(self, epoch: int, slices: Sequence[EpochSlice] | None) -> Generator[LabeledBatch, None, None]:
+        all_slices = self._full_epoch(epoch) if slices is None else slices
+        # A rank without rows still reads one block, for the shape of its empty batch.
+        part = _rank_part(all_slices, self._rank, self._world_size) or [
+            epoch_slice._replace(stop=epoch_slice.start) for epoch_slice in all_slices[:1]
+        ]
+        steps, blocks = self.steps(slices), self._blocks(epoch)
+        runs = [blocks[epoch_slice.block] for epoch_slice in part]
         threads = self._settings.readers
-        most = max(self._settings.shuffle_rows, threads * CHUNK_ROWS)
-        held: list[LabeledBatch] = []
-        missing = self._batch
-        reads = self._reads(chain.from_iterable(runs))
-        with closing(ordered_map(self._examples, reads, threads, lambda read: self._rows_of(read.run), most)) as read:
-            for piece, own in zip(share, runs, strict=True):
-                block = LabeledBatch.concat(list(islice(read, len(own))))
-                order = self._order(epoch, piece, len(block))
-                for rows in np.split(order, range(missing, len(order), self._batch)):
-                    held.append(block.take(rows))
+        max_rows = max(self._settings.shuffle_rows, threads * CHUNK_ROWS)
+        fragments: list[LabeledBatch] = []
+        missing = self._batch_size
+        tasks = self._read_tasks(chain.from_iterable(runs))
+        with closing(
+            ordered_map(self._read_batch, tasks, threads, lambda task: self._count_rows(task.entries), max_rows)
+        ) as encoded:
+            for epoch_slice, block_runs in zip(part, runs, strict=True):
+                block = LabeledBatch.concat(list(islice(encoded, len(block_runs))))
+                order = self._row_order(epoch, epoch_slice, len(block))
+                for rows in np.split(order, range(missing, len(order), self._batch_size)):
+                    fragments.append(block.take(rows))
                     missing -= len(rows)
                     if steps and not missing:
-                        last = LabeledBatch.concat(held)
+                        last = LabeledBatch.concat(fragments)
                         yield last
-                        held, missing, steps = [], self._batch, steps - 1
-                del block  # before the next one is put together
+                        fragments, missing, steps = [], self._batch_size, steps - 1
+                del block  # frees its memory before the next block is assembled
         if steps:
-            yield LabeledBatch.concat(held) if held else last.take(np.empty(0, np.int64))
+            yield LabeledBatch.concat(fragments) if fragments else last.take(np.empty(0, np.int64))
 
-    def _order(self, epoch: int, piece: EpochSlice, rows: int) -> npt.NDArray[np.int64]:
-        """Rows of a block that a piece of it stands for, in their order."""
-        if not self._shuffled:
-            return np.arange(piece.start, piece.stop)
-        random = np.random.default_rng((self._settings.seed, epoch, ROWS + piece.block))
-        return random.permutation(rows)[piece.start : piece.stop]
+    def _row_order(self, epoch: int, epoch_slice: EpochSlice, rows: int) -> npt.NDArray[np.int64]:
+        """Return the rows of a block that belong to a slice, in reading order."""
+        if not self._shuffle:
+            return np.arange(epoch_slice.start, epoch_slice.stop)
+        random = np.random.default_rng((self._settings.seed, epoch, ROW_STREAM + epoch_slice.block))
+        return random.permutation(rows)[epoch_slice.start : epoch_slice.stop]
 
-    def _reads(self, runs: Iterable[list[IndexedChunk]]) -> Iterator[Read]:
-        """What threads read: a row group that many blocks share is decoded once, one part after the other."""
-        for those in _continued(runs):
+    def _read_tasks(self, runs: Iterable[list[IndexedChunk]]) -> Iterator[ReadTask]:
+        """Yield one task per run; runs in the same row group share an iterator, so that it is decoded once."""
+        for adjacent_runs in _group_by_row_group(runs):
             tables = SharedIterator(
-                self._reader.read_indexed(list(chain.from_iterable(those)), self._split, self._logs)
+                self._reader.read_indexed(list(chain.from_iterable(adjacent_runs)), self._split, self._logs)
             )
-            yield from (Read(run, tables.turn(len(run))) for run in those)
+            yield from (ReadTask(run, tables.reserve(len(run))) for run in adjacent_runs)
 
-    def _examples(self, read: Read) -> LabeledBatch:
-        with as_log_error(read.run[0].chunk.file):
-            return LabeledBatch.concat([self._encode(table) for table in read.tables()])
+    def _read_batch(self, task: ReadTask) -> LabeledBatch:
+        with as_log_error(task.entries[0].chunk.file):
+            return LabeledBatch.concat([self._encode(table) for table in task.read()])
 
 
-def _continued(runs: Iterable[list[IndexedChunk]]) -> Iterator[list[list[IndexedChunk]]]:
-    """Consecutive runs together where each goes on in the row group in which the one before it ended."""
-    those: list[list[IndexedChunk]] = []
+def _group_by_row_group(runs: Iterable[list[IndexedChunk]]) -> Iterator[list[list[IndexedChunk]]]:
+    """Group consecutive runs of which each continues in the row group in which the previous one ended."""
+    group: list[list[IndexedChunk]] = []
     for run in runs:
-        last, first = those[-1][-1].chunk if those else None, run[0].chunk
+        last, first = group[-1][-1].chunk if group else None, run[0].chunk
         if last and (last.file, last.group) == (first.file, first.group) and last.start < first.start:
-            those.append(run)
+            group.append(run)
             continue
-        if those:
-            yield those
-        those = [run]
-    if those:
-        yield those
+        if group:
+            yield group
+        group = [run]
+    if group:
+        yield group
 
 
-def _total(pieces: Sequence[EpochSlice]) -> int:
-    return sum(piece.rows for piece in pieces)
+def _total_rows(slices: Sequence[EpochSlice]) -> int:
+    return sum(epoch_slice.rows for epoch_slice in slices)
 
 
-def _share(pieces: Sequence[EpochSlice], rank: int, world: int) -> list[EpochSlice]:
-    """A rank's part of the rows."""
-    rows = _total(pieces)
-    return _cut(pieces, rank * rows // world, (rank + 1) * rows // world)
+def _rank_part(slices: Sequence[EpochSlice], rank: int, world_size: int) -> list[EpochSlice]:
+    """Return the part of the rows that a rank reads."""
+    rows = _total_rows(slices)
+    return _cut(slices, rank * rows // world_size, (rank + 1) * rows // world_size)
 
 
-def _cut(pieces: Sequence[EpochSlice], start: int, stop: int) -> list[EpochSlice]:
-    """Rows [start, stop) of the pieces put one after the other."""
+def _cut(slices: Sequence[EpochSlice], start: int, stop: int) -> list[EpochSlice]:
+    """Return rows [start, stop) of the concatenated slices."""
     cut = []
-    for piece, end in zip(pieces, accumulate(piece.rows for piece in pieces), strict=True):
-        offset = piece.start - (end - piece.rows)
-        first, last = max(piece.start, start + offset), min(piece.stop, stop + offset)
+    ends = accumulate(epoch_slice.rows for epoch_slice in slices)
+    for epoch_slice, end in zip(slices, ends, strict=True):
+        offset = epoch_slice.start - (end - epoch_slice.rows)
+        first, last = max(epoch_slice.start, start + offset), min(epoch_slice.stop, stop + offset)
         if first < last:
-            cut.append(EpochSlice(piece.block, first, last))
+            cut.append(EpochSlice(epoch_slice.block, first, last))
     return cut

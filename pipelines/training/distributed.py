@@ -1,4 +1,4 @@
-"""The processes of one training: one alone, or the ranks that torchrun started."""
+"""Processes of one training: a single process, or the ranks that torchrun started."""
 
 from __future__ import annotations
 
@@ -16,83 +16,84 @@ from torch import Tensor
 
 from ranking.errors import RankerError
 
-PATIENCE = timedelta(hours=24)
-"""How long ranks wait for one that works: surveying years of logs takes hours. A rank that dies is noticed at once."""
+COLLECTIVE_TIMEOUT = timedelta(hours=24)
+"""Timeout of collective operations: profiling years of logs takes hours. A dead rank is detected immediately."""
 
 
 @dataclass(frozen=True)
 class DistContext:
-    """Who trains together.
+    """Position of this process among the ranks of a training.
 
     Attributes:
-        rank: this process, from 0.
-        size: processes.
-        device: where this process computes.
+        rank: number of this process, from 0.
+        world_size: number of processes.
+        device: device of this process.
     """
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes the run folder."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the ranks, the same on each."""
-        if self.size > 1:
+        """Return the sum over all ranks, on every rank."""
+        if self.world_size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether some rank says so."""
-        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0) if self.size > 1 else flag
+        """Return whether the flag is set on any rank."""
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0) if self.world_size > 1 else flag
 
-    def wait(self) -> None:
-        """Until every rank is here."""
-        if self.size > 1:
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
             dist.barrier()
 
 
-def world_size() -> int:
-    """How many processes torchrun started for this training; 1 without it."""
+def get_world_size() -> int:
+    """Return the number of processes that torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def init_distributed() -> Iterator[DistContext]:
-    """The world that this process is part of; a process that torchrun started meets the others.
+    """Join the process group of torchrun; without torchrun, yield the context of a single process.
 
     Raises:
-        RankerError: another rank was lost.
+        RankerError: another rank failed.
     """
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if world_size() == 1:
+    world_size = get_world_size()
+    if world_size == 1:
         yield DistContext(device=device)
         return
     rank = int(os.environ["RANK"])
-    lost = RankerError(
-        f"rank {rank}: another rank was lost, so that training stops here; its own message says why. "
-        "The same command with --resume goes on from the last checkpoint"
+    failure = RankerError(
+        f"rank {rank}: training stopped because another rank failed; see the error of that rank. "
+        "The same command with --resume continues from the last checkpoint"
     )
 
-    def stopped(*_: object) -> None:
-        raise lost
+    def on_sigterm(*_: object) -> None:
+        raise failure
 
-    before = signal.signal(signal.SIGTERM, stopped)  # how torchrun ends the ranks that are left
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+    previous_handler = signal.signal(signal.SIGTERM, on_sigterm)  # torchrun sends SIGTERM to the remaining ranks
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Grad strides")  # copied, not wrong
-            yield DistContext(rank, world_size(), device)
+            warnings.filterwarnings("ignore", message="Grad strides")  # DDP copies such gradients correctly
+            yield DistContext(rank, world_size, device)
         dist.barrier()
-    except RuntimeError as error:  # gloo and NCCL have no exception of their own for a peer that is gone
+    except RuntimeError as error:  # gloo and NCCL have no exception type of their own for a lost peer
         if any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "socket")):
-            raise lost from error
+            raise failure from error
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
         dist.destroy_process_group()

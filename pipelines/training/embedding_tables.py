@@ -1,6 +1,7 @@
-"""Embedding tables in training: each learns by row-wise Adagrad inside its backward pass, whole or sharded over ranks.
+"""Embedding tables in training: row-wise Adagrad fused into the backward pass, on one process or sharded over ranks.
 
-A step touches only the rows of its batch, so its cost does not grow with the vocabulary. TorchRec and FBGEMM do it all.
+A step updates only the rows of its batch, so that its cost does not grow with the vocabulary. Implemented with TorchRec
+and FBGEMM.
 """
 
 from __future__ import annotations
@@ -25,83 +26,86 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from pipelines.training.distributed import DistContext
 from ranking.model.embeddings import Embeddings
 
-SHARDINGS = ["table_wise", "row_wise", "column_wise"]
-"""Not data_parallel: every rank would hold the whole table."""
+SHARDING_TYPES = ["table_wise", "row_wise", "column_wise"]
+"""Sharding types that the planner may choose; data_parallel would replicate every table on every rank."""
 
-MEMORY_LEFT = 0.15
-"""Share of a device's memory that the planner leaves to all else."""
+RESERVED_MEMORY = 0.15
+"""Fraction of each device's memory that the sharding planner reserves for everything but the tables."""
 
-logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)  # it advises on machines we do not have
+logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)  # its hardware advice does not apply here
 
 
 class EmbeddingTables:
-    """The tables of a model and the state of their optimiser; replaces ``embeddings.collection`` by one that learns.
+    """The embedding tables of a model and their optimizer state.
+
+    Replaces ``embeddings.collection`` with a collection that updates its weights in the backward pass.
 
     Args:
-        embeddings: of the model; changed in place.
-        rate: step size.
-        batch_size: rows a rank, by which the planner weighs costs.
-        world: over which the tables are sharded.
+        embeddings: the model's embeddings; modified in place.
+        learning_rate: initial learning rate.
+        batch_size: rows per rank and step, for the cost model of the sharding planner.
+        context: the ranks over which the tables are sharded.
     """
 
-    def __init__(self, embeddings: Embeddings, rate: float, batch_size: int, world: DistContext) -> None:
-        self._world = world
-        whole: Any = embeddings.collection
+    def __init__(self, embeddings: Embeddings, learning_rate: float, batch_size: int, context: DistContext) -> None:
+        self._context = context
+        plain: Any = embeddings.collection
         self._collection: Any
-        self._optimiser: Any
-        self._names = [config.name for config in whole.embedding_bag_configs()]
-        self._collection, self._optimiser = whole, None  # of a schema without a sparse feature
-        if self._names and world.size == 1:
+        self._optimizer: Any
+        self._names = [config.name for config in plain.embedding_bag_configs()]
+        self._collection, self._optimizer = plain, None  # for a schema without sparse features
+        if self._names and context.world_size == 1:
             self._collection = FusedEmbeddingBagCollection(
-                tables=whole.embedding_bag_configs(),
+                tables=plain.embedding_bag_configs(),
                 optimizer_type=RowWiseAdagrad,
-                optimizer_kwargs={"lr": rate},
-                device=world.device,
+                optimizer_kwargs={"lr": learning_rate},
+                device=context.device,
             )
-            self._optimiser = self._collection.fused_optimizer()
-            self.load({name: bag.weight.detach() for name, bag in whole.embedding_bags.items()})
+            self._optimizer = self._collection.fused_optimizer()
+            self.load({name: bag.weight.detach() for name, bag in plain.embedding_bags.items()})
         elif self._names:
-            self._collection = _sharded(whole, rate, batch_size, world)
-            self._optimiser = self._collection.fused_optimizer
+            self._collection = _shard(plain, learning_rate, batch_size, context)
+            self._optimizer = self._collection.fused_optimizer
         embeddings.collection = self._collection
 
-    def set_rate(self, rate: float) -> None:
-        """Changes the step size from the next backward pass on."""
-        if self._optimiser is not None:
-            for group in self._optimiser.param_groups:
-                group["lr"] = rate
-            self._optimiser.step()  # hands the rate to the kernels, which made their updates in the backward pass
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next backward pass."""
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()  # passes the rate to the kernels; the weights were updated in the backward pass
 
     def state(self) -> dict[str, Any]:
-        """Name → tensor or ShardedTensor of every table's weights and Adagrad sums; load in place."""
+        """Return the weights and Adagrad sums of all tables by name; load into these tensors in place."""
         state = {f"tables.{name}.weight": weight for name, weight in self._weights().items()}
-        sums = self._optimiser.state_dict()["state"] if self._optimiser is not None else {}
-        for parts in sums.values():
-            for key, value in parts.items():  # TABLE.weight.momentum_1 or, sharded, TABLE.momentum1
+        sums = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
+        for entries in sums.values():
+            for key, value in entries.items():  # TABLE.weight.momentum_1 or, sharded, TABLE.momentum1
                 state[f"tables.{key.split('.')[0]}.momentum"] = value
         return state
 
-    def whole(self) -> dict[str, Tensor] | None:
-        """Table → weights [rows, dim], gathered on the first rank; None on the others."""
-        if self._world.size == 1:
+    def gather(self) -> dict[str, Tensor] | None:
+        """Gather the weights [rows, dim] of each table on the main rank; return None on the others."""
+        if self._context.world_size == 1:
             return {name: weight.detach() for name, weight in self._weights().items()}
-        gathered = {}
+        gathered: dict[str, Tensor] = {}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchRec's tensors are of a kind that PyTorch means to replace
+            warnings.simplefilter("ignore")  # PyTorch deprecates ShardedTensor, which TorchRec uses
             for name, weight in self._weights().items():
-                out = torch.empty(weight.size(), device=self._world.device) if self._world.first else None
+                out = torch.empty(weight.size(), device=self._context.device) if self._context.is_main else None
                 weight.gather(dst=0, out=out)
-                gathered[name] = out
-        return gathered if self._world.first else None
+                if out is not None:
+                    gathered[name] = out
+        return gathered if self._context.is_main else None
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Sets the weights of each table [rows, dim]; a rank takes its own part of them."""
-        for name, mine in self._weights().items():
-            if self._world.size == 1:
-                mine.detach().copy_(weights[name])
+        """Set the weights [rows, dim] of each table; a rank copies its shards."""
+        for name, target in self._weights().items():
+            if self._context.world_size == 1:
+                target.detach().copy_(weights[name])
                 continue
-            for shard in mine.local_shards():
+            for shard in target.local_shards():
                 (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
                 shard.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
 
@@ -110,21 +114,22 @@ class EmbeddingTables:
         return {name: state[f"embedding_bags.{name}.weight"] for name in self._names}
 
 
-def _sharded(whole: Any, rate: float, batch_size: int, world: DistContext) -> DistributedModelParallel:
-    apply_optimizer_in_backward(RowWiseAdagrad, whole.parameters(), {"lr": rate})
-    constraint = ParameterConstraints(sharding_types=SHARDINGS, compute_kernels=["fused"])
+def _shard(plain: Any, learning_rate: float, batch_size: int, context: DistContext) -> DistributedModelParallel:
+    """Distribute a collection over the ranks, as planned by TorchRec."""
+    apply_optimizer_in_backward(RowWiseAdagrad, plain.parameters(), {"lr": learning_rate})
+    constraint = ParameterConstraints(sharding_types=SHARDING_TYPES, compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=world.size, compute_device=world.device.type),
-        constraints={config.name: constraint for config in whole.embedding_bag_configs()},
+        topology=Topology(world_size=context.world_size, compute_device=context.device.type),
+        constraints={config.name: constraint for config in plain.embedding_bag_configs()},
         batch_size=batch_size,
-        storage_reservation=FixedPercentageStorageReservation(MEMORY_LEFT),
+        storage_reservation=FixedPercentageStorageReservation(RESERVED_MEMORY),
     )
     sharder = EmbeddingBagCollectionSharder()
     return DistributedModelParallel(
-        whole,
+        plain,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=world.device,
-        plan=planner.collective_plan(whole, [sharder], dist.group.WORLD),
+        device=context.device,
+        plan=planner.collective_plan(plain, [sharder], dist.group.WORLD),
         sharders=[sharder],
-        init_data_parallel=False,  # the rest of the model is wrapped anew whenever experts are dropped
+        init_data_parallel=False,  # data_parallel() wraps the rest of the model, again whenever experts are removed
     )

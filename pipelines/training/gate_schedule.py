@@ -1,6 +1,6 @@
-"""Brings a gate from exploring to an exact choice: γ annealing, α hold, experts budget, snap.
+"""Schedule that takes a gate from exploration to an exact selection: γ annealing, α freeze, experts budget, snapping.
 
-Driven by the optimiser's step alone, so that a schedule means the same for every batch size and resumed run.
+It depends on the optimizer step only, so that it is the same for every batch size and for a resumed run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ranking.gates import Gate
 
 
 class GateSchedule:
-    """Phases: explore (γ constant) → anneal (γ geometric to its final value) → conclude → chosen experts only.
+    """Phases: explore (constant γ), anneal (γ decays geometrically), finalize, then train the selected experts only.
 
-    A gate that never concludes (Top-k, softmax) is done from the start: every step's choice is as final as the last.
+    A gate that is never finalized (Top-k, softmax) is done from the start.
 
     Args:
-        config: moments as fractions of the steps.
-        gate: what converges.
-        steps: optimiser steps of the whole training.
-        budget: the most experts that all tasks together may use; None for no bound.
-        world: whose ranks must come to the same choice.
-        chosen: the choice is final already.
+        config: points in time, as fractions of all steps.
+        gate: the gate to schedule.
+        steps: optimizer steps of the whole training.
+        budget: maximum number of experts over all tasks; None for no limit.
+        context: the ranks, which must agree on the selection.
+        preselected: the selection is final from the start.
 
     Attributes:
-        binary_at_step: the first step after which the gate had converged and stayed so; None until then.
-        snapped_codes: selectors that the ramp had not made binary, so that the snap had to.
-        done: the choice is final.
+        binary_at_step: first step after which the gate had converged and stayed converged; None until then.
+        snapped_codes: selectors that were not binary at the end of annealing and had to be snapped.
+        done: whether the selection is final.
     """
 
     def __init__(
@@ -40,113 +40,113 @@ class GateSchedule:
         gate: Gate,
         steps: int,
         budget: int | None = None,
-        world: DistContext | None = None,
+        context: DistContext | None = None,
         *,
-        chosen: bool = False,
+        preselected: bool = False,
     ) -> None:
         self._config = config
         self._gate = gate
         self._steps = steps
         self._budget = budget
-        self._world = world or DistContext()
-        self.binary_at_step: int | None = 0 if chosen else None
+        self._context = context or DistContext()
+        self.binary_at_step: int | None = 0 if preselected else None
         self.snapped_codes = 0
-        self.done = chosen or not gate.concludes
-        self._chosen = chosen
-        self._held = not chosen
-        gate.freeze_alpha(self._held)
-        if chosen:
-            gate.finalize()  # on a final choice this only stops its codes from learning
+        self.done = preselected or not gate.needs_finalize
+        self._preselected = preselected
+        self._alpha_frozen = not preselected
+        gate.freeze_alpha(self._alpha_frozen)
+        if preselected:
+            gate.finalize()  # for a final selection, this only stops the codes from learning
 
     @property
-    def last_step(self) -> int:
-        """The step at whose end the choice becomes final."""
+    def finalize_step(self) -> int:
+        """Step at whose end the selection becomes final."""
         return max(1, round(self._config.anneal_until * self._steps))
 
     @property
-    def chosen_at(self) -> int:
-        """The step from which training only refines: 0 if the choice was final before it."""
-        return 0 if self._chosen else self.last_step
+    def selected_at_step(self) -> int:
+        """Step after which only the selected experts train: 0 if the selection was final from the start."""
+        return 0 if self._preselected else self.finalize_step
 
     @property
     def budget_step(self) -> int:
-        """The step at whose end the experts beyond the budget are dropped."""
-        return min(max(1, round(self._config.budget_at * self._steps)), self.last_step)
+        """Step at whose end the experts beyond the budget are removed."""
+        return min(max(1, round(self._config.budget_at * self._steps)), self.finalize_step)
 
     @property
     def experts(self) -> list[int]:
-        """Experts that some task can still choose, ascending; of a final static choice, those that one did."""
+        """Experts that a task can still select, ascending; for a final static selection, the selected ones."""
         gate = self._gate
-        if self.done and gate.concludes and not gate.per_example and bool(gate.converged().all()):
+        if self.done and gate.needs_finalize and not gate.per_example and bool(gate.converged().all()):
             return gate.selection().experts_used
         return gate.available
 
     def phase(self) -> str:
-        """``selected`` once the choice is final, ``selecting`` before."""
+        """Return ``selected`` if the selection is final, otherwise ``selecting``."""
         return "selected" if self.done else "selecting"
 
-    def ramp(self, step: int) -> float:
-        """How far the annealing has come at this step (the first is 1): 0 before it starts, 1 from its end."""
+    def anneal_progress(self, step: int) -> float:
+        """Return the progress of the annealing at a step (from 1): 0 before its start, 1 from its end."""
         start = self._config.anneal_from * self._steps
-        return min(max((step - start) / max(self.last_step - start, 1.0), 0.0), 1.0)
+        return min(max((step - start) / max(self.finalize_step - start, 1.0), 0.0), 1.0)
 
     def gamma_at(self, step: int) -> float:
-        """γ in effect for this step."""
+        """Return γ at a step."""
         config = self._config
-        return float(config.gamma * (config.final_gamma / config.gamma) ** self.ramp(step))
+        return float(config.gamma * (config.final_gamma / config.gamma) ** self.anneal_progress(step))
 
-    def before(self, step: int) -> bool:
-        """Sets γ and whether the chosen experts' weights learn.
+    def begin_step(self, step: int) -> bool:
+        """Set γ, and unfreeze α when it is time.
 
         Returns:
-            Whether they begin to learn with this step.
+            Whether α starts to learn with this step.
         """
         if not self.done:
             self._gate.anneal(self.gamma_at(step))
-        released = self._held and step > self._config.hold_alpha_until * self._steps
-        if released:
+        unfreeze = self._alpha_frozen and step > self._config.hold_alpha_until * self._steps
+        if unfreeze:
             self._gate.freeze_alpha(False)
-            self._held = False
-        return released
+            self._alpha_frozen = False
+        return unfreeze
 
-    def after(self, step: int, weights: Tensor) -> bool:
-        """Notes whether the gate has converged, enforces the budget, and concludes when it is time.
+    def end_step(self, step: int, weights: Tensor) -> bool:
+        """Record whether the gate has converged; apply the budget and finalize the selection when it is time.
 
         Args:
-            step: just finished.
-            weights: of that step, [..., tasks, experts].
+            step: the step that has finished.
+            weights: gate weights of that step [..., tasks, experts].
 
         Returns:
-            Whether experts were dropped or the choice became final.
+            Whether experts were removed or the selection became final.
         """
         if self.done:
             return False
-        cut = self._budget is not None and step == self.budget_step and self._budget < len(self.experts)
-        if cut:
-            self._cut(weights)
+        over_budget = self._budget is not None and step == self.budget_step and self._budget < len(self.experts)
+        if over_budget:
+            self._apply_budget(weights)
         converged = bool(self._gate.converged().all())
         self.binary_at_step = (self.binary_at_step or step) if converged else None
-        if step < self.last_step:
-            return cut
+        if step < self.finalize_step:
+            return over_budget
         self.snapped_codes = self._gate.finalize()
         self.done = True
         if bool(self._gate.converged().all()):
             self.binary_at_step = self.binary_at_step or step
         return True
 
-    def _cut(self, weights: Tensor) -> None:
-        """Keeps the experts that all tasks together weigh most."""
-        use = self._world.sum(weights.detach().flatten(0, -2).sum(0))
-        self._gate.restrict(sorted(use.topk(self._budget or 0).indices.tolist()))
+    def _apply_budget(self, weights: Tensor) -> None:
+        """Keep the experts with the largest total weight over all tasks and ranks."""
+        totals = self._context.sum(weights.detach().flatten(0, -2).sum(0))
+        self._gate.restrict(sorted(totals.topk(self._budget or 0).indices.tolist()))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the gate's weights."""
+        """Return the state for a checkpoint, without the gate's weights."""
         return {"binary_at_step": self.binary_at_step, "snapped_codes": self.snapped_codes, "done": self.done}
 
     def restore(self, state: Mapping[str, Any], gate: Gate) -> None:
-        """Goes on from ``state``, with a gate whose weights are those of that moment."""
+        """Restore a state, with a gate whose weights are those of the same checkpoint."""
         self.binary_at_step, self.snapped_codes = state["binary_at_step"], state["snapped_codes"]
         self.done, self._gate = state["done"], gate
-        gate.freeze_alpha(self._held)
+        gate.freeze_alpha(self._alpha_frozen)
         if self.done:
-            gate.finalize()  # on a final choice this only stops its codes from learning
+            gate.finalize()  # for a final selection, this only stops the codes from learning

@@ -1,4 +1,4 @@
-"""Makes the dense model: untrained for an encoder, or with the best weights of a run. Needs TorchRec."""
+"""Build the dense model: untrained for an encoder, or with the best weights of a run. Requires TorchRec."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ranking.model.mmoe import MMoE
 from ranking.model.position_tower import PositionTower
 
 
-def build_model(config: Config, encoder: Encoder, side_encoder: Encoder | None = None) -> MMoE:
-    """An untrained model for what the encoder gives, with a side tower if there is an encoder for one."""
-    tasks, tower, side = encoder.schema.tasks, config.model.side_tower, None
-    if tower is not None and side_encoder is not None:
-        side = PositionTower(tower, len(tasks), _embeddings(side_encoder), side_encoder.dense_size)
+def build_model(config: Config, encoder: Encoder, position_encoder: Encoder | None = None) -> MMoE:
+    """Build an untrained model for an encoder, with a position tower if there is an encoder for it."""
+    tasks, tower_config, tower = encoder.schema.tasks, config.model.side_tower, None
+    if tower_config is not None and position_encoder is not None:
+        tower = PositionTower(tower_config, len(tasks), _embeddings(position_encoder), position_encoder.dense_size)
     correction = [math.log(task.keep_negatives) for task in tasks]
     gamma = config.training.convergence.gamma
-    return MMoE(config.model, len(tasks), _embeddings(encoder), encoder.dense_size, gamma, side, correction)
+    return MMoE(config.model, len(tasks), _embeddings(encoder), encoder.dense_size, gamma, tower, correction)
 
 
 def _embeddings(encoder: Encoder) -> Embeddings:
     return Embeddings(encoder.schema, {name: space.size for name, space in encoder.id_mappings.items()})
 
 
-def read_side_encoder(run: RunFolder, config: Config) -> Encoder | None:
-    """The encoder of the side tower that a run was trained with; None without one."""
+def read_position_encoder(run: RunFolder, config: Config) -> Encoder | None:
+    """Read the encoder of a run's position tower; None if the model has none."""
     schema = config.position_schema
-    return None if schema is None else Encoder.read(run.side_encoder, schema)
+    return None if schema is None else Encoder.read(run.position_encoder, schema)
 
 
 def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
-    """A run's best weights, ready to score, and the encoder that they were trained with.
+    """Load a run's best weights in eval mode, with the encoder of the run.
 
     Raises:
         LogError: a file of the run is damaged.
@@ -45,10 +45,10 @@ def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
     try:
         encoder = Encoder.read(run.encoder, config.serving_schema)
         weights = load_file(run.best)
-        model = build_model(config, encoder, read_side_encoder(run, config))
-        model.gate = model.gate.serving_gate()  # only weights with a final choice are kept
+        model = build_model(config, encoder, read_position_encoder(run, config))
+        model.gate = model.gate.serving_gate()  # best weights always have a final selection
         model.keep_experts(weights["active"].tolist())
         model.load_state_dict(weights)
     except (OSError, KeyError, RuntimeError, ValueError, SafetensorError) as error:
-        raise LogError(f"{run.path}: the run is damaged, or of another version ({error}); train again") from error
+        raise LogError(f"{run.path}: the run is damaged or of another version ({error}); train again") from error
     return model.eval(), encoder

@@ -1,4 +1,4 @@
-"""Leaves out a share of the negatives, and the rows from which nothing can be learnt then; in training only."""
+"""Downsample negatives, and drop rows that have no label left. Applies to training batches only."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ranking.encoding.vocabulary import FloatArray
 from ranking.schema import Task
 
 STREAM = 1
-"""Tells these draws from others of the same seed."""
+"""Identifies the random stream of these draws among the streams of one seed."""
 
 
-def samples_negatives(seed: int, step: int, rows: int) -> FloatArray:
-    """Uniform numbers from [0, 1) [rows], the same for the same seed and step."""
+def draw_uniforms(seed: int, step: int, rows: int) -> FloatArray:
+    """Draw uniform numbers from [0, 1) [rows] that depend only on the seed and the step."""
     return np.random.default_rng((seed, step, STREAM)).random(rows)
 
 
-def downsample_negatives(examples: LabeledBatch, tasks: Sequence[Task], uniform: FloatArray) -> LabeledBatch:
-    """The batch with negatives masked beyond ``Task.keep_negatives``, without the rows that have no label left.
+def downsample_negatives(batch: LabeledBatch, tasks: Sequence[Task], uniforms: FloatArray) -> LabeledBatch:
+    """Mask all but a fraction ``Task.keep_negatives`` of the negatives, and drop rows without a label.
 
-    At least two rows stay, labelled or not, since batch norm needs two.
+    If fewer than two rows would remain, all rows are kept, because batch norm needs two.
 
     Args:
-        examples: a batch, left as it is.
-        tasks: in the order of its labels.
-        uniform: numbers from [0, 1) [rows]; a row's negatives stay where its number is below their share. One number
-            for all tasks: then most rows that lose one label lose them all.
+        batch: a training batch; not modified.
+        tasks: the tasks, in the order of the labels.
+        uniforms: numbers from [0, 1) [rows]. A row's negatives are kept where its number is below the task's fraction.
+            All tasks share one number per row, so that most rows that lose one label lose all of them.
     """
-    shares = np.array([task.keep_negatives for task in tasks])
-    if (shares == 1).all():
-        return examples
-    labels = np.where((examples.labels == 0) & (uniform[:, None] >= shares), np.float32(np.nan), examples.labels)
+    fractions = np.array([task.keep_negatives for task in tasks])
+    if (fractions == 1).all():
+        return batch
+    labels = np.where((batch.labels == 0) & (uniforms[:, None] >= fractions), np.float32(np.nan), batch.labels)
     rows = np.flatnonzero(~np.isnan(labels).all(1))
-    sampled = examples.with_labels(labels)
+    sampled = batch.with_labels(labels)
     return sampled.take(rows) if 2 <= len(rows) < len(labels) else sampled

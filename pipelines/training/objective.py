@@ -1,4 +1,4 @@
-"""What training minimises, as one module: model, losses, penalties; so that many ranks can wrap a single pass."""
+"""Training objective as one module: model, losses and penalties, so that DDP wraps a single forward pass."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipelines.config.config import Precision
 from pipelines.training.distributed import DistContext
+from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.regularization import Regularization
-from pipelines.training.torch_batch import DeviceBatch
 from ranking.model.losses import FixedWeighting, task_losses
 from ranking.model.mmoe import MMoE
 from ranking.schema import Task
 
 
-class Terms(NamedTuple):
-    """One pass over a batch.
+class ObjectiveOutput(NamedTuple):
+    """Result of one pass over a batch.
 
     Attributes:
-        total: what is minimised: weighted losses and penalties.
-        losses: data loss of each task [tasks], without weights and penalties.
-        outputs: of the model [batch, tasks].
-        weights: of the gate [..., tasks, experts].
+        total: scalar to minimize: weighted losses plus penalties.
+        losses: loss per task [tasks], without task weights and penalties.
+        outputs: model outputs [batch, tasks].
+        weights: gate weights [..., tasks, experts].
     """
 
     total: Tensor
@@ -35,14 +35,14 @@ class Terms(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Losses and penalties of a model.
+    """Weighted losses and penalties of a model.
 
     Args:
         model: the dense model.
-        tasks: kinds of the losses.
-        weighting: of the losses.
-        penalty: what the gate's settings add.
-        precision: of the model's matrix products; gates and losses stay in float32.
+        tasks: the tasks, which determine the losses.
+        weighting: weighting of the losses.
+        penalty: penalties on the gate.
+        precision: precision of the model's matrix products; gates and losses stay in float32.
     """
 
     def __init__(
@@ -58,26 +58,26 @@ class Objective(nn.Module):
         self.weighting = weighting
         self._tasks = tasks
         self._penalty = penalty
-        self._half = precision == "bfloat16"
+        self._autocast = precision == "bfloat16"
 
-    def forward(self, step: int, batch: DeviceBatch) -> Terms:
-        """The terms of this step, on this rank's part of the batch."""
-        with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self._half):
-            done = self.model.forward_with_routing(batch.inputs, batch.side)
-        outputs = done.outputs.float()
+    def forward(self, step: int, batch: DeviceBatch) -> ObjectiveOutput:
+        """Compute the objective of a step on this rank's part of the batch."""
+        with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=self._autocast):
+            forward = self.model.forward_with_routing(batch.inputs, batch.position_inputs)
+        outputs = forward.outputs.float()
         losses = task_losses(outputs, batch.labels, self._tasks, batch.weights)
-        total = self.weighting(losses) + self._penalty(step, self.model.gate, done)
-        return Terms(total, losses.detach(), outputs.detach(), done.routing.weights.detach())
+        total = self.weighting(losses) + self._penalty(step, self.model.gate, forward)
+        return ObjectiveOutput(total, losses.detach(), outputs.detach(), forward.routing.weights.detach())
 
 
-def data_parallel(objective: Objective, world: DistContext) -> nn.Module:
-    """The objective whose gradients are averaged over the ranks; the tables, which are sharded, are left out.
+def data_parallel(objective: Objective, context: DistContext) -> nn.Module:
+    """Wrap the objective so that gradients are averaged over the ranks, except those of the sharded tables.
 
-    To be made anew whenever parameters are replaced or begin to learn.
+    Wrap again whenever parameters are replaced or unfrozen.
     """
-    if world.size == 1:
+    if context.world_size == 1:
         return objective
     sharded = [name for name, _ in objective.named_parameters() if name.startswith("model.embeddings.")]
     sharded += [name for name, _ in objective.named_buffers() if name.startswith("model.embeddings.")]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(objective, sharded)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(objective, sharded)  # type: ignore[no-untyped-call]
     return DistributedDataParallel(objective)

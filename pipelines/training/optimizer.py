@@ -1,4 +1,4 @@
-"""AdamW with a step size for each part of the model but the embedding tables, see ``tables``."""
+"""AdamW for all parts of the model except the embedding tables, which ``embedding_tables`` optimizes."""
 
 from __future__ import annotations
 
@@ -10,43 +10,44 @@ from ranking.model.mmoe import MMoE
 
 
 def make_optimizer(model: MMoE, config: TrainingConfig, weighting: nn.Module | None = None) -> torch.optim.AdamW:
-    """Parameter groups: trunk (all but these), the only one that decays; weighting of the losses; gates, last.
+    """Create the optimizer with its parameter groups: trunk, loss weighting, gates (last).
 
-    A per-example gate is a layer like others, and learns at the trunk's rate.
+    Only the trunk, which is everything outside the other two groups, has weight decay. A per-example gate is a layer
+    like any other and uses the trunk's learning rate.
     """
-    rate = config.learning_rate
+    rates = config.learning_rate
     trunk: list[nn.Module] = [model.norm, model.experts, model.towers, model.output]
     if model.side is not None:
         trunk.append(model.side)
     groups = [
         {
-            "params": [p for part in trunk for p in part.parameters()],
-            "lr": rate.trunk,
+            "params": [parameter for module in trunk for parameter in module.parameters()],
+            "lr": rates.trunk,
             "weight_decay": config.weight_decay,
         },
         {
             "params": [] if weighting is None else list(weighting.parameters()),
-            "lr": rate.trunk,
+            "lr": rates.trunk,
             "weight_decay": 0.0,
         },
         {
             "params": list(model.gate.parameters()),
-            "lr": rate.trunk if model.gate.per_example else rate.gates,
+            "lr": rates.trunk if model.gate.per_example else rates.gates,
             "weight_decay": 0.0,
         },
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
 
 
-def rate_factor(step: int, steps: int, warmup: float, chosen_at: int) -> float:
-    """Share of the full step size at a step (the first is 1): up over the warm-up, down once the experts are chosen.
+def learning_rate_factor(step: int, steps: int, warmup: float, decay_from: int) -> float:
+    """Return the factor on the learning rate at a step: linear warm-up, constant, then linear decay to 0.
 
     Args:
-        step: of the whole training.
-        steps: in all.
-        warmup: share of the steps over which the size rises linearly.
-        chosen_at: step from which it falls linearly to 0.
+        step: step of the whole training, from 1.
+        steps: number of steps.
+        warmup: fraction of the steps that the warm-up takes.
+        decay_from: step after which the decay starts.
     """
     rising = step / max(warmup * steps, 1.0)
-    falling = (steps - step + 1) / max(1, steps - chosen_at)
+    falling = (steps - step + 1) / max(1, steps - decay_from)
     return min(1.0, rising, falling)

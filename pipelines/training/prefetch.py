@@ -1,4 +1,4 @@
-"""Work that threads do ahead of who waits for it: bounded, in order, and ended with the consumer."""
+"""Background threads for iterators: bounded, ordered, and stopped together with their consumer."""
 
 from __future__ import annotations
 
@@ -13,77 +13,80 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 END = object()
+"""Default of ``next`` that marks the end of an iterator."""
 
 
 def prefetch(items: Generator[T, None, None], count: int) -> Generator[T, None, None]:
-    """The same items, up to ``count`` of them made by a thread before they are asked for.
+    """Yield the items of a generator that runs up to ``count`` items ahead in a thread.
 
-    An error of the generator is raised here, after the items before it. The generator is closed when this one is.
+    An error of the generator is raised after the items that precede it. Closing this generator closes ``items``.
     """
     with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[Any]] = deque(pool.submit(next, items, END) for _ in range(count))
+        pending: deque[Future[Any]] = deque(pool.submit(next, items, END) for _ in range(count))
         try:
-            while (item := waiting.popleft().result()) is not END:
-                waiting.append(pool.submit(next, items, END))
+            while (item := pending.popleft().result()) is not END:
+                pending.append(pool.submit(next, items, END))
                 yield item
         finally:
-            for future in waiting:
+            for future in pending:
                 future.cancel()
-            pool.submit(items.close)  # after the item that is being made: the thread does one thing at a time
+            pool.submit(items.close)  # runs after the item in progress, because the pool has one thread
 
 
 def ordered_map(
-    function: Callable[[T], R], tasks: Iterable[T], threads: int, size: Callable[[T], int], most: int
+    function: Callable[[T], R], tasks: Iterable[T], threads: int, size: Callable[[T], int], max_pending_size: int
 ) -> Generator[R, None, None]:
-    """The function's result for each task, in order of the tasks, computed by several threads.
+    """Apply a function to tasks in several threads and yield the results in task order.
 
     Args:
-        function: what threads do.
-        tasks: what they do it with.
-        threads: how many.
-        size: of a task.
-        most: a task is begun while the sizes of those begun before it and not yet taken sum to less than this.
+        function: function to apply; runs in a thread.
+        tasks: its arguments.
+        threads: number of threads.
+        size: size of a task.
+        max_pending_size: a task is submitted while the total size of unconsumed tasks is below this limit.
     """
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[int, Future[R]]] = deque()
+        pending: deque[tuple[int, Future[R]]] = deque()
         try:
             for task in tasks:
-                while sum(held for held, _ in waiting) >= most:
-                    yield waiting.popleft()[1].result()
-                waiting.append((size(task), pool.submit(function, task)))
-            while waiting:
-                yield waiting.popleft()[1].result()
+                while sum(task_size for task_size, _ in pending) >= max_pending_size:
+                    yield pending.popleft()[1].result()
+                pending.append((size(task), pool.submit(function, task)))
+            while pending:
+                yield pending.popleft()[1].result()
         finally:
-            for _, future in waiting:
+            for _, future in pending:
                 future.cancel()
 
 
 class SharedIterator(Generic[T]):
-    """An iterator whose items threads take in turns.
+    """Iterator that several threads consume in the order of their reservations.
 
     Args:
-        items: run by one thread at a time.
+        items: the iterator; only one thread at a time advances it.
     """
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items
-        self._given, self._taken = 0, 0
-        self._over = Condition()
+        self._reserved, self._consumed = 0, 0
+        self._changed = Condition()
 
-    def turn(self, count: int) -> Callable[[], list[T]]:
-        """The next turn: to be called once, by any thread; gives the next so many items.
+    def reserve(self, count: int) -> Callable[[], list[T]]:
+        """Reserve the next ``count`` items.
 
-        Waits for the turns before it, which threads must have begun earlier. If one of them fails, fewer items come.
+        Returns:
+            Function that returns the items, to be called once, by any thread. It waits for all earlier reservations,
+            which threads must have started before it. If one of those fails, it returns fewer items.
         """
-        mine, self._given = self._given, self._given + 1
+        position, self._reserved = self._reserved, self._reserved + 1
 
         def take() -> list[T]:
-            with self._over:
-                self._over.wait_for(lambda: self._taken == mine)
+            with self._changed:
+                self._changed.wait_for(lambda: self._consumed == position)
                 try:
                     return list(islice(self._items, count))
                 finally:
-                    self._taken += 1
-                    self._over.notify_all()
+                    self._consumed += 1
+                    self._changed.notify_all()
 
         return take

@@ -1,8 +1,9 @@
-"""The penalties that a gate's settings ask for, each with its schedule; added to the loss once a step."""
+"""Penalties on the gate, each with its schedule, added to the loss of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,61 +16,62 @@ from ranking.model.mmoe import ForwardOutput
 
 
 class Regularization:
-    """Weighted penalties of one training.
+    """Weighted sum of the penalties that a gate's configuration enables.
 
-    Until the choice is final: overlap (fading linearly to 0 at ``overlap_until``), entropy (rising from 0 over the
-    ramp), surplus codes, union, and Gumbel's log ψ. Throughout: importance and sample similarity.
+    Until the selection is final: overlap (decays linearly to 0 at ``overlap_until``), entropy (grows from 0 during the
+    annealing), surplus codes, union, and log ψ of a Gumbel gate. Always: importance and sample similarity.
 
     Args:
-        gate: settings of the gate; a penalty that its kind does not have weighs nothing.
-        config: when penalties act.
-        convergence: where the training stands.
-        steps: optimiser steps of the whole training.
+        gate: configuration of the gate; a penalty that its kind does not have weighs 0.
+        config: schedule of the penalties.
+        schedule: schedule of the gate.
+        steps: optimizer steps of the whole training.
     """
 
-    def __init__(self, gate: GateConfig, config: ConvergenceConfig, convergence: GateSchedule, steps: int) -> None:
-        self._weights: Mapping[str, float] = gate.model_dump()
-        self._config, self._convergence, self._steps = config, convergence, steps
+    def __init__(self, gate: GateConfig, config: ConvergenceConfig, schedule: GateSchedule, steps: int) -> None:
+        self._settings: Mapping[str, Any] = gate.model_dump()
+        self._config, self._schedule, self._steps = config, schedule, steps
 
-    def __call__(self, step: int, gate: Gate, done: ForwardOutput) -> Tensor | float:
-        """What is added to the data loss at this step."""
-        terms = [weight * self._term(name, gate, done) for name, weight in self.weights(step).items()]
+    def __call__(self, step: int, gate: Gate, forward: ForwardOutput) -> Tensor | float:
+        """Return the sum of the weighted penalties at a step."""
+        terms = [weight * self._penalty(name, gate, forward) for name, weight in self.weights(step).items()]
         return sum(terms) if terms else 0.0
 
     def weights(self, step: int) -> dict[str, float]:
-        """Penalty → its weight at this step, those above 0."""
-        given, config = self._weights, self._config
+        """Return the weight of each penalty at a step; penalties with weight 0 are omitted."""
+        settings, config = self._settings, self._config
         weights = {
-            "importance": given.get("importance_weight", 0.0),
-            "similarity": float(bool(given.get("similarity_same") or given.get("similarity_different"))),
+            "importance": settings.get("importance_weight", 0.0),
+            "similarity": float(bool(settings.get("similarity_same") or settings.get("similarity_different"))),
         }
-        if not self._convergence.done:
-            overlap_left = max(1.0 - step / (config.overlap_until * self._steps), 0.0)
+        if not self._schedule.done:
+            overlap_decay = max(1.0 - step / (config.overlap_until * self._steps), 0.0)
             weights |= {
-                "union": given.get("union_weight", 0.0),
-                "overlap": given.get("overlap_weight", 0.0) * overlap_left,
-                "entropy": given.get("entropy_weight", 0.0) * self._convergence.ramp(step),
-                "surplus": given.get("surplus_weight", 0.0) if given.get("surplus") == "penalty" else 0.0,
-                "sparsity": given.get("sparsity_weight", 0.0),
+                "union": settings.get("union_weight", 0.0),
+                "overlap": settings.get("overlap_weight", 0.0) * overlap_decay,
+                "entropy": settings.get("entropy_weight", 0.0) * self._schedule.anneal_progress(step),
+                "surplus": settings.get("surplus_weight", 0.0) if settings.get("surplus") == "penalty" else 0.0,
+                "sparsity": settings.get("sparsity_weight", 0.0),
             }
         return {name: weight for name, weight in weights.items() if weight > 0}
 
-    def _term(self, name: str, gate: Gate, done: ForwardOutput) -> Tensor:
-        routing = done.routing
+    def _penalty(self, name: str, gate: Gate, forward: ForwardOutput) -> Tensor:
+        routing = forward.routing
         match name:
             case "importance":
                 return regularizers.importance(routing.weights)
             case "similarity":
-                same, different = self._weights["similarity_same"], self._weights["similarity_different"]
-                return regularizers.sample_similarity(routing.weights, done.x, same, different)
+                same, different = self._settings["similarity_same"], self._settings["similarity_different"]
+                return regularizers.sample_similarity(routing.weights, forward.x, same, different)
             case "sparsity":
                 assert isinstance(gate, GumbelSoftmax)
                 return gate.log_psi()
             case _:
-                return _of_selectors(name, routing)
+                return _selector_penalty(name, routing)
 
 
-def _of_selectors(name: str, routing: Routing) -> Tensor:
+def _selector_penalty(name: str, routing: Routing) -> Tensor:
+    """Return a penalty that is a function of the selectors."""
     selectors = routing.selectors
     assert selectors is not None
     match name:

@@ -1,4 +1,4 @@
-"""What precedes training: one pass over the log that says what it holds and fits the encoder."""
+"""Preparation of a training: one pass over the log that profiles it and fits the encoders."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pipelines.data.profile import profile_log, require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
-from pipelines.training.model_factory import read_side_encoder
-from pipelines.training.warm_start import WarmStart, extended
+from pipelines.training.model_factory import read_position_encoder
+from pipelines.training.warm_start import WarmStart, extend_encoder
 from ranking.artifacts.atomic_files import atomic_directory, write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import LogError
 
-BASE_RATE_FLOOR = 1e-6
-"""A rate of 0 or 1 has no logit."""
+MIN_BASE_RATE = 1e-6
+"""Base rates are clipped to this distance from 0 and 1, whose logits are infinite."""
 
 
 @dataclass(frozen=True)
@@ -36,84 +36,88 @@ class TrainingData:
 
     Attributes:
         reader: the log.
-        encoder: fitted on the training split.
-        side_encoder: the same for the side tower, if there is one.
-        index: its usable rows.
-        survey: what the log holds, see ``Survey.to_json``.
+        encoder: encoder fitted on the training split.
+        position_encoder: encoder of the position tower; None if the model has none.
+        index: usable rows of the log.
+        survey: profile of the log, the content of ``survey.json``.
     """
 
     reader: LogReader
     encoder: Encoder
-    side_encoder: Encoder | None
+    position_encoder: Encoder | None
     index: LogIndex
     survey: dict[str, Any]
 
 
-def prepare(config: Config, run: RunFolder, world: DistContext, warm: WarmStart | None = None) -> TrainingData:
-    """Surveys the log on the first rank, unless an earlier attempt at this run did; the others read what it wrote.
+def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: WarmStart | None = None) -> TrainingData:
+    """Profile the log and fit the encoders on the main rank, then load the result on every rank.
 
     Args:
         config: the whole configuration.
-        run: where survey and encoder go; what is there already is taken.
-        world: all ranks see the same run folder.
-        warm: whose encoder is extended instead of fitting a new one.
+        run: folder for profile and encoders; those of an earlier attempt are reused.
+        context: the ranks, which must all see the run folder.
+        warm_start: earlier run whose encoders are extended; None to fit new ones.
 
     Raises:
-        LogError: the log cannot be used or cannot be learnt from.
+        LogError: the log cannot be used or contains nothing to learn.
         OutputError: the run folder cannot be written.
     """
     schema = config.training_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    if world.first and not run.encoder.exists():
-        _survey(config, run, reader, warm)
-    world.wait()
+    if context.is_main and not run.encoder.exists():
+        _profile(config, run, reader, warm_start)
+    context.barrier()
     if not run.encoder.exists():
         raise LogError(
-            f"{run.path} is not seen by rank {world.rank}: all ranks need one file system for the run folder"
+            f"rank {context.rank} cannot see {run.path}: put the run folder on a file system that all ranks share"
         )
-    encoder, side_encoder = Encoder.read(run.encoder, config.serving_schema), read_side_encoder(run, config)
-    return TrainingData(reader, encoder, side_encoder, LogIndex.read(run.index), json.loads(run.survey.read_text()))
+    encoder, position_encoder = Encoder.read(run.encoder, config.serving_schema), read_position_encoder(run, config)
+    return TrainingData(reader, encoder, position_encoder, LogIndex.read(run.index), json.loads(run.survey.read_text()))
 
 
-def _survey(config: Config, run: RunFolder, reader: LogReader, warm: WarmStart | None) -> None:
-    """One pass over the log; writes what it finds, the encoder last: where that is, all is."""
+def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: WarmStart | None) -> None:
+    """Profile the log and fit the encoders; the encoder is written last and marks the pass as complete."""
     fitter = EncoderFitter(config.serving_schema)
-    side = None if config.position_schema is None else EncoderFitter(config.position_schema)
+    position_fitter = None if config.position_schema is None else EncoderFitter(config.position_schema)
 
     def fit(rows: pa.Table) -> None:
         fitter.add(rows)
-        if side is not None:
-            side.add(rows)
+        if position_fitter is not None:
+            position_fitter.add(rows)
 
-    found = profile_log(reader, config.logs, config.training_schema, run.quarantine, on_train=fit)
-    require_learnable(found, config)
-    if found.bad:
-        print_status(f"{found.bad.total():,} bad rows are left out, see {run.quarantine}")
-    write_json(found.to_json(), run.survey)
-    found.index.write(run.index)
-    if side is not None:
-        _write(side.encoder(), run.side_encoder, None if warm is None else warm.run.side_encoder)
-    _write(fitter.encoder(), run.encoder, None if warm is None else warm.run.encoder)
+    profile = profile_log(reader, config.logs, config.training_schema, run.quarantine, on_train=fit)
+    require_learnable(profile, config)
+    if profile.bad:
+        print_status(f"{profile.bad.total():,} invalid rows are skipped, see {run.quarantine}")
+    write_json(profile.to_json(), run.survey)
+    profile.index.write(run.index)
+    earlier = None if warm_start is None else warm_start.run
+    if position_fitter is not None:
+        _write_encoder(
+            position_fitter.encoder(), run.position_encoder, None if earlier is None else earlier.position_encoder
+        )
+    _write_encoder(fitter.encoder(), run.encoder, None if earlier is None else earlier.encoder)
 
 
-def _write(encoder: Encoder, folder: Path, earlier: Path | None) -> None:
-    """Writes an encoder, whole or not at all; what an earlier one knows it keeps."""
+def _write_encoder(encoder: Encoder, folder: Path, earlier: Path | None) -> None:
+    """Write an encoder atomically; if there is an earlier encoder, write that one extended by the new ids."""
     if earlier is not None:
-        encoder = extended(Encoder.read(earlier, encoder.schema), encoder)
-    if folder.exists():  # of an attempt that ended before the other encoder was written
+        encoder = extend_encoder(Encoder.read(earlier, encoder.schema), encoder)
+    if folder.exists():  # left by an attempt that was interrupted before the pass was complete
         shutil.rmtree(folder)
     with atomic_directory(folder) as draft:
         encoder.write(draft)
 
 
-def base_outputs(found: dict[str, Any], config: Config) -> torch.Tensor:
-    """Outputs [tasks] of a model that knows only the training split's base rates and means.
+def base_rate_outputs(survey: dict[str, Any], config: Config) -> torch.Tensor:
+    """Return the outputs [tasks] of a model that predicts the training split's base rates and means.
 
-    A base rate is that of the labels that training uses: of the negatives, ``Task.keep_negatives``.
+    A base rate refers to the labels that training uses: it includes the fraction ``Task.keep_negatives`` of the
+    negatives.
     """
     outputs = []
     for task in config.tasks:
-        mean = found["labels"]["train"][task.name]["mean"] or 0.0
-        rate = min(max(mean, BASE_RATE_FLOOR), 1 - BASE_RATE_FLOOR)
+        mean = survey["labels"]["train"][task.name]["mean"] or 0.0
+        rate = min(max(mean, MIN_BASE_RATE), 1 - MIN_BASE_RATE)
         outputs.append(math.log(rate / (1 - rate)) - math.log(task.keep_negatives) if task.kind == "binary" else mean)
     return torch.tensor(outputs)
