@@ -1,1 +1,1 @@
-"""How good runs and bundles are, on one split or log: sources → predicting → measuring, comparing → telling."""
+"""Offline evaluation of runs and bundles: predictions, metrics, comparisons and promotion checks."""

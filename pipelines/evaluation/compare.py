@@ -1,7 +1,8 @@
-"""Two runs or bundles on the same rows: the differences of their measures, with paired intervals."""
+"""Comparison of two runs or bundles on the same rows, with paired intervals of the differences."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,127 +11,128 @@ import numpy as np
 
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
-from pipelines.console import log
-from pipelines.evaluation.evaluate import RAISED_BY_NOISE, flatten_metrics
-from pipelines.evaluation.predict import FILE, Predictions, predict
+from pipelines.console import print_status
+from pipelines.evaluation.evaluate import UPWARD_BIASED, bootstrap_metrics
+from pipelines.evaluation.predict import MAX_ROWS_PER_FILE, Predictions, predict
 from pipelines.evaluation.sources import Scorer
 from ranking.errors import LogError, UsageError
 from ranking.metrics import Array, UserDraws, interval
 from ranking.schema import Task
 
-LABEL = {"kind", "label", "transform", "mask"}
-"""What two tasks of one name must agree on to be the same."""
+LABEL_FIELDS = {"kind", "label", "transform", "mask"}
+"""Fields in which two tasks of the same name must agree to be comparable."""
 DECIMALS = 6
-"""Of differences: what is smaller is rounding, as between a run in float32 and its bundle."""
+"""Decimal places of differences; smaller ones are rounding errors, such as between a float32 run and its bundle."""
 LOWER_IS_BETTER = {
     **dict.fromkeys(("auc", "gauc", "ndcg"), False),
     **dict.fromkeys(("logloss", "normalised_entropy", "calibration_error", "rmse", "mae"), True),
 }
-"""Measures that say which of two is better; ``calibration`` does not."""
+"""Metrics that rank two models; ``calibration`` does not, because its best value is 1."""
 
 
 def compare(a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None) -> dict[str, Any]:
-    """Measures A and B on the rows that both can use, by A's settings.
+    """Compute the metrics of A and B on the rows that both can use, with the evaluation settings of A.
 
     Args:
-        a: one model, or those of the single-task baseline.
-        b: the same.
-        logs: a whole log; default: A's test split, or B's if A is a bundle.
+        a: one model, or the models of a single-task run.
+        b: the same for B.
+        logs: a log to use as a whole; default: the test split of A, or of B if A is a bundle.
 
     Returns:
-        ``rows``, ``ndcg_at``, and ``tasks``: task → ``rows`` and ``measures``: measure → ``a``, ``b``, ``difference``
-        (B − A), ``interval`` (its 95 % interval) and ``better`` ("a" or "b"; None where the interval holds 0).
+        ``rows``, ``ndcg_at`` and ``tasks``. Each task has ``rows`` and ``measures``. Each metric in ``measures`` has
+        ``a``, ``b``, ``difference`` (B − A), ``interval`` (95 % interval of the difference) and ``better`` ("a" or "b";
+        None if the interval contains 0).
 
     Raises:
-        UsageError: they share no task, or call different labels by one name.
-        LogError: a log cannot be used, or no row is left.
+        UsageError: A and B have no task in common, or tasks of the same name have different labels.
+        LogError: the log cannot be used, or A and B have no usable row in common.
     """
     a, b = list(a), list(b)
     names = _shared_tasks(a, b)
     settings = a[0].settings
-    span = (a[0] if a[0].logs is not None else b[0]).span(logs)
+    log_range = (a[0] if a[0].logs is not None else b[0]).log_range(logs)
     tasks: dict[str, Any] = {}
-    predicted: dict[str, Predictions] = {}
-    for one, other in ((one, other) for one in a for other in b):
-        shared = [name for name in one.schema.task_names if name in other.schema.task_names]
+    predictions: dict[str, Predictions] = {}
+    for model_a, model_b in itertools.product(a, b):
+        shared = [name for name in model_a.schema.task_names if name in model_b.schema.task_names]
         if shared:
-            predicted = {
-                source.name: predicted.get(source.name) or predict(source, span) for source in (one, other)
-            }  # the last pair only, so that no more than two lie in memory
-            tasks |= _compared(shared, *_aligned(predicted[one.name], predicted[other.name]), settings)
-    rows = max(found["rows"] for found in tasks.values())
+            predictions = {
+                model.name: predictions.get(model.name) or predict(model, log_range) for model in (model_a, model_b)
+            }  # only the current pair is kept, to bound the memory
+            aligned = _align(predictions[model_a.name], predictions[model_b.name])
+            tasks |= _compare_tasks(shared, *aligned, settings)
+    rows = max(result["rows"] for result in tasks.values())
     return {"rows": rows, "ndcg_at": settings.ndcg_at, "tasks": {name: tasks[name] for name in names}}
 
 
 def _shared_tasks(a: Sequence[Scorer], b: Sequence[Scorer]) -> list[str]:
-    """Names of the tasks that both have, in A's order."""
-    of_a, of_b = ({task.name: task for source in side for task in source.schema.tasks} for side in (a, b))
-    shared = [name for name in of_a if name in of_b]
+    """Return the names of the tasks that A and B share, in the order of A."""
+    tasks_a, tasks_b = ({task.name: task for model in models for task in model.schema.tasks} for models in (a, b))
+    shared = [name for name in tasks_a if name in tasks_b]
     if not shared:
-        raise UsageError(f"they share no task: A has {', '.join(of_a)}, B has {', '.join(of_b)}")
+        raise UsageError(f"A and B have no task in common: A has {', '.join(tasks_a)}, B has {', '.join(tasks_b)}")
     for name in shared:
-        mine, other = (side[name].model_dump(include=LABEL) for side in (of_a, of_b))
-        for key, value in mine.items():
-            if value != other[key]:
+        fields_a, fields_b = (tasks[name].model_dump(include=LABEL_FIELDS) for tasks in (tasks_a, tasks_b))
+        for key, value in fields_a.items():
+            if value != fields_b[key]:
                 raise UsageError(
-                    f"task '{name}' is not the same in both: {key} is {value!r} in A, {other[key]!r} in B; "
-                    "compare models of the same label"
+                    f"task '{name}' differs between A and B: {key} is {value!r} in A, {fields_b[key]!r} in B; "
+                    "compare models with the same labels"
                 )
     return shared
 
 
-def _aligned(a: Predictions, b: Predictions) -> tuple[Predictions, Predictions]:
-    """The rows that both have, in one order; users and requests are A's."""
-    numbers = {file: number for number, file in enumerate((*a.files, *(f for f in b.files if f not in a.files)))}
-    renumbered = np.array([numbers[file] for file in b.files])[b.places // FILE] * FILE + b.places % FILE
-    places, of_a, of_b = np.intersect1d(a.places, renumbered, assume_unique=True, return_indices=True)
-    if not len(places):
-        raise LogError("no row is left that both can use")
-    alone = len(a) + len(b) - 2 * len(places)
-    if alone:
-        log(f"{alone:,} rows that only one of the two can use are left out")
-    mine = a.take(of_a)
-    return mine, replace(b.take(of_b), users=mine.users, requests=mine.requests)
+def _align(a: Predictions, b: Predictions) -> tuple[Predictions, Predictions]:
+    """Return the rows that A and B share, in the same order, with the users and requests of A."""
+    file_index = {file: i for i, file in enumerate((*a.files, *(f for f in b.files if f not in a.files)))}
+    files_b = np.array([file_index[file] for file in b.files])[b.positions // MAX_ROWS_PER_FILE]
+    positions_b = files_b * MAX_ROWS_PER_FILE + b.positions % MAX_ROWS_PER_FILE
+    positions, rows_a, rows_b = np.intersect1d(a.positions, positions_b, assume_unique=True, return_indices=True)
+    if not len(positions):
+        raise LogError("A and B have no usable row in common")
+    excluded = len(a) + len(b) - 2 * len(positions)
+    if excluded:
+        print_status(f"excluded {excluded:,} rows that only one of the two models can use")
+    shared_a = a.take(rows_a)
+    return shared_a, replace(b.take(rows_b), users=shared_a.users, requests=shared_a.requests)
 
 
-def _compared(names: list[str], a: Predictions, b: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
-    """Both on aligned rows, under the same draws of users."""
+def _compare_tasks(names: list[str], a: Predictions, b: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
+    """Compare aligned predictions under the same bootstrap draws of users."""
     draws = UserDraws(a.users, settings.bootstrap)
-    found = {}
+    results = {}
     for name in names:
-        i, j = (next(t for t, task in enumerate(side.tasks) if task.name == name) for side in (a, b))
-        known = a.known(i) & b.known(j)
-        if not known.any():
-            found[name] = {"rows": 0, "measures": {}}
+        i, j = (next(t for t, task in enumerate(model.tasks) if task.name == name) for model in (a, b))
+        has_label = a.has_label(i) & b.has_label(j)
+        if not has_label.any():
+            results[name] = {"rows": 0, "measures": {}}
             continue
-        of_a, of_b = (side.rows(t, draws.users, known) for side, t in ((a, i), (b, j)))
         task: Task = a.tasks[i]
-        values = zip(
-            flatten_metrics(task, of_a, draws, settings).items(),
-            flatten_metrics(task, of_b, draws, settings).values(),
-            strict=True,
+        metrics_a, metrics_b = (
+            bootstrap_metrics(task, model.task_rows(t, draws.users, has_label), draws, settings)
+            for model, t in ((a, i), (b, j))
         )
-        measures = {measure: difference(measure, mine, other) for (measure, mine), other in values}
-        found[name] = {"rows": int(known.sum()), "measures": measures}
-    return found
+        metrics = {metric: metric_difference(metric, values, metrics_b[metric]) for metric, values in metrics_a.items()}
+        results[name] = {"rows": int(has_label.sum()), "measures": metrics}
+    return results
 
 
-def difference(measure: str, a: Array, b: Array) -> dict[str, Any]:
-    """B − A with its interval.
+def metric_difference(metric: str, a: Array, b: Array) -> dict[str, Any]:
+    """Return the difference B − A of a metric with its interval.
 
     Args:
-        measure: its name.
-        a: in the data and in each draw [1 + B].
-        b: the same, under the same draws.
+        metric: name of the metric.
+        a: values of A in the data and in each draw [1 + B].
+        b: values of B under the same draws [1 + B].
     """
     differences = np.round(b - a, DECIMALS)
-    between = interval(differences, reflected=measure in RAISED_BY_NOISE)
+    bounds = interval(differences, reflected=metric in UPWARD_BIASED)
     better = None
-    if between is not None and not between[0] <= 0 <= between[1] and measure in LOWER_IS_BETTER:
-        better = "b" if (between[1] < 0) == LOWER_IS_BETTER[measure] else "a"
+    if bounds is not None and not bounds[0] <= 0 <= bounds[1] and metric in LOWER_IS_BETTER:
+        better = "b" if (bounds[1] < 0) == LOWER_IS_BETTER[metric] else "a"
     values = {"a": a[0], "b": b[0], "difference": differences[0]}
     return {
         **{name: None if np.isnan(value) else float(value) for name, value in values.items()},
-        "interval": None if between is None else list(between),
+        "interval": None if bounds is None else list(bounds),
         "better": better,
     }

@@ -1,4 +1,4 @@
-"""Each task's measures, over all rows and over slices of them, as plain data."""
+"""Metrics of each task, over all rows and per slice, as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
-from pipelines.evaluation import gates
+from pipelines.evaluation.gates import gate_metrics
 from pipelines.evaluation.predict import Predictions, predict
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs import single_task
@@ -16,54 +16,58 @@ from ranking.metrics import Array, Rows, UserDraws, binary_measures, calibration
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
-RAISED_BY_NOISE = ("calibration_error",)
-"""Measures whose draws lie above the value as the value lies above the truth."""
+UPWARD_BIASED = ("calibration_error",)
+"""Metrics that sampling noise can only raise; their intervals are mirrored at the value."""
 
 
 def evaluate_all(
     sources: Iterable[Scorer], logs: Uri | None = None, slices: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """``evaluate`` of one model, or of the models of single tasks as if they were one."""
-    parts = [evaluate(source, logs, slices) for source in sources]
-    return parts[0] if len(parts) == 1 else single_task.evaluation(parts)
+    """Evaluate one model, or several single-task models as if they were one model."""
+    evaluations = [evaluate(source, logs, slices) for source in sources]
+    return evaluations[0] if len(evaluations) == 1 else single_task.merge_evaluations(evaluations)
 
 
 def evaluate(source: Scorer, logs: Uri | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:
-    """Everything that is measured: ``measure``, and under ``gates`` what the gate does (None if nobody knows).
+    """Return the content of ``evaluation.json``: ``evaluate_predictions`` plus the gate metrics under ``gates``.
+
+    ``gates`` is None if the selection of the model is unknown.
 
     Args:
-        source: what is measured.
-        logs: on the whole of this log; default: the source's own test split.
-        slices: in place of the source's.
+        source: the model.
+        logs: a log to evaluate on as a whole; default: the test split of the model's own log.
+        slices: slice names that replace those of the model's settings.
 
     Raises:
-        LogError: the log cannot be used, or holds no row to evaluate.
-        UsageError: an unknown slice.
+        LogError: the log cannot be used, or it contains no row to evaluate.
+        UsageError: a slice name is unknown.
     """
     settings, schema = source.settings, source.schema
     if slices is not None:
         settings = settings.model_copy(update={"slices": tuple(dict.fromkeys(slices))})
     for name in settings.slices:
         if name not in schema.sliceable:
-            raise UsageError(f"no slice '{name}' of {source.name}: choose from {', '.join(schema.sliceable)}")
-    specialisation = GateStatistics(schema.tasks, source.num_experts)
-    result = measure(predict(source, source.span(logs), settings.slices, specialisation), settings)
+            raise UsageError(f"{source.name} has no slice '{name}': choose from {', '.join(schema.sliceable)}")
+    statistics = GateStatistics(schema.tasks, source.num_experts)
+    predictions = predict(source, source.log_range(logs), settings.slices, statistics)
+    evaluation = evaluate_predictions(predictions, settings)
     try:
-        return {**result, "gates": None if source.trained is None else gates.measures(specialisation, source.trained)}
+        gates = None if source.selection is None else gate_metrics(statistics, source.selection)
     except KeyError as error:
         raise LogError(
-            f"{source.name}: selection.json lacks {error}: the run is of another version; train again"
+            f"{source.name}: selection.json has no key {error}: another version wrote the run; train again"
         ) from None
+    return {**evaluation, "gates": gates}
 
 
-def measure(predictions: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
-    """What ``evaluation.json`` holds, but for the gates; see docs/evaluation.md.
+def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
+    """Return the content of ``evaluation.json`` without the gate metrics; docs/evaluation.md defines every metric.
 
-    A measure that is undefined (one class only, no label) is None. ``uncalibrated`` and
-    ``uncalibrated_curves`` are there if a task is calibrated.
+    An undefined metric (only one class, no label) is None. ``uncalibrated`` and ``uncalibrated_curves`` are present
+    only if a task is calibrated.
     """
     draws = UserDraws(predictions.users, settings.bootstrap)
-    groups = {one.name: one.groups() for one in predictions.slices}
+    groups = {row_slice.name: row_slice.groups() for row_slice in predictions.slices}
     tasks: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     uncalibrated_curves: dict[str, Any] = {}
@@ -73,19 +77,19 @@ def measure(predictions: Predictions, settings: EvaluationConfig) -> dict[str, A
         for name, values in groups.items()
     }
     for i, task in enumerate(predictions.tasks):
-        known = predictions.known(i)
-        whole = predictions.rows(i, draws.users, known)
-        tasks[task.name] = compute_metrics(task, whole, draws, settings)
-        if task.kind == "binary" and len(whole):
-            curves[task.name] = calibration_curve(whole, draws)
+        has_label = predictions.has_label(i)
+        task_rows = predictions.task_rows(i, draws.users, has_label)
+        tasks[task.name] = compute_metrics(task, task_rows, draws, settings)
+        if task.kind == "binary" and len(task_rows):
+            curves[task.name] = calibration_curve(task_rows, draws)
         if task.name in predictions.calibration.tasks:
-            before = predictions.rows(i, draws.users, known, calibrated=False)
-            uncalibrated[task.name] = compute_metrics(task, before, draws, settings)
-            uncalibrated_curves[task.name] = calibration_curve(before, draws)
+            raw_rows = predictions.task_rows(i, draws.users, has_label, calibrated=False)
+            uncalibrated[task.name] = compute_metrics(task, raw_rows, draws, settings)
+            uncalibrated_curves[task.name] = calibration_curve(raw_rows, draws)
         for name, values in groups.items():
             for value, rows in values.items():
-                part = predictions.rows(i, draws.users, rows[known[rows]])
-                slices[name][value]["tasks"][task.name] = compute_metrics(task, part, draws, settings)
+                slice_rows = predictions.task_rows(i, draws.users, rows[has_label[rows]])
+                slices[name][value]["tasks"][task.name] = compute_metrics(task, slice_rows, draws, settings)
     return {
         "rows": len(predictions),
         "ndcg_at": settings.ndcg_at,
@@ -97,23 +101,23 @@ def measure(predictions: Predictions, settings: EvaluationConfig) -> dict[str, A
 
 
 def compute_metrics(task: Task, rows: Rows, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Any]:
-    """Rows, positives, and each measure ``m`` with its ``m_interval``."""
+    """Return the number of rows and positives, and each metric ``m`` with its ``m_interval``."""
     if not len(rows):
         return {"rows": 0}
-    found: dict[str, Any] = {"rows": len(rows)}
+    metrics: dict[str, Any] = {"rows": len(rows)}
     if task.kind == "binary":
-        found["positives"] = int(rows.labels.sum())
-    for name, values in flatten_metrics(task, rows, draws, settings).items():
-        between = interval(values, reflected=name in RAISED_BY_NOISE)
-        if name in RAISED_BY_NOISE and between is not None:
-            between = (max(between[0], 0.0), max(between[1], 0.0))
-        found[name] = float(values[0]) if values[0] == values[0] else None
-        found[f"{name}_interval"] = None if between is None else list(between)
-    return found
+        metrics["positives"] = int(rows.labels.sum())
+    for name, values in bootstrap_metrics(task, rows, draws, settings).items():
+        bounds = interval(values, reflected=name in UPWARD_BIASED)
+        if name in UPWARD_BIASED and bounds is not None:
+            bounds = (max(bounds[0], 0.0), max(bounds[1], 0.0))
+        metrics[name] = float(values[0]) if values[0] == values[0] else None
+        metrics[f"{name}_interval"] = None if bounds is None else list(bounds)
+    return metrics
 
 
-def flatten_metrics(task: Task, rows: Rows, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Array]:
-    """Each measure of the task's kind, in the data and in each draw."""
+def bootstrap_metrics(task: Task, rows: Rows, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Array]:
+    """Return each metric of the task's kind in the data and in each bootstrap draw [1 + B]."""
     if task.kind == "binary":
         return binary_measures(rows, draws, settings.ndcg_at)
     return regression_measures(rows, draws)

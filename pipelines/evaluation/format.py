@@ -1,100 +1,111 @@
-"""Evaluations and comparisons as lines of text for a person."""
+"""Evaluations and comparisons as text tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipelines.evaluation import gates
+from pipelines.evaluation.gates import format_gates
 
-DASH = "–"
-TASKS_A_TABLE = 9
-"""Columns of a slice's table, so that it fits a terminal."""
-DIGITS = {"calibration": 3}
-"""After the point; 4 by default."""
+UNDEFINED = "–"
+TASKS_PER_TABLE = 9
+"""Maximum number of task columns in a slice table, so that it fits a terminal."""
+DECIMALS = {"calibration": 3}
+"""Decimal places by metric; 4 for all others."""
 
 
-def table(evaluation: Mapping[str, Any]) -> str:
-    """What ``measuring.evaluate`` found: tasks, calibration before and after, slices, gates."""
+def format_evaluation(evaluation: Mapping[str, Any]) -> str:
+    """Format the result of ``evaluate``: tasks, metrics before and after calibration, slices, gates."""
     tasks = evaluation["tasks"]
-    blocks = _measures(tasks, evaluation["ndcg_at"])
+    blocks = _task_tables(tasks, evaluation["ndcg_at"])
     blocks[0].insert(0, f"{evaluation['rows']:,} rows")
     if evaluation.get("uncalibrated"):
-        blocks.append(_before_and_after(evaluation["uncalibrated"], tasks))
+        blocks.append(_calibration_table(evaluation["uncalibrated"], tasks))
     for name, values in evaluation["slices"].items():
-        blocks += _slice(name, values, list(tasks))
+        blocks += _slice_tables(name, values, list(tasks))
     if evaluation.get("gates"):
-        blocks.append([gates.table(evaluation["gates"])])
+        blocks.append([format_gates(evaluation["gates"])])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def comparison(found: Mapping[str, Any]) -> str:
-    """What ``comparing.compare`` found, a line for each task and measure."""
-    lines = [["task", "measure", "A", "B", "B − A", "95 % interval", ""]]
-    for task, part in found["tasks"].items():
-        for measure, m in part["measures"].items():
+def format_comparison(comparison: Mapping[str, Any]) -> str:
+    """Format the result of ``compare``, with one line per task and metric."""
+    rows = [["task", "metric", "A", "B", "B − A", "95 % interval", ""]]
+    for task, result in comparison["tasks"].items():
+        for metric, m in result["measures"].items():
             if m["a"] is None and m["b"] is None:
                 continue
-            name = f"ndcg@{found['ndcg_at']}" if measure == "ndcg" else measure
-            between, certain = DASH, ""
+            name = f"ndcg@{comparison['ndcg_at']}" if metric == "ndcg" else metric
+            bounds, mark = UNDEFINED, ""
             if m["interval"] is not None:
-                between = " … ".join(_signed(end) for end in m["interval"])
-                certain = "" if m["interval"][0] <= 0 <= m["interval"][1] else "*"
-            verdict = f"{certain} {m['better'].upper()} is better" if m["better"] else certain
-            cells = [_number(measure, m["a"]), _number(measure, m["b"]), _signed(m["difference"]), between, verdict]
-            lines.append([task, name, *cells])
-    head = [f"A  {found['a']}", f"B  {found['b']}", f"{found['rows']:,} rows; * the interval excludes 0", ""]
-    return "\n".join(head + _aligned(lines, left=(0, 1, 6)))
+                bounds = " … ".join(_signed(end) for end in m["interval"])
+                mark = "" if m["interval"][0] <= 0 <= m["interval"][1] else "*"
+            verdict = f"{mark} {m['better'].upper()} is better" if m["better"] else mark
+            cells = [_number(metric, m["a"]), _number(metric, m["b"]), _signed(m["difference"]), bounds, verdict]
+            rows.append([task, name, *cells])
+    head = [
+        f"A  {comparison['a']}",
+        f"B  {comparison['b']}",
+        f"{comparison['rows']:,} rows; * the interval excludes 0",
+        "",
+    ]
+    return "\n".join(head + _align_columns(rows, left=(0, 1, 6)))
 
 
-def _measures(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:
-    """Binary tasks, then regressions: their measures are others."""
+def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:
+    """Format one table of binary tasks and one of regression tasks, which have different metrics."""
     binary = {name: m for name, m in tasks.items() if "rmse" not in m}
-    numbers = {name: m for name, m in tasks.items() if "rmse" in m}
+    regression = {name: m for name, m in tasks.items() if "rmse" in m}
     blocks = []
     if binary:
         shown = ("auc", "gauc", "ndcg", "logloss", "normalised_entropy", "calibration", "calibration_error")
         head = ("auc", "95 % interval", "gauc", f"ndcg@{ndcg_at}", "logloss", "norm.entr.", "calibr.", "cal.error")
         rows = [["task", "positives", *head]]
         for name, m in binary.items():
-            first, *others = (_number(measure, m.get(measure)) for measure in shown)
-            rows.append([name, _count(m.get("positives")), first, _interval(m.get("auc_interval")), *others])
-        blocks.append(_aligned(rows))
-    if numbers:
+            auc, *others = (_number(metric, m.get(metric)) for metric in shown)
+            rows.append([name, _count(m.get("positives")), auc, _interval(m.get("auc_interval")), *others])
+        blocks.append(_align_columns(rows))
+    if regression:
         rows = [["task", "rows", "rmse", "95 % interval", "mae"]]
-        for name, m in numbers.items():
+        for name, m in regression.items():
             cells = (_number("rmse", m["rmse"]), _interval(m["rmse_interval"]), _number("mae", m["mae"]))
             rows.append([name, _count(m["rows"]), *cells])
-        blocks.append(_aligned(rows))
+        blocks.append(_align_columns(rows))
     return blocks
 
 
-def _before_and_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    head = (("logloss", "logloss"), ("normalised_entropy", "norm.entr."), ("calibration", "calibr."))
-    shown = (*head, ("calibration_error", "cal.error"))
+def _calibration_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Format the metrics that calibration changes, after and before it."""
+    shown = (
+        ("logloss", "logloss"),
+        ("normalised_entropy", "norm.entr."),
+        ("calibration", "calibr."),
+        ("calibration_error", "cal.error"),
+    )
     rows = [["calibrated", *(text for _, title in shown for text in (title, "before"))]]
     for task, m in before.items():
-        pairs = ((after[task].get(measure), m.get(measure)) for measure, _ in shown)
-        cells = (_number(measure, v) for (measure, _), pair in zip(shown, pairs, strict=True) for v in pair)
+        pairs = ((after[task].get(metric), m.get(metric)) for metric, _ in shown)
+        cells = (_number(metric, v) for (metric, _), pair in zip(shown, pairs, strict=True) for v in pair)
         rows.append([task, *cells])
-    return _aligned(rows)
+    return _align_columns(rows)
 
 
-def _slice(name: str, values: Mapping[str, Any], tasks: list[str]) -> list[list[str]]:
-    """One line a value: rows, and each task's AUC or RMSE."""
+def _slice_tables(name: str, values: Mapping[str, Any], tasks: list[str]) -> list[list[str]]:
+    """Format one line per slice value: its rows and the AUC or RMSE of each task."""
     blocks = []
-    for start in range(0, len(tasks), TASKS_A_TABLE):
-        some = tasks[start : start + TASKS_A_TABLE]
-        rows = [[name, "rows", *some]]
-        for value, part in values.items():
-            each = (part["tasks"][task] for task in some)
-            rows.append([value, _count(part["rows"]), *(_number("auc", m.get("auc", m.get("rmse"))) for m in each)])
-        blocks.append([f"by {name}: auc of binary tasks, rmse of regressions", *_aligned(rows)])
+    for start in range(0, len(tasks), TASKS_PER_TABLE):
+        columns = tasks[start : start + TASKS_PER_TABLE]
+        rows = [[name, "rows", *columns]]
+        for value, result in values.items():
+            metrics = (result["tasks"][task] for task in columns)
+            cells = (_number("auc", m.get("auc", m.get("rmse"))) for m in metrics)
+            rows.append([value, _count(result["rows"]), *cells])
+        blocks.append([f"by {name}: AUC of binary tasks, RMSE of regression tasks", *_align_columns(rows)])
     return blocks
 
 
-def _aligned(rows: Iterable[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Rows as lines with columns as wide as their widest cell, two spaces apart."""
+def _align_columns(rows: Iterable[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    """Format rows as lines: columns as wide as their widest cell, two spaces apart, ``left`` ones left-aligned."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -107,16 +118,16 @@ def _aligned(rows: Iterable[list[str]], left: tuple[int, ...] = (0,)) -> list[st
 
 
 def _count(value: int | None) -> str:
-    return DASH if value is None else f"{value:,}"
+    return UNDEFINED if value is None else f"{value:,}"
 
 
-def _number(measure: str, value: float | None) -> str:
-    return DASH if value is None else f"{value:.{DIGITS.get(measure, 4)}f}"
+def _number(metric: str, value: float | None) -> str:
+    return UNDEFINED if value is None else f"{value:.{DECIMALS.get(metric, 4)}f}"
 
 
 def _signed(value: float | None) -> str:
-    return DASH if value is None else f"{value:+z.4f}"
+    return UNDEFINED if value is None else f"{value:+z.4f}"
 
 
 def _interval(ends: list[float] | None) -> str:
-    return DASH if ends is None else f"{ends[0]:.4f}–{ends[1]:.4f}"
+    return UNDEFINED if ends is None else f"{ends[0]:.4f}–{ends[1]:.4f}"

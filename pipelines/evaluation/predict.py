@@ -1,4 +1,4 @@
-"""Scores a log and keeps what measures need: labels, outputs, users, requests and slices, but no features."""
+"""Score a log and keep what the metrics need: labels, outputs, users, requests and slices, but no features."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipelines.console import log
-from pipelines.data.reader import LogReader, error_context
-from pipelines.data.splits import rows_in_range
+from pipelines.console import print_status
+from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.splits import TimeRange
 from pipelines.evaluation.slices import Slice, make_slice
-from pipelines.evaluation.sources import Scorer, TimeRange
-from pipelines.training.labeled_batch import encode
+from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import Float32
 from ranking.encoding.vocabulary import hash_column
 from ranking.errors import LogError
@@ -23,21 +23,24 @@ from ranking.metrics import Ids, Rows
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
+MAX_ROWS_PER_FILE = 1 << 40
+"""Multiplier of the file index in ``Predictions.positions``; no file has more rows than this."""
+
 
 @dataclass(frozen=True)
 class Predictions:
-    """Labels and outputs side by side.
+    """Labels and model outputs of the same rows.
 
     Attributes:
-        tasks: T.
-        labels: [rows, tasks], NaN where masked.
-        outputs: uncalibrated logits and numbers [rows, tasks].
-        calibration: of the outputs.
-        users: hash of each row's user [rows].
-        requests: hash of each row's request id [rows], 0 if null; None if the schema names no such column.
-        slices: rows by the values of features.
+        tasks: the T tasks.
+        labels: labels [rows, tasks], NaN where masked.
+        outputs: uncalibrated logits (binary tasks) and predicted numbers (regression tasks) [rows, tasks].
+        calibration: calibration of the outputs.
+        users: hash of each row's user id [rows].
+        requests: hash of each row's request id [rows], 0 if null; None if the schema has no request column.
+        slices: the rows grouped by feature values.
         files: names of the log's files.
-        places: where each row stands [rows]: index of its file · 2⁴⁰ + position among the file's rows of the span.
+        positions: unique position of each row [rows]: file index · 2⁴⁰ + row number within the file's time range.
     """
 
     tasks: tuple[Task, ...]
@@ -48,17 +51,17 @@ class Predictions:
     requests: Ids | None
     slices: tuple[Slice, ...]
     files: tuple[str, ...]
-    places: Ids
+    positions: Ids
 
     def __len__(self) -> int:
         return len(self.users)
 
-    def known(self, task: int) -> npt.NDArray[np.bool_]:
-        """Which rows have the task's label [rows]."""
+    def has_label(self, task: int) -> npt.NDArray[np.bool_]:
+        """Return the mask of the rows that have a label for a task [rows]."""
         return ~np.isnan(self.labels[:, task])
 
     def take(self, rows: Ids) -> Predictions:
-        """The rows at these positions, in their order, without slices."""
+        """Return the rows at these indices, in their order, without slices."""
         return replace(
             self,
             labels=self.labels[rows],
@@ -66,80 +69,76 @@ class Predictions:
             users=self.users[rows],
             requests=None if self.requests is None else self.requests[rows],
             slices=(),
-            places=self.places[rows],
+            positions=self.positions[rows],
         )
 
-    def rows(self, task: int, users: Ids, chosen: npt.NDArray[np.generic], *, calibrated: bool = True) -> Rows:
-        """Some rows of one task, for its measures.
+    def task_rows(self, task: int, users: Ids, rows: npt.NDArray[np.generic], *, calibrated: bool = True) -> Rows:
+        """Return rows of one task as the input of its metrics.
 
         Args:
-            task: which.
-            users: code of each row's user, as the draws number them [rows].
-            chosen: mask or positions of rows that have the label.
-            calibrated: whether the calibration is applied.
+            task: index of the task.
+            users: user code of each row, as assigned by ``UserDraws`` [rows].
+            rows: mask or indices of rows that have the label.
+            calibrated: whether to apply the calibration.
         """
-        kind, outputs = self.tasks[task], self.outputs[chosen, task][:, None].astype(np.float64)
+        definition, outputs = self.tasks[task], self.outputs[rows, task][:, None].astype(np.float64)
         if calibrated:
-            outputs = self.calibration(outputs, [kind.name])
+            outputs = self.calibration(outputs, [definition.name])
         return Rows(
-            self.labels[chosen, task].astype(np.float64),
-            to_probabilities(outputs, [kind])[:, 0],
-            users[chosen],
-            None if self.requests is None else self.requests[chosen],
+            self.labels[rows, task].astype(np.float64),
+            to_probabilities(outputs, [definition])[:, 0],
+            users[rows],
+            None if self.requests is None else self.requests[rows],
         )
-
-
-FILE = 1 << 40
-"""Rows that a file has at most."""
 
 
 @torch.no_grad()
 def predict(
-    source: Scorer, span: TimeRange, slices: Sequence[str] = (), specialisation: GateStatistics | None = None
+    source: Scorer, log_range: LogRange, slices: Sequence[str] = (), gate_statistics: GateStatistics | None = None
 ) -> Predictions:
-    """Scores the rows of a log, a batch at a time.
+    """Score the rows of a log batch by batch.
 
     Args:
-        source: what scores.
-        span: the rows.
-        slices: names of ``Schema.sliceable``.
-        specialisation: takes in what the gate does.
+        source: the model.
+        log_range: the rows to score.
+        slices: slice names, each in ``Schema.sliceable``.
+        gate_statistics: updated with the gate weights of each batch.
 
     Raises:
-        LogError: the log cannot be used, or there is no such row.
+        LogError: the log cannot be used, or the time range contains no usable row.
     """
     schema, columns = source.schema, source.schema.columns
-    reader = LogReader(span.path, schema, dict(source.tables))
-    by = tuple(make_slice(name, source.encoder) for name in slices)
-    labels, outputs, users, requests, places = [], [], [], [], []
+    reader = LogReader(log_range.path, schema, dict(source.tables))
+    row_slices = tuple(make_slice(name, source.encoder) for name in slices)
+    labels, outputs, users, requests, positions = [], [], [], [], []
     files: dict[str, int] = {}
-    trained_on = 0
-    for cleaned in reader.scan(span.since, span.until):
-        file = files.setdefault(cleaned.file, len(files))
-        if not cleaned.rows.num_rows:
+    training_rows = 0
+    for chunk in reader.scan(log_range.time_range):
+        file = files.setdefault(chunk.file, len(files))
+        if not chunk.rows.num_rows:
             continue
-        with error_context(cleaned.file):
-            examples = encode(cleaned.rows, source.encoder)
-        found, weights = source.outputs(examples.inputs)
-        if specialisation is not None:
-            specialisation.add(weights, torch.from_numpy(examples.labels))
-        labels.append(examples.labels)
-        outputs.append(found.float().numpy())
-        users.append(examples.users)
-        places.append(file * FILE + cleaned.positions)
+        with as_log_error(chunk.file):
+            batch = LabeledBatch.from_table(chunk.rows, source.encoder)
+        batch_outputs, weights = source.forward(batch.inputs)
+        if gate_statistics is not None:
+            gate_statistics.add(weights, torch.from_numpy(batch.labels))
+        labels.append(batch.labels)
+        outputs.append(batch_outputs.float().numpy())
+        users.append(batch.users)
+        positions.append(file * MAX_ROWS_PER_FILE + chunk.positions)
         if columns.request is not None:
-            requests.append(hash_column(cleaned.rows[columns.request].combine_chunks()))
-        for one in by:
-            one.add(cleaned.rows, examples.inputs)
+            requests.append(hash_column(chunk.rows[columns.request].combine_chunks()))
+        for row_slice in row_slices:
+            row_slice.add(chunk.rows, batch.inputs)
         if source.trained_until is not None:
-            times = cleaned.rows.select([columns.time])
-            trained_on += rows_in_range(times, columns.time, None, source.trained_until).num_rows
+            times = chunk.rows.select([columns.time])
+            training_rows += TimeRange(until=source.trained_until).select(times, columns.time).num_rows
     if not users:
-        raise LogError("no row to evaluate: move logs.test_from, or name another log with --logs")
-    if trained_on:
-        log(
-            f"{source.name} was trained on what lies before {source.trained_until}, as {trained_on:,} of these do: "
-            "if it has seen them, the measures flatter it"
+        raise LogError("there are no rows to evaluate: move logs.test_from, or specify another log with --logs")
+    if training_rows:
+        print_status(
+            f"{source.name} was trained on data before {source.trained_until}, and {training_rows:,} of these rows are "
+            "from that period: if training used them, the metrics are too good"
         )
     return Predictions(
         schema.tasks,
@@ -148,7 +147,7 @@ def predict(
         source.calibration,
         np.concatenate(users),
         np.concatenate(requests) if requests else None,
-        by,
+        row_slices,
         tuple(files),
-        np.concatenate(places),
+        np.concatenate(positions),
     )

@@ -1,4 +1,4 @@
-"""Whether a new model may take the place of the one that is served."""
+"""Promotion check: whether a new model is worse than the served one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from pipelines.evaluation.compare import LOWER_IS_BETTER
 
 GUARDED_METRICS = ("auc", "logloss", "rmse")
-"""How well a task is ranked, how true its probabilities are, how near its numbers."""
+"""Metrics that block a promotion: ranking quality, quality of the probabilities, and regression error."""
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A measure of a task by which the new model is worse.
+    """A metric of a task by which the new model is worse.
 
     Attributes:
-        task: of both models.
-        measure: of the task.
-        served: its value for the model that is served.
-        new: its value for the new one.
-        share: of ``served`` that is lost.
+        task: name of the task.
+        measure: name of the metric.
+        served: value of the served model.
+        new: value of the new model.
+        share: loss as a share of ``served``.
     """
 
     task: str
@@ -34,32 +34,33 @@ class Regression:
         return f"{self.task} {self.measure} {self.served:.4f} → {self.new:.4f} ({self.share:.1%} worse)"
 
     def to_json(self) -> dict[str, Any]:
-        """As ``daily.json`` has it."""
+        """Return the entry of ``daily.json``."""
         return asdict(self)
 
 
-def find_regressions(found: Mapping[str, Any], margin: float) -> list[Regression]:
-    """Where the new model is worse by more than a margin, and not by chance: the paired interval excludes 0.
+def find_regressions(comparison: Mapping[str, Any], margin: float) -> list[Regression]:
+    """Return the metrics by which the new model is significantly worse, by more than a margin.
+
+    A difference is significant if its paired interval excludes 0. Without an interval, the values alone decide.
 
     Args:
-        found: what ``comparing.compare`` says of the served model as A and the new one as B. Where it has no interval
-            the values alone decide.
-        margin: what may be lost, as a share of the served model's value.
+        comparison: result of ``compare`` with the served model as A and the new model as B.
+        margin: tolerated loss, as a share of the served model's value.
     """
-    found_losses = [
-        _loss(task, measure, part["measures"][measure])
-        for task, part in found["tasks"].items()
-        for measure in GUARDED_METRICS
-        if measure in part["measures"] and _is_worse(part["measures"][measure])
+    regressions = [
+        _regression(task, metric, result["measures"][metric])
+        for task, result in comparison["tasks"].items()
+        for metric in GUARDED_METRICS
+        if metric in result["measures"] and _is_worse(result["measures"][metric])
     ]
-    return [loss for loss in found_losses if loss.share > margin]
+    return [regression for regression in regressions if regression.share > margin]
 
 
 def _is_worse(m: Mapping[str, Any]) -> bool:
-    """Whether B is worse, and not by chance; a measure may be unknown, as AUC is where no label is positive."""
+    """Return whether B is significantly worse; an undefined metric (such as AUC without a positive) is not."""
     return m["difference"] is not None and (m["interval"] is None or m["better"] == "a")
 
 
-def _loss(task: str, measure: str, m: Mapping[str, Any]) -> Regression:
-    lost = m["difference"] if LOWER_IS_BETTER[measure] else -m["difference"]
-    return Regression(task, measure, m["a"], m["b"], lost / m["a"])
+def _regression(task: str, metric: str, m: Mapping[str, Any]) -> Regression:
+    loss = m["difference"] if LOWER_IS_BETTER[metric] else -m["difference"]
+    return Regression(task, metric, m["a"], m["b"], loss / m["a"])

@@ -1,9 +1,9 @@
-"""Rows by the value of a feature, gathered batch by batch as one number of 4 bytes a row."""
+"""Groups of rows by the value of a feature, collected batch by batch with 4 bytes per row."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,52 +12,65 @@ import pyarrow as pa
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import MISSING, OOV, IdArray
-from ranking.schema import NumberFeature
+from ranking.schema import CrossFeature, NumberFeature
 
-SHOWN = 20
-"""Values of a slice that are measured by themselves."""
-BUCKETS = 5
-"""Parts of equally many rows that a number with more values is cut into."""
+MAX_VALUES = 20
+"""Maximum number of values of a slice that form their own group."""
+QUANTILE_GROUPS = 5
+"""Number of groups with equally many rows for a number with more than ``MAX_VALUES`` distinct values."""
 NULL, REST = "missing", "other"
+"""Names of the groups of null values and of values beyond the most frequent ones."""
 
 
 class Slice(Protocol):
-    """Rows by value.
+    """Rows grouped by a value.
 
     Attributes:
-        name: the feature, or ``new_user`` or ``new_item``.
+        name: name of the feature, or ``new_user`` or ``new_item``.
     """
 
     name: str
 
     def add(self, table: pa.Table, inputs: EncodedBatch) -> None:
-        """Takes in a completed table and its encoding."""
+        """Append rows.
+
+        Args:
+            table: the rows with all feature columns.
+            inputs: the same rows, encoded.
+        """
 
     def groups(self) -> dict[str, IdArray]:
-        """Value → positions of its rows; null is "missing", and values beyond the 20 most frequent are "other"."""
+        """Return the row indices of each value; "other" holds the less frequent values and "missing" the nulls."""
 
 
 def make_slice(name: str, encoder: Encoder) -> Slice:
-    """An empty slice by one of ``Schema.sliceable``."""
+    """Create an empty slice for a name in ``Schema.sliceable``."""
     schema = encoder.schema
     for feature in schema.features:
-        if feature.name == name:
-            return _ByNumber(feature) if isinstance(feature, NumberFeature) else _ByValue(feature)
-    known = schema.id_feature("user" if name == "new_user" else "item")
-    assert known is not None
-    return _ByNovelty(name, schema.categoricals.index(known))
+        if feature.name == name and not isinstance(feature, CrossFeature):
+            if isinstance(feature, NumberFeature):
+                return _NumericSlice(name, feature.column)
+            return _CategoricalSlice(name, feature.column)
+    id_feature = schema.id_feature("user" if name == "new_user" else "item")
+    assert id_feature is not None
+    return _NoveltySlice(name, schema.categoricals.index(id_feature))
 
 
-class _ByValue:
-    """By the values of a categorical feature."""
+class _CategoricalSlice:
+    """Rows grouped by the values of a categorical feature.
 
-    def __init__(self, feature: Any) -> None:
-        self.name: str = feature.name
-        self._column = feature.column
-        self._codes: dict[Any, int] = {}
+    Args:
+        name: name of the feature.
+        column: column of its values.
+    """
+
+    def __init__(self, name: str, column: str) -> None:
+        self.name = name
+        self._column = column
+        self._codes: dict[object, int] = {}
         self._parts: list[npt.NDArray[np.int32]] = []
 
-    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002 — one interface
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002
         column = table[self._column].combine_chunks()
         if pa.types.is_null(column.type):
             self._parts.append(np.full(len(column), -1, np.int32))
@@ -71,65 +84,74 @@ class _ByValue:
         codes = np.concatenate(self._parts)
         values = list(self._codes)
         counts = np.bincount(codes[codes >= 0], minlength=len(values))
-        shown = sorted(range(len(values)), key=lambda code: (-counts[code], str(values[code])))[:SHOWN]
-        names = {code: _quoted(str(values[code])) for code in shown}
-        found = {names[code]: np.flatnonzero(codes == code) for code in shown}
-        return _with_rest(found, np.flatnonzero((codes >= 0) & ~np.isin(codes, shown)), np.flatnonzero(codes < 0))
+        frequent = sorted(range(len(values)), key=lambda code: (-counts[code], str(values[code])))[:MAX_VALUES]
+        groups = {_group_name(str(values[code])): np.flatnonzero(codes == code) for code in frequent}
+        rest = np.flatnonzero((codes >= 0) & ~np.isin(codes, frequent))
+        return _without_empty({**groups, REST: rest, NULL: np.flatnonzero(codes < 0)})
 
 
-class _ByNumber:
-    """By the values of a number if it has few of them, else by the quantiles of the rows at hand."""
+class _NumericSlice:
+    """Rows grouped by the values of a number, or by its quantiles if it has more than ``MAX_VALUES`` values.
 
-    def __init__(self, feature: NumberFeature) -> None:
-        self.name: str = feature.name
-        self._column = feature.column
+    Args:
+        name: name of the feature.
+        column: column of its values.
+    """
+
+    def __init__(self, name: str, column: str) -> None:
+        self.name = name
+        self._column = column
         self._parts: list[npt.NDArray[np.float32]] = []
 
-    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002 — one interface
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002
         column = table[self._column].combine_chunks().cast(pa.float64())
         self._parts.append(column.to_numpy(zero_copy_only=False).astype(np.float32))
 
     def groups(self) -> dict[str, IdArray]:
         numbers = np.concatenate(self._parts)
-        unknown = np.isnan(numbers)
-        distinct = np.unique(numbers[~unknown])
-        if len(distinct) <= SHOWN:
-            found = {
+        is_null = np.isnan(numbers)
+        distinct = np.unique(numbers[~is_null])
+        if len(distinct) <= MAX_VALUES:
+            groups = {
                 np.format_float_positional(value, trim="-"): np.flatnonzero(numbers == value) for value in distinct
             }
         else:
-            inner = np.quantile(numbers[~unknown], np.linspace(0, 1, BUCKETS + 1)[1:-1])
-            edges = sorted({float(f"{edge:.4g}") for edge in inner})  # as they are shown
-            buckets = np.searchsorted(edges, numbers, side="right")
+            quantiles = np.quantile(numbers[~is_null], np.linspace(0, 1, QUANTILE_GROUPS + 1)[1:-1])
+            edges = sorted({float(f"{edge:.4g}") for edge in quantiles})  # rounded as in the names of the groups
+            bins = np.searchsorted(edges, numbers, side="right")
             texts = [f"{edge:g}" for edge in edges]
             between = [f"{low} – {high}" for low, high in itertools.pairwise(texts)]
             names = [f"< {texts[0]}", *between, f"≥ {texts[-1]}"]
-            found = {name: np.flatnonzero((buckets == i) & ~unknown) for i, name in enumerate(names)}
-        return _with_rest(found, np.zeros(0, np.int64), np.flatnonzero(unknown))
+            groups = {name: np.flatnonzero((bins == i) & ~is_null) for i, name in enumerate(names)}
+        return _without_empty({**groups, NULL: np.flatnonzero(is_null)})
 
 
-class _ByNovelty:
-    """By whether the user or item was seen in training: has a row of its own in the embedding table."""
+class _NoveltySlice:
+    """Rows grouped by whether the id of the user or item has its own row in the embedding table.
+
+    Args:
+        name: ``new_user`` or ``new_item``.
+        feature: index of the id feature among the categorical features.
+    """
 
     def __init__(self, name: str, feature: int) -> None:
         self.name = name
         self._feature = feature
         self._parts: list[npt.NDArray[np.int32]] = []
 
-    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002 — one interface
+    def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002
         self._parts.append(inputs.ids[:, self._feature].astype(np.int32))
 
     def groups(self) -> dict[str, IdArray]:
-        rows = np.concatenate(self._parts)
-        known = {"old": np.flatnonzero(rows > OOV), "new": np.flatnonzero(rows == OOV)}
-        return _with_rest(known, np.zeros(0, np.int64), np.flatnonzero(rows == MISSING))
+        ids = np.concatenate(self._parts)
+        groups = {"old": ids > OOV, "new": ids == OOV, NULL: ids == MISSING}
+        return _without_empty({name: np.flatnonzero(mask) for name, mask in groups.items()})
 
 
-def _with_rest(found: dict[str, IdArray], rest: IdArray, unknown: IdArray) -> dict[str, IdArray]:
-    """The values, then "other" and "missing"; values without a row are left out."""
-    return {name: rows for name, rows in {**found, REST: rest, NULL: unknown}.items() if len(rows)}
+def _without_empty(groups: dict[str, IdArray]) -> dict[str, IdArray]:
+    return {name: rows for name, rows in groups.items() if len(rows)}
 
 
-def _quoted(value: str) -> str:
-    """A value that is called like the rest or null, told apart from them."""
+def _group_name(value: str) -> str:
+    """Quote a value that equals the name of a special group."""
     return f'"{value}"' if value in (REST, NULL) else value

@@ -237,10 +237,10 @@ class TestFailures:
             ("train {empty}/ranker.toml --run {empty}/run", "{empty}/ranker.toml: cannot be read"),
             ("train {logs}/ranker.toml --run {empty}/run --set colour=1", "colour: unknown key"),
             ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
-            ("evaluate {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
+            ("evaluate {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
             ("evaluate {empty}", "{empty} is not a run folder"),
             ("compare {run} {empty}", "{empty} is not a run folder"),
-            ("compare {bundle} {bundle}", "{bundle} is a bundle, which carries no log: name one with --logs"),
+            ("compare {bundle} {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
             ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
             ("report {empty}", "{empty} is not a run folder"),
             ("report {bundle}", "{bundle} is not a run folder"),
@@ -255,8 +255,8 @@ class TestFailures:
             ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
             ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
             ("demo --dir {logs}", "{logs} exists"),
-            ("check {file}", "{file}: is a Parquet file, but a configuration is wanted; name the ranker.toml"),
-            ("train {file} --run {empty}/run", "{file}: is a Parquet file, but a configuration is wanted"),
+            ("check {file}", "{file}: is a Parquet file, not a configuration file; name the ranker.toml"),
+            ("train {file} --run {empty}/run", "{file}: is a Parquet file, not a configuration file"),
             ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another path"),
             ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
             ("demo --dir {file}/new", "{file} is a file, not a folder"),
@@ -413,9 +413,9 @@ class TestPipes:
 
 
 def test_an_unknown_slice_is_wrong_use(shown: Shown) -> None:
-    code, out, err = ranker("evaluate", shown.folder / "run", "--slice", "colour")
+    code, out, err = ranker("evaluate", shown.folder / "run", "--slice", "color")
     assert (code, out) == (2, "")
-    assert err.startswith(f"ranker: no slice 'colour' of {shown.folder}/run: choose from user_id, item_id, ")
+    assert err.startswith(f"ranker: {shown.folder}/run has no slice 'color': choose from user_id, item_id, ")
 
 
 class TestServe:

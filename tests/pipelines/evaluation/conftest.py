@@ -1,4 +1,4 @@
-"""Predictions written by hand."""
+"""Fixtures: predictions with chosen labels and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ MakePredictions = Callable[..., Predictions]
 
 @pytest.fixture
 def make_predictions() -> MakePredictions:
-    """(tasks, labels [rows][tasks], scores [rows][tasks], …) → predictions; every row another user's by default."""
+    """Return a function that makes predictions from labels and scores [rows][tasks].
+
+    By default, every row belongs to a different user.
+    """
 
     def make(
         tasks: Sequence[Task],
@@ -25,7 +28,7 @@ def make_predictions() -> MakePredictions:
         users: Sequence[int] | None = None,
         requests: Sequence[int] | None = None,
         calibration: Calibration | None = None,
-        places: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
         files: tuple[str, ...] = ("part-0",),
     ) -> Predictions:
         outputs = np.array(scores, np.float64).reshape(len(scores), len(tasks))
@@ -43,7 +46,7 @@ def make_predictions() -> MakePredictions:
             None if requests is None else np.array(requests, np.int64),
             (),
             files,
-            np.array(range(rows) if places is None else places, np.int64),
+            np.array(range(rows) if positions is None else positions, np.int64),
         )
 
     return make

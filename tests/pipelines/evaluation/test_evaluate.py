@@ -1,4 +1,4 @@
-"""What ``evaluation.json`` holds, of rows written by hand, of runs and of bundles."""
+"""Tests of ``pipelines.evaluation.evaluate`` with chosen predictions, runs and bundles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 
 import ranking
 from pipelines.config.config import EvaluationConfig
-from pipelines.evaluation.evaluate import evaluate, evaluate_all, measure
+from pipelines.evaluation.evaluate import evaluate, evaluate_all, evaluate_predictions
 from pipelines.evaluation.predict import Predictions
-from pipelines.evaluation.run_sources import run_scorers
-from pipelines.evaluation.sources import bundle_scorer
+from pipelines.evaluation.sources import bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
@@ -40,123 +39,125 @@ NUMBER = ("rmse", "mae")
 
 
 @pytest.fixture
-def measured(make_predictions: MakePredictions) -> Callable[..., dict[str, Any]]:
-    """(task, labels, scores, …) → the task's measures."""
+def metrics_of(make_predictions: MakePredictions) -> Callable[..., dict[str, Any]]:
+    """Return a function that computes the metrics of one task from labels and scores."""
 
-    def of(task: Task, labels: list[float], scores: list[float], **more: Any) -> dict[str, Any]:
+    def compute(task: Task, labels: list[float], scores: list[float], **more: Any) -> dict[str, Any]:
         settings = EvaluationConfig(**more.pop("settings", {}))
-        result = measure(make_predictions([task], labels, scores, **more), settings)
-        json.dumps(result, allow_nan=False)  # null where undefined, never NaN
-        found: dict[str, Any] = result["tasks"][task.name]
-        return found
+        evaluation = evaluate_predictions(make_predictions([task], labels, scores, **more), settings)
+        json.dumps(evaluation, allow_nan=False)  # undefined values are null, never NaN
+        metrics: dict[str, Any] = evaluation["tasks"][task.name]
+        return metrics
 
-    return of
+    return compute
 
 
 class TestBinaryTasks:
-    def test_are_measured_with_an_interval_for_each_measure(self, measured: Any) -> None:
-        found = measured(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6], users=[7, 7, 8, 8], requests=[1, 1, 2, 2])
-        assert set(found) == {"rows", "positives", *BINARY, *(f"{name}_interval" for name in BINARY)}
-        assert (found["rows"], found["positives"]) == (4, 2)
-        assert found["auc"] == pytest.approx(0.75)
-        assert found["gauc"] == pytest.approx(0.5)  # 1 for user 7, 0 for user 8
-        assert found["logloss"] == pytest.approx(-np.mean(np.log([0.9, 0.9, 0.4, 0.4])))
-        assert found["normalised_entropy"] == pytest.approx(found["logloss"] / np.log(2))
-        assert found["calibration"] == pytest.approx(1.0)
-        assert found["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
+    def test_binary_metrics_of_labeled_rows_match_their_definitions(self, metrics_of: Any) -> None:
+        result = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6], users=[7, 7, 8, 8], requests=[1, 1, 2, 2])
+        assert set(result) == {"rows", "positives", *BINARY, *(f"{name}_interval" for name in BINARY)}
+        assert (result["rows"], result["positives"]) == (4, 2)
+        assert result["auc"] == pytest.approx(0.75)
+        assert result["gauc"] == pytest.approx(0.5)  # 1 for user 7, 0 for user 8
+        assert result["logloss"] == pytest.approx(-np.mean(np.log([0.9, 0.9, 0.4, 0.4])))
+        assert result["normalised_entropy"] == pytest.approx(result["logloss"] / np.log(2))
+        assert result["calibration"] == pytest.approx(1.0)
+        assert result["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
 
-    def test_ignore_rows_without_the_label(self, measured: Any) -> None:
-        whole = measured(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
-        masked = measured(CLICK, [1, NAN, 0, 1, NAN, 0], [0.9, 0.99, 0.1, 0.4, 0.01, 0.6])
-        values = {"rows", "positives", *BINARY}  # intervals: the draws are of all users
+    def test_binary_metrics_with_missing_labels_ignore_these_rows(self, metrics_of: Any) -> None:
+        whole = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
+        masked = metrics_of(CLICK, [1, NAN, 0, 1, NAN, 0], [0.9, 0.99, 0.1, 0.4, 0.01, 0.6])
+        values = {"rows", "positives", *BINARY}  # without intervals, because the draws are of all users
         assert {name: masked[name] for name in values} == {name: whole[name] for name in values}
 
-    def test_have_intervals_around_their_measures(self, measured: Any) -> None:
+    def test_binary_metrics_lie_inside_their_intervals(self, metrics_of: Any) -> None:
         random = np.random.default_rng(0)
         scores = random.random(500)
         labels = (random.random(500) < scores).astype(float)
-        found = measured(CLICK, labels.tolist(), scores.tolist(), requests=(np.arange(500) // 5 + 1).tolist())
+        result = metrics_of(CLICK, labels.tolist(), scores.tolist(), requests=(np.arange(500) // 5 + 1).tolist())
         for name in set(BINARY) - {"gauc", "calibration_error", "ndcg"}:
-            low, high = found[f"{name}_interval"]
-            assert low < found[name] < high
-            assert high - low < 0.5 * found[name]
+            low, high = result[f"{name}_interval"]
+            assert low < result[name] < high
+            assert high - low < 0.5 * result[name]
 
-    def test_have_an_error_that_is_not_negative_even_at_its_low_end(self, measured: Any) -> None:
+    def test_calibration_error_interval_is_not_negative(self, metrics_of: Any) -> None:
         random = np.random.default_rng(1)
         scores = random.random(60)
         labels = (random.random(60) < scores).astype(float)
-        low, high = measured(CLICK, labels.tolist(), scores.tolist())["calibration_error_interval"]
+        low, high = metrics_of(CLICK, labels.tolist(), scores.tolist())["calibration_error_interval"]
         assert 0 <= low <= high
 
-    def test_have_no_intervals_without_draws(self, measured: Any) -> None:
-        found = measured(CLICK, [1, 0], [0.9, 0.1], settings={"bootstrap": 0})
-        assert [value for name, value in found.items() if name.endswith("_interval")] == [None] * len(BINARY)
-        assert found["auc"] == 1.0
+    def test_binary_metrics_without_bootstrap_draws_have_no_intervals(self, metrics_of: Any) -> None:
+        result = metrics_of(CLICK, [1, 0], [0.9, 0.1], settings={"bootstrap": 0})
+        assert [value for name, value in result.items() if name.endswith("_interval")] == [None] * len(BINARY)
+        assert result["auc"] == 1.0
 
     @pytest.mark.parametrize("label", [0, 1])
-    def test_of_one_class_have_no_auc(self, measured: Any, label: int) -> None:
-        found = measured(CLICK, [label] * 3, [0.1, 0.2, 0.3])
-        assert [found[name] for name in ("auc", "gauc", "auc_interval", "normalised_entropy")] == [None] * 4
-        assert found["logloss"] is not None
+    def test_binary_metrics_of_one_class_have_no_auc(self, metrics_of: Any, label: int) -> None:
+        result = metrics_of(CLICK, [label] * 3, [0.1, 0.2, 0.3])
+        assert [result[name] for name in ("auc", "gauc", "auc_interval", "normalised_entropy")] == [None] * 4
+        assert result["logloss"] is not None
 
-    def test_survive_scores_of_exactly_0_and_1(self, measured: Any) -> None:
-        assert np.isfinite(measured(CLICK, [1, 0], [0.0, 1.0])["logloss"])
+    def test_binary_metrics_of_scores_0_and_1_have_a_finite_logloss(self, metrics_of: Any) -> None:
+        assert np.isfinite(metrics_of(CLICK, [1, 0], [0.0, 1.0])["logloss"])
 
 
 class TestRegressions:
-    def test_are_measured_in_the_transformed_unit(self, measured: Any) -> None:
-        found = measured(WATCH, [1.0, 2.0, NAN, 3.0], [1.0, 4.0, 99.0, 3.0])
-        assert set(found) == {"rows", *NUMBER, *(f"{name}_interval" for name in NUMBER)}
-        assert found["rows"] == 3
-        assert found["rmse"] == pytest.approx(np.sqrt(4 / 3))
-        assert found["mae"] == pytest.approx(2 / 3)
+    def test_regression_metrics_use_the_transformed_unit(self, metrics_of: Any) -> None:
+        result = metrics_of(WATCH, [1.0, 2.0, NAN, 3.0], [1.0, 4.0, 99.0, 3.0])
+        assert set(result) == {"rows", *NUMBER, *(f"{name}_interval" for name in NUMBER)}
+        assert result["rows"] == 3
+        assert result["rmse"] == pytest.approx(np.sqrt(4 / 3))
+        assert result["mae"] == pytest.approx(2 / 3)
 
-    def test_have_an_interval_around_the_rmse(self, measured: Any) -> None:
+    def test_regression_metrics_rmse_lies_inside_its_interval(self, metrics_of: Any) -> None:
         errors = np.random.default_rng(0).standard_normal(400)
-        low, high = measured(WATCH, [0.0] * 400, errors.tolist())["rmse_interval"]
+        low, high = metrics_of(WATCH, [0.0] * 400, errors.tolist())["rmse_interval"]
         assert low < np.sqrt(np.mean(errors**2)) < high
 
 
 class TestAllTasks:
-    def test_a_task_whose_label_nobody_has_says_so(self, measured: Any) -> None:
-        assert measured(CLICK, [NAN, NAN], [0.1, 0.2]) == {"rows": 0}
+    def test_metrics_of_a_task_without_labels_count_zero_rows(self, metrics_of: Any) -> None:
+        assert metrics_of(CLICK, [NAN, NAN], [0.1, 0.2]) == {"rows": 0}
 
-    def test_rows_count_whether_or_not_they_have_labels(self, make_predictions: MakePredictions) -> None:
-        assert measure(make_predictions([CLICK], [1, NAN, 0], [0.5] * 3), EvaluationConfig())["rows"] == 3
+    def test_evaluation_rows_include_rows_without_labels(self, make_predictions: MakePredictions) -> None:
+        assert evaluate_predictions(make_predictions([CLICK], [1, NAN, 0], [0.5] * 3), EvaluationConfig())["rows"] == 3
 
-    def test_each_is_measured_on_its_own_column(self, make_predictions: MakePredictions) -> None:
+    def test_evaluation_of_two_tasks_uses_the_column_of_each(self, make_predictions: MakePredictions) -> None:
         predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
-        found = measure(predictions, EvaluationConfig())["tasks"]
-        assert list(found) == ["click", "watch"]
-        assert found["click"]["auc"] == 1.0
-        assert found["watch"]["rmse"] == 0.0
+        result = evaluate_predictions(predictions, EvaluationConfig())["tasks"]
+        assert list(result) == ["click", "watch"]
+        assert result["click"]["auc"] == 1.0
+        assert result["watch"]["rmse"] == 0.0
 
-    def test_binary_ones_have_a_calibration_curve(self, make_predictions: MakePredictions) -> None:
+    def test_calibration_curves_contain_binary_tasks_only(self, make_predictions: MakePredictions) -> None:
         predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
-        curves = measure(predictions, EvaluationConfig())["calibration_curves"]
+        curves = evaluate_predictions(predictions, EvaluationConfig())["calibration_curves"]
         assert list(curves) == ["click"]
         assert [set(b) for b in curves["click"]] == [{"predicted", "observed", "low", "high", "rows"}] * 2
 
-    def test_calibrated_ones_are_measured_before_too(self, make_predictions: MakePredictions) -> None:
+    def test_evaluation_of_a_calibrated_task_includes_uncalibrated_metrics(
+        self, make_predictions: MakePredictions
+    ) -> None:
         rows = ([1, 0, 0, 0], [0.5, 0.6, 0.4, 0.3])
-        plain = measure(make_predictions([CLICK], *rows), EvaluationConfig())
+        plain = evaluate_predictions(make_predictions([CLICK], *rows), EvaluationConfig())
         calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
-        found = measure(make_predictions([CLICK], *rows, calibration=calibration), EvaluationConfig())
-        assert found["uncalibrated"]["click"] == plain["tasks"]["click"]
-        assert found["tasks"]["click"]["calibration"] < plain["tasks"]["click"]["calibration"]
-        assert found["calibration_curves"] != plain["calibration_curves"]
+        result = evaluate_predictions(make_predictions([CLICK], *rows, calibration=calibration), EvaluationConfig())
+        assert result["uncalibrated"]["click"] == plain["tasks"]["click"]
+        assert result["tasks"]["click"]["calibration"] < plain["tasks"]["click"]["calibration"]
+        assert result["calibration_curves"] != plain["calibration_curves"]
         assert "uncalibrated" not in plain
-        assert found["uncalibrated_curves"]["click"] == plain["calibration_curves"]["click"]
+        assert result["uncalibrated_curves"]["click"] == plain["calibration_curves"]["click"]
 
 
 @pytest.fixture(scope="module")
 def day(logs: Path) -> Path:
-    """The test split as a log of its own."""
+    """Return the files of the test split as a separate log."""
     return logs / "log" / "date=2026-01-10"
 
 
 class TestRunAndBundle:
-    def test_agree_on_the_same_rows(self, run: RunFolder, bundle: Path, day: Path) -> None:
+    def test_run_and_bundle_on_the_same_rows_agree(self, run: RunFolder, bundle: Path, day: Path) -> None:
         dense, frozen = (
             evaluate_all(run_scorers(run), day),
             evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day),
@@ -165,59 +166,61 @@ class TestRunAndBundle:
         assert dense["tasks"].keys() == frozen["tasks"].keys()
         for task, measures in dense["tasks"].items():
             assert measures.keys() == frozen["tasks"][task].keys()
-            for measure_, value in measures.items():
-                assert frozen["tasks"][task][measure_] == pytest.approx(value, abs=1e-4), (task, measure_)
+            for metric, value in measures.items():
+                assert frozen["tasks"][task][metric] == pytest.approx(value, abs=1e-4), (task, metric)
 
-    def test_a_run_is_measured_on_its_test_split_unless_a_log_is_named(self, run: RunFolder, day: Path) -> None:
+    def test_run_without_logs_is_evaluated_on_its_test_split(self, run: RunFolder, day: Path) -> None:
         assert evaluate_all(run_scorers(run)) == evaluate_all(run_scorers(run), day) == run.load_evaluation()
 
-    def test_have_the_documented_form(self, run: RunFolder) -> None:
-        found = evaluate_all(run_scorers(run))
-        assert set(found) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
-        schema = run.load_config().schema_only
-        assert list(found["tasks"]) == schema.task_names
+    def test_evaluation_has_the_documented_keys(self, run: RunFolder) -> None:
+        result = evaluate_all(run_scorers(run))
+        assert set(result) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+        schema = run.load_config().serving_schema
+        assert list(result["tasks"]) == schema.task_names
         for task in schema.tasks:
-            assert set(BINARY if task.kind == "binary" else NUMBER) <= set(found["tasks"][task.name])
+            assert set(BINARY if task.kind == "binary" else NUMBER) <= set(result["tasks"][task.name])
 
-    def test_refuse_a_log_without_labels(self, bundle: Path, day: Path, tmp_path: Path) -> None:
+    def test_evaluate_on_a_log_without_labels_fails(self, bundle: Path, day: Path, tmp_path: Path) -> None:
         (file,) = day.iterdir()
         pq.write_table(pq.read_table(file, partitioning=None).drop_columns(["click"]), tmp_path / "log.parquet")
         with pytest.raises(LogError, match=r"log\.parquet: column 'click' \(label of task 'click'\) is missing"):
             evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
 
-    def test_refuse_a_log_without_rows(self, bundle: Path, day: Path, tmp_path: Path) -> None:
+    def test_evaluate_on_a_log_without_rows_fails(self, bundle: Path, day: Path, tmp_path: Path) -> None:
         (file,) = day.iterdir()
         pq.write_table(pq.read_table(file, partitioning=None).slice(0, 0), tmp_path / "log.parquet")
-        with pytest.raises(LogError, match=r"no row to evaluate: move logs\.test_from, or name another log"):
+        with pytest.raises(
+            LogError, match=r"there are no rows to evaluate: move logs\.test_from, or specify another log"
+        ):
             evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
 
-    def test_a_bundle_that_does_not_say_how_it_was_trained_is_measured_too(self, bundle: Path, day: Path) -> None:
-        """Such as those that were frozen before bundles said so, and those of ``ranking.frozen.freeze`` alone."""
+    def test_bundle_without_training_details_is_evaluated_without_gates(self, bundle: Path, day: Path) -> None:
+        """Bundles of older versions and those of ``ranking.frozen.freeze`` have no training details."""
         ranker = ranking.load(bundle)
         silent = evaluate(bundle_scorer(dataclasses.replace(ranker, details={}), "bundle"), day)
         assert silent["tasks"] == evaluate(bundle_scorer(ranker, "bundle"), day)["tasks"]
         assert silent["gates"] is None
 
-    def test_name_the_file_whose_ids_are_of_another_type(self, shop: Shop) -> None:
+    def test_evaluate_on_ids_of_another_type_names_the_file(self, shop: Shop) -> None:
         table = shop.table(200)
         index = table.column_names.index("user_id")
         file = shop.write(table.set_column(index, "user_id", pa.array([n % 20 for n in range(200)])))
         freeze_run(train(shop.config(), shop.folder / "run").path, shop.folder / "bundle")
-        shop.write(table)  # users by name, where the ranker knows them by number
+        shop.write(table)  # user ids are strings here, but integers in the training log
         with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
             evaluate(bundle_scorer(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)
         assert str(caught.value).startswith(f"{file}: column ")
 
-    def test_refuse_an_unknown_slice(self, run: RunFolder, bundle: Path, day: Path) -> None:
-        says = r"no slice 'colour' of .*: choose from user_id, item_id, .*, new_user"
-        with pytest.raises(UsageError, match=says):
-            evaluate_all(run_scorers(run), slices=["colour"])
-        with pytest.raises(UsageError, match=says):
-            evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day, ["colour"])
+    def test_evaluate_with_an_unknown_slice_fails(self, run: RunFolder, bundle: Path, day: Path) -> None:
+        message = r"has no slice 'color': choose from user_id, item_id, .*, new_user"
+        with pytest.raises(UsageError, match=message):
+            evaluate_all(run_scorers(run), slices=["color"])
+        with pytest.raises(UsageError, match=message):
+            evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day, ["color"])
 
 
-class TestWhatARowHasSeen:
-    def test_is_said_where_rows_lie_in_the_time_of_training(
+class TestTrainingRows:
+    def test_evaluate_on_training_rows_warns(
         self, run: RunFolder, bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for evaluated in (
@@ -226,59 +229,61 @@ class TestWhatARowHasSeen:
         ):
             evaluated()
             err = capsys.readouterr().err
-            assert "was trained on what lies before 2026-01-09 00:00:00, as 4," in err
-            assert "the measures flatter it" in err
+            assert "was trained on data before 2026-01-09 00:00:00, and 4," in err
+            assert "the metrics are too good" in err
 
-    def test_is_not_said_of_later_rows(
+    def test_evaluate_on_later_rows_does_not_warn(
         self, run: RunFolder, bundle: Path, day: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         evaluate_all(run_scorers(run))
         evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day)
-        assert "flatter" not in capsys.readouterr().err
+        assert "too good" not in capsys.readouterr().err
 
 
 class TestRequests:
     @pytest.fixture
-    def asked(self, shop: Shop) -> Shop:
+    def shop_with_requests(self, shop: Shop) -> Shop:
         table = shop.table(400)
         ids = pa.array([None if n % 7 == 0 else f"r{n // 6}" for n in range(400)])
         shop.write(table.append_column("request", ids))
         return shop
 
-    def test_give_an_ndcg_to_runs_and_bundles(self, asked: Shop) -> None:
+    def test_request_column_gives_runs_and_bundles_an_ndcg(self, shop_with_requests: Shop) -> None:
         run = train(
-            asked.config(columns={"request": "request"}, evaluation={"ndcg_at": 3, "slices": ["tab"]}),
-            asked.folder / "run",
+            shop_with_requests.config(columns={"request": "request"}, evaluation={"ndcg_at": 3, "slices": ["tab"]}),
+            shop_with_requests.folder / "run",
         )
-        found = run.load_evaluation()
-        assert 0 < found["tasks"]["click"]["ndcg"] <= 1
-        assert found["ndcg_at"] == 3
-        freeze_run(run.path, asked.folder / "bundle")
-        frozen = evaluate(bundle_scorer(ranking.load(asked.folder / "bundle"), "bundle"), asked.log)
-        assert frozen["ndcg_at"] == 3, "a bundle is measured as its run was"
+        result = run.load_evaluation()
+        assert 0 < result["tasks"]["click"]["ndcg"] <= 1
+        assert result["ndcg_at"] == 3
+        freeze_run(run.path, shop_with_requests.folder / "bundle")
+        frozen = evaluate(
+            bundle_scorer(ranking.load(shop_with_requests.folder / "bundle"), "bundle"), shop_with_requests.log
+        )
+        assert frozen["ndcg_at"] == 3, "a bundle is evaluated with the settings of its run"
         assert "tab" in frozen["slices"]
         assert frozen["tasks"]["click"]["ndcg"] is not None
 
-    def test_are_missed_by_name(self, shop: Shop) -> None:
+    def test_missing_request_column_is_reported(self, shop: Shop) -> None:
         file = shop.write(shop.table(200))
         with pytest.raises(LogError, match=r"column 'request' \(the request id\) is missing") as caught:
             train(shop.config(columns={"request": "request"}), shop.folder / "run")
         assert str(caught.value).startswith(str(file))
 
 
-class TestRunsOfAnotherVersion:
+class TestDamagedRuns:
     @pytest.fixture
-    def copy(self, run: RunFolder, tmp_path: Path) -> RunFolder:
+    def copied_run(self, run: RunFolder, tmp_path: Path) -> RunFolder:
         return RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
 
-    def test_that_lack_what_is_measured_say_so(self, copy: RunFolder) -> None:
-        selection = json.loads(copy.selection.read_text())
+    def test_run_without_a_selection_key_fails(self, copied_run: RunFolder) -> None:
+        selection = json.loads(copied_run.selection.read_text())
         del selection["per_example"]
-        copy.selection.write_text(json.dumps(selection))
-        with pytest.raises(LogError, match="lacks 'per_example': the run is of another version; train again"):
-            evaluate_all(run_scorers(RunFolder.open(copy.path)))
+        copied_run.selection.write_text(json.dumps(selection))
+        with pytest.raises(LogError, match="has no key 'per_example': another version wrote the run; train again"):
+            evaluate_all(run_scorers(RunFolder.open(copied_run.path)))
 
-    def test_whose_configuration_has_other_keys_say_so(self, copy: RunFolder) -> None:
-        copy.config.write_text(copy.config.read_text() + "\n[training.convergence.old]\nkey = 1\n")
-        with pytest.raises(LogError, match="old: unknown key; the run is damaged, or of another version: train again"):
-            evaluate_all(run_scorers(RunFolder.open(copy.path)))
+    def test_run_with_an_unknown_configuration_key_fails(self, copied_run: RunFolder) -> None:
+        copied_run.config.write_text(copied_run.config.read_text() + "\n[training.convergence.old]\nkey = 1\n")
+        with pytest.raises(LogError, match="old: unknown key; the run is damaged or of another version: train again"):
+            evaluate_all(run_scorers(RunFolder.open(copied_run.path)))

@@ -160,7 +160,7 @@ class TestEvaluationFile:
         run = train(shop.config(), shop.folder / "run")
         assert not run.evaluation.exists()
         RunFolder.open(run.path)
-        with pytest.raises(LogError, match=r"no row to evaluate: move logs\.test_from"):
+        with pytest.raises(LogError, match=r"there are no rows to evaluate: move logs\.test_from"):
             evaluate_all(run_scorers(run))
 
 
