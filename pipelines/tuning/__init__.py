@@ -1,1 +1,1 @@
-"""Search for settings: ranges, the study on disk, one trial, and the workers that run them."""
+"""Hyperparameter search: search space, study folder, trials, and worker processes."""

@@ -1,12 +1,12 @@
-"""A study on disk: Optuna's journal, the run folder of each trial, and locks that outlive no process.
+"""A study on disk: the Optuna journal, the run folder of each trial, and file locks of running trials.
 
-    DIR/config.toml   the configuration that is tuned; another one is refused
+    DIR/config.toml   the configuration that is tuned
     DIR/journal       Optuna's journal of the trials
-    DIR/trials/N/     run folder of trial N; N.log beside it holds what its training said
-    DIR/best.toml     the configuration with the best trial's settings
+    DIR/trials/N/     run folder of trial N; N.log contains the output of its training
+    DIR/best.toml     the configuration with the settings of the best trial
 
-Several processes, started together or by hand, may work on one study. Optuna's journal tells nobody that a process
-died, so each trial holds a file lock while it runs: the system frees it with the process, however that ends.
+Several processes can work on one study, whether started together or separately. Optuna's journal does not record that
+a process died. Each trial therefore holds a file lock while it runs; the operating system releases it with the process.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
-from pipelines.tuning.search_space import Range, override, search_space
-from ranking.artifacts.atomic_files import os_error_text, check_folder
+from pipelines.tuning.search_space import override, search_space, suggest
+from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.errors import ConfigError, OutputError
 
-OUTCOME, REASON, TAKES_UP = "outcome", "reason", "takes_up"
-"""What a trial's journal says of its end, and which lost trial it takes up."""
+OUTCOME, REASON, RETRY_OF = "outcome", "reason", "takes_up"
+"""User attributes in the journal: outcome of a trial, its reason, and the abandoned trial that it retries."""
 
-CONVERGED, UNCONVERGED, PRUNED, FAILED, LOST = "converged", "unconverged", "pruned", "failed", "lost"
+CONVERGED, UNCONVERGED, PRUNED, FAILED, ABANDONED = "converged", "unconverged", "pruned", "failed", "abandoned"
 STATES = {
     CONVERGED: TrialState.COMPLETE,
     UNCONVERGED: TrialState.PRUNED,
     PRUNED: TrialState.PRUNED,
     FAILED: TrialState.FAIL,
 }
-"""Only a converged trial counts for medians and for the best; the sampler takes the next two for worse than those."""
+"""Optuna state of each recorded outcome; only converged trials count for medians and for the best trial."""
 
-STEPS = {"training.epochs", "training.batch_size", "training.convergence.anneal_until"}
-"""Settings that change what a step or the phase after it means; trials that differ in one are not pruned."""
+STEP_SETTINGS = {"training.epochs", "training.batch_size", "training.convergence.anneal_until"}
+"""Settings that change the meaning of a step; a study that searches one of them does not prune."""
 
-SEEN_BEFORE_PRUNING = 5
-"""Converged trials that a median needs."""
+MIN_CONVERGED_TRIALS = 5
+"""Number of converged trials that pruning and importances require."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class TrialLease:
     """A trial that this process runs.
 
     Attributes:
-        trial: Optuna's.
-        values: setting → what it tries.
-        lock: held as long as it runs.
+        trial: the Optuna trial.
+        values: value of each searched setting.
+        lock: open lock file, which is held while the trial runs.
     """
 
     trial: Trial
@@ -70,10 +70,10 @@ class TrialLease:
 
 
 class StudyFolder:
-    """One study.
+    """A study in a folder that ``create`` has prepared.
 
     Args:
-        path: the folder, which ``create`` has made.
+        path: folder of the study.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,9 +81,9 @@ class StudyFolder:
         self.config_file = path / "config.toml"
         self.best_file = path / "best.toml"
         self.config = load_config(self.config_file)
-        self.space: dict[str, Range] = search_space(self.config)
+        self.space = search_space(self.config)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna = optuna.create_study(
+        self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path / "journal"))),
             study_name=self.config.name,
             pruner=self._pruner(),
@@ -92,138 +92,140 @@ class StudyFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> StudyFolder:
-        """Begins a study, or goes on with the one that is there.
+        """Create a study, or open an existing study of the same configuration.
 
         Raises:
-            ConfigError: the study is of another configuration (names the first setting that differs), or it cannot be
-                tuned.
-            OutputError: the folder holds something else, or cannot be written.
+            ConfigError: the configuration cannot be tuned, or differs from that of the existing study; names the first
+                setting that differs.
+            OutputError: the folder has other content, or cannot be written.
         """
         if config.model.gate.kind == "single_task":
-            raise ConfigError("single_task trains a model for each task: tune a configuration of one task instead")
+            raise ConfigError("single_task trains a separate model for each task: tune a configuration with one task")
         search_space(config)
         check_folder(path)
         file = path / "config.toml"
         try:
             (path / "trials").mkdir(parents=True, exist_ok=True)
-            with _locked(path / "lock"):
+            with _file_lock(path / "lock"):
                 if not file.exists():
                     if (path / "journal").exists() or any((path / "trials").iterdir()):
-                        raise OutputError(f"{path} holds trials but no config.toml: name another folder")
+                        raise OutputError(f"{path} contains trials but no config.toml: choose another folder")
                     config.write(file)
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
         for setting, before, now in diff_configs(load_config(file), config):
             raise ConfigError(
-                f"{path} is a study of another configuration: {setting} was {before!r}, now it is {now!r}; "
-                "name another folder"
+                f"{path} is a study of a different configuration: {setting} was {before!r}, now it is {now!r}; "
+                "choose another folder"
             )
         return cls(path)
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials, those included that were lost with their process."""
-        return self._optuna.get_trials(deepcopy=False)
+        """Return all trials, including abandoned ones."""
+        return self._study.get_trials(deepcopy=False)
 
-    def counted(self) -> list[FrozenTrial]:
-        """Trials that have ended, whichever way; lost ones do not count, because another takes them up."""
-        return [t for t in self.trials() if t.state.is_finished() and outcome(t) != LOST]
+    def ended_trials(self) -> list[FrozenTrial]:
+        """Return the trials that have ended, except abandoned ones, which are retried as new trials."""
+        return [t for t in self.trials() if t.state.is_finished() and trial_outcome(t) != ABANDONED]
 
-    def ranked(self) -> list[FrozenTrial]:
-        """The converged trials, lowest validation loss first."""
-        done = [t for t in self.trials() if t.state == TrialState.COMPLETE]  # pruned ones have a value too
-        return sorted(done, key=lambda t: (t.value, t.number))
+    def ranked_trials(self) -> list[FrozenTrial]:
+        """Return the converged trials in order of increasing validation loss."""
+        converged = [t for t in self.trials() if t.state == TrialState.COMPLETE]  # pruned trials have a value too
+        return sorted(converged, key=lambda t: (t.value, t.number))
 
-    def run_of(self, number: int) -> Path:
-        """Run folder of a trial."""
+    def run_folder(self, number: int) -> Path:
+        """Return the path of a trial's run folder."""
         return self.path / "trials" / str(number)
 
-    def claim(self, total: int, worker: int) -> TrialLease | None:
-        """The next trial for this process; None once ``total`` trials have ended or run."""
-        with _locked(self.path / "lock"):
+    def lease(self, total: int, worker: int) -> TrialLease | None:
+        """Lease the next trial to this process; None if ``total`` trials have ended or are running."""
+        with _file_lock(self.path / "lock"):
             self._recover()
             running = [t for t in self.trials() if t.state == TrialState.RUNNING]
-            if len(self.counted()) + len(running) >= total:
+            if len(self.ended_trials()) + len(running) >= total:
                 return None
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 seed = np.random.SeedSequence((self.config.training.seed, len(self.trials()), worker))
-                self._optuna.sampler = TPESampler(
+                self._study.sampler = TPESampler(
                     seed=int(seed.generate_state(1)[0]), multivariate=True, constant_liar=True
                 )
-            trial = self._optuna.ask()
-            lock = self._lock_of(trial.number).open("w")
+            trial = self._study.ask()
+            lock = self._lock_file(trial.number).open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return TrialLease(trial, {path: values.draw(trial, path) for path, values in self.space.items()}, lock)
+            return TrialLease(trial, suggest(trial, self.space), lock)
 
-    def finish(self, claim: TrialLease, how: str, value: float | None = None, why: str = "") -> None:
-        """Records how a trial ended, and keeps the weights of the best one only."""
-        trial = claim.trial
-        with _locked(self.path / "lock"):
-            trial.set_user_attr(OUTCOME, how)
-            trial.set_user_attr(REASON, why)
-            self._optuna.tell(trial, value, state=STATES[how])
-            self._lock_of(trial.number).unlink()
-            claim.lock.close()
-            ranked = self.ranked()
-            for ended in self.counted():
+    def finish(self, lease: TrialLease, outcome: str, value: float | None = None, reason: str = "") -> None:
+        """Record the outcome of a trial, and delete the weights of all trials except the best one."""
+        trial = lease.trial
+        with _file_lock(self.path / "lock"):
+            trial.set_user_attr(OUTCOME, outcome)
+            trial.set_user_attr(REASON, reason)
+            self._study.tell(trial, value, state=STATES[outcome])
+            self._lock_file(trial.number).unlink()
+            lease.lock.close()
+            ranked = self.ranked_trials()
+            for ended in self.ended_trials():
                 if ended not in ranked[:1]:
-                    run = RunFolder(self.run_of(ended.number))
-                    for weights in (run.checkpoints, run.encoder, run.side_encoder):
+                    run = RunFolder(self.run_folder(ended.number))
+                    for weights in (run.checkpoints, run.encoder, run.position_encoder):
                         shutil.rmtree(weights, ignore_errors=True)
                     run.index.unlink(missing_ok=True)
             if ranked:
-                self.settings(ranked[0]).write(self.best_file)
+                self.trial_config(ranked[0]).write(self.best_file)
 
-    def settings(self, trial: FrozenTrial) -> Config:
-        """The configuration that a trial was trained with."""
-        fixed = FixedTrial(trial.params)
-        return override(self.config, {path: values.draw(fixed, path) for path, values in self.space.items()})
+    def trial_config(self, trial: FrozenTrial) -> Config:
+        """Return the configuration that a trial was trained with."""
+        return override(self.config, suggest(FixedTrial(trial.params), self.space))
 
     def importances(self) -> dict[str, float]:
-        """Setting → its share of what settings explain of the loss; empty if trials are too few to tell."""
-        if len(self.ranked()) < SEEN_BEFORE_PRUNING:
+        """Return the importance of each setting for the loss, with sum 1; empty with too few converged trials."""
+        if len(self.ranked_trials()) < MIN_CONVERGED_TRIALS:
             return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            return optuna.importance.get_param_importances(self._optuna, evaluator=evaluator)
+            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
 
     def _recover(self) -> None:
-        """Gives the settings of trials whose process died to new trials, once: what kills twice is let go."""
-        for lost in self.trials():
-            if lost.state != TrialState.RUNNING or _held(self._lock_of(lost.number)):
-                continue
-            self._optuna.tell(lost.number, state=TrialState.FAIL)
-            self._lock_of(lost.number).unlink(missing_ok=True)
-            shutil.rmtree(self.run_of(lost.number), ignore_errors=True)
-            if TAKES_UP not in lost.user_attrs:
-                self._optuna.enqueue_trial(lost.params, user_attrs={TAKES_UP: lost.number})
+        """Mark trials whose process died as abandoned, and enqueue their settings again.
 
-    def _lock_of(self, number: int) -> Path:
+        A trial that is itself a retry is not retried, so that settings that kill the process do not loop.
+        """
+        for trial in self.trials():
+            if trial.state != TrialState.RUNNING or _is_locked(self._lock_file(trial.number)):
+                continue
+            self._study.tell(trial.number, state=TrialState.FAIL)
+            self._lock_file(trial.number).unlink(missing_ok=True)
+            shutil.rmtree(self.run_folder(trial.number), ignore_errors=True)
+            if RETRY_OF not in trial.user_attrs:
+                self._study.enqueue_trial(trial.params, user_attrs={RETRY_OF: trial.number})
+
+    def _lock_file(self, number: int) -> Path:
         return self.path / "trials" / f"{number}.lock"
 
     def _pruner(self) -> BasePruner:
-        return NopPruner() if STEPS & set(self.space) else MedianPruner(SEEN_BEFORE_PRUNING)
+        return NopPruner() if STEP_SETTINGS & set(self.space) else MedianPruner(MIN_CONVERGED_TRIALS)
 
 
-def outcome(trial: FrozenTrial) -> str:
-    """How a trial ended; ``lost`` if with its process, in which case another takes its settings up."""
-    told = trial.user_attrs.get(OUTCOME)
-    if told in STATES and trial.state == STATES[told]:  # else the process died after it said so
-        return str(told)
-    return FAILED if TAKES_UP in trial.user_attrs else LOST
+def trial_outcome(trial: FrozenTrial) -> str:
+    """Return the outcome of a trial; ``abandoned`` if its process died and its settings are retried."""
+    recorded = trial.user_attrs.get(OUTCOME)
+    if recorded in STATES and trial.state == STATES[recorded]:  # else the process died after recording the outcome
+        return str(recorded)
+    return FAILED if RETRY_OF in trial.user_attrs else ABANDONED
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Waits for the lock; the system frees it when the block or the process ends."""
-    with file.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+def _file_lock(file: Path) -> Iterator[None]:
+    """Hold an exclusive file lock; the operating system releases it if the process dies."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _held(file: Path) -> bool:
-    """Whether a living process holds the lock."""
+def _is_locked(file: Path) -> bool:
+    """Return whether a running process holds the lock."""
     try:
         with file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

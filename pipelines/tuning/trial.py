@@ -1,4 +1,4 @@
-"""One trial: a training with the settings that it tries, pruned, judged, recorded."""
+"""One trial: train with the sampled settings, prune, and record the outcome."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ranking.errors import LogError, RankerError
 
 
 class PrunedError(Exception):
-    """The validation loss is worse than the median at this step."""
+    """The validation loss is above the median of other trials at the same step."""
 
 
-class _Watch:
-    """Follows the checks of a training.
+class _CheckCallback:
+    """Record the best validation loss of a training, and prune it.
 
-    Only checks after the choice is final are compared, each with other trials' checks at the same step: before it, a
-    wider fractional region alone makes a loss lower or higher.
+    Only checks after the final selection are compared, each with the checks of other trials at the same step. Before
+    the selection is final, a wider fractional region of the gate changes the loss by itself.
     """
 
-    def __init__(self, claim: TrialLease) -> None:
-        self._trial = claim.trial
+    def __init__(self, lease: TrialLease) -> None:
+        self._trial = lease.trial
         self.best = math.inf
-        self.begun = False
+        self.started = False
 
     def __call__(self, record: dict[str, Any]) -> None:
-        self.begun = True
+        self.started = True
         if record["best"]:
             self.best = record["validation_total"]
         if record["phase"] == "selected":
@@ -40,44 +40,44 @@ class _Watch:
                 raise PrunedError
 
 
-def run(study: StudyFolder, claim: TrialLease) -> str:
-    """Trains and records how it ended; the line that says so.
+def run_trial(study: StudyFolder, lease: TrialLease) -> str:
+    """Train with the settings of a trial, record its outcome, and return a summary line.
 
-    A trial has not converged, and is disregarded as in section 3.2 of the DSelect-k paper, if the gates ended without
-    an exact choice or if selectors had to be snapped to one.
+    A trial is unconverged if its gates did not converge to an exact selection, or if selectors were snapped to one.
+    Unconverged trials are disregarded, as in section 3.2 of the DSelect-k paper.
 
     Raises:
-        LogError: the log cannot be used, whatever the settings; the trial can be taken up once it is mended.
+        LogError: the log cannot be used; the trial is retried after the log is fixed.
     """
-    folder = study.run_of(claim.trial.number)
-    watch = _Watch(claim)
-    with folder.with_suffix(".log").open("w") as log_file, contextlib.redirect_stderr(log_file):
-        how, why = _train(study, claim, watch)
-        if why:
-            print_status(why)
-    study.finish(claim, how, watch.best if how == CONVERGED else None, why)
-    loss = f"validation loss {watch.best:.5f}" if math.isfinite(watch.best) else "no validation loss"
-    return f"trial {claim.trial.number}: {how}, {loss}" + (f" ({why})" if why else "")
+    number = lease.trial.number
+    callback = _CheckCallback(lease)
+    with study.run_folder(number).with_suffix(".log").open("w") as log_file, contextlib.redirect_stderr(log_file):
+        outcome, reason = _train(study, lease, callback)
+        if reason:
+            print_status(reason)
+    study.finish(lease, outcome, callback.best if outcome == CONVERGED else None, reason)
+    loss = f"validation loss {callback.best:.5f}" if math.isfinite(callback.best) else "no validation loss"
+    return f"trial {number}: {outcome}, {loss}" + (f" ({reason})" if reason else "")
 
 
-def _train(study: StudyFolder, claim: TrialLease, watch: _Watch) -> tuple[str, str]:
-    """How the training ended, and why if it did not converge."""
+def _train(study: StudyFolder, lease: TrialLease, callback: _CheckCallback) -> tuple[str, str]:
+    """Return the outcome of the training, and the reason if it is not converged."""
     try:
-        done = train(override(study.config, claim.values), study.run_of(claim.trial.number), on_check=watch)
-        selection = done.load_selection()
+        run = train(override(study.config, lease.values), study.run_folder(lease.trial.number), on_check=callback)
+        selection = run.load_selection()
     except PrunedError:
         return PRUNED, ""
     except RankerError as error:
-        if isinstance(error, LogError) and not watch.begun:
+        if isinstance(error, LogError) and not callback.started:
             raise
         return FAILED, str(error)
-    except Exception as error:  # whatever one trial stumbles over must not stop the study
+    except Exception as error:  # a failure of one trial must not stop the study
         traceback.print_exc()
         return FAILED, repr(error)
-    if not math.isfinite(watch.best):
+    if not math.isfinite(callback.best):
         return FAILED, "the validation loss is not finite"
     if not selection["converged"]:
-        return UNCONVERGED, "the gates made no exact choice"
+        return UNCONVERGED, "the gates did not converge to an exact selection"
     if selection["snapped_codes"]:
-        return UNCONVERGED, f"{selection['snapped_codes']} selectors had to be snapped"
+        return UNCONVERGED, f"{selection['snapped_codes']} selectors were snapped"
     return CONVERGED, ""

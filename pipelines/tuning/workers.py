@@ -1,4 +1,4 @@
-"""The workers of a study, each a process that takes one trial after the other, and what they found."""
+"""Worker processes that run the trials of a study, and the summary of their results."""
 
 from __future__ import annotations
 
@@ -6,71 +6,83 @@ import multiprocessing
 import os
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from optuna.trial import FrozenTrial
+
 from pipelines.config.config import Config
 from pipelines.console import print_status
-from pipelines.tuning import trial
-from pipelines.tuning.study import StudyFolder, outcome
+from pipelines.tuning.study import StudyFolder, trial_outcome
+from pipelines.tuning.trial import run_trial
 from ranking.errors import RankerError
 
-SHOWN = 10
-"""Trials in the table."""
+MAX_TABLE_TRIALS = 10
+"""Maximum number of trials in the table of the summary."""
 
 
 def tune(config: Config, folder: Path, trials: int, workers: int = 1, timeout: float | None = None) -> StudyFolder:
-    """Tunes until the study has so many trials; called again, with more trials or after a stop, it goes on.
+    """Run trials until the study has the given number of them; a later call continues the study.
 
     Args:
-        config: where the search starts; its ``[tune]`` overrides default ranges.
-        folder: of the study.
-        trials: in total, those of earlier and of other calls included.
-        workers: processes; each computes with its share of the cores unless OMP_NUM_THREADS says otherwise.
-        timeout: seconds after which no trial begins.
+        config: start of the search; its ``[tune]`` section replaces default ranges.
+        folder: folder of the study.
+        trials: total number of trials, including those of earlier and concurrent calls.
+        workers: number of processes. Each uses its share of the CPU cores unless OMP_NUM_THREADS is set.
+        timeout: seconds after which no trial is started; None for no limit.
 
     Raises:
-        ConfigError: the configuration cannot be tuned, or the folder is a study of another one.
+        ConfigError: the configuration cannot be tuned, or the folder is a study of a different configuration.
         OutputError: the folder cannot be written.
         RankerError: a worker failed.
     """
     study = StudyFolder.create(folder, config)
-    until = None if timeout is None else time.time() + timeout
+    deadline = None if timeout is None else time.time() + timeout
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
-    spawn = multiprocessing.get_context("spawn")  # forked threads of torch would hang
+    spawn = multiprocessing.get_context("spawn")  # a forked process hangs in the thread pools of PyTorch
 
-    def started(worker: int) -> Any:
-        process = spawn.Process(target=work, args=(folder, trials, worker, until), daemon=True)
+    def start(worker: int) -> SpawnProcess:
+        process = spawn.Process(target=run_worker, args=(folder, trials, worker, deadline), daemon=True)
         process.start()
         return process
 
-    alive = {worker: started(worker) for worker in range(workers)}
-    failed, restarts = 0, trials
-    while alive:
-        for worker, process in list(alive.items()):
+    processes = {worker: start(worker) for worker in range(workers)}
+    failures, restarts_left = 0, trials
+    while processes:
+        for worker, process in list(processes.items()):
             process.join(timeout=0.2)
             if process.exitcode is None:
                 continue
-            del alive[worker]
-            if process.exitcode < 0 and restarts:  # killed: what it left is taken up
-                restarts -= 1
-                print_status(f"worker {worker} was killed by signal {-process.exitcode}; another takes its trial up")
-                alive[worker] = started(worker)
-            failed += process.exitcode != 0 and worker not in alive
-    if failed:
-        raise RankerError(f"{folder}: {failed} of {workers} workers failed, see above; the same command goes on")
+            del processes[worker]
+            if process.exitcode < 0 and restarts_left:
+                restarts_left -= 1
+                print_status(f"worker {worker} was killed by signal {-process.exitcode}; its trial is retried")
+                processes[worker] = start(worker)
+            failures += process.exitcode != 0 and worker not in processes
+    if failures:
+        raise RankerError(
+            f"{folder}: {failures} of {workers} workers failed (see above); repeat the command to continue"
+        )
     return study
 
 
-def work(folder: Path, trials: int, worker: int = 0, until: float | None = None) -> None:
-    """Takes one trial after the other until the study has enough or the time (in seconds since 1970) has come."""
+def run_worker(folder: Path, trials: int, worker: int = 0, deadline: float | None = None) -> None:
+    """Run one trial after the other until the study has enough trials or the deadline has passed.
+
+    Args:
+        folder: folder of the study.
+        trials: total number of trials of the study.
+        worker: number of the worker.
+        deadline: Unix time in seconds after which no trial is started; None for no limit.
+    """
     study = StudyFolder(folder)
     try:
-        while until is None or time.time() < until:
-            claim = study.claim(trials, worker)
-            if claim is None:
+        while deadline is None or time.time() < deadline:
+            lease = study.lease(trials, worker)
+            if lease is None:
                 return
-            print_status(trial.run(study, claim))
+            print_status(run_trial(study, lease))
     except RankerError as error:
         print_status(f"worker {worker}: {error}")
         sys.exit(1)
@@ -78,43 +90,42 @@ def work(folder: Path, trials: int, worker: int = 0, until: float | None = None)
         sys.exit(1)
 
 
-def summary(study: StudyFolder) -> dict[str, Any]:
-    """The study for programs: how trials ended, the best one, the best few, importances."""
-    ended = study.counted()
-    ranked = study.ranked()
-    outcomes = [outcome(t) for t in ended]
+def summarize(study: StudyFolder) -> dict[str, Any]:
+    """Return the result of a study: trials by outcome, the best trials, and the importance of the settings."""
+    ranked = study.ranked_trials()
+    outcomes = [trial_outcome(trial) for trial in study.ended_trials()]
     return {
         "study": str(study.path),
-        "trials": {how: outcomes.count(how) for how in sorted(set(outcomes))},
-        "best": {**_row(ranked[0]), "config": str(study.best_file)} if ranked else None,
-        "table": [_row(t) for t in ranked[:SHOWN]],
+        "trials": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
+        "best": {**_table_row(ranked[0]), "config": str(study.best_file)} if ranked else None,
+        "table": [_table_row(trial) for trial in ranked[:MAX_TABLE_TRIALS]],
         "importances": study.importances(),
     }
 
 
-def table(found: dict[str, Any]) -> str:
-    """The summary for people."""
-    counts = ", ".join(f"{count} {how}" for how, count in found["trials"].items()) or "none"
+def format_summary(summary: dict[str, Any]) -> str:
+    """Format the result of ``summarize`` as text."""
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in summary["trials"].items()) or "none"
     lines = [f"trials: {counts}"]
-    if not found["table"]:
-        return f"{lines[0]}\nno trial converged: see {found['study']}/trials/*.log"
-    settings = list(found["table"][0]["settings"])
+    if not summary["table"]:
+        return f"{lines[0]}\nno trial converged: see {summary['study']}/trials/*.log"
+    settings = list(summary["table"][0]["settings"])
     header = ["trial", "loss", *(path.split(".", 1)[1] for path in settings)]
     rows = [
-        [str(row["trial"]), f"{row['loss']:.5f}", *(_short(row["settings"][path]) for path in settings)]
-        for row in found["table"]
+        [str(row["trial"]), f"{row['loss']:.5f}", *(_format_value(row["settings"][path]) for path in settings)]
+        for row in summary["table"]
     ]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
-    if found["importances"]:
-        shares = ", ".join(f"{path.split('.', 1)[1]} {share:.0%}" for path, share in found["importances"].items())
-        lines.append(f"what the loss depended on: {shares}")
+    if summary["importances"]:
+        shares = ", ".join(f"{path.split('.', 1)[1]} {share:.0%}" for path, share in summary["importances"].items())
+        lines.append(f"importance of the settings: {shares}")
     return "\n".join(lines)
 
 
-def _row(ended: Any) -> dict[str, Any]:
-    return {"trial": ended.number, "loss": ended.value, "settings": ended.params}
+def _table_row(trial: FrozenTrial) -> dict[str, Any]:
+    return {"trial": trial.number, "loss": trial.value, "settings": trial.params}
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.2g}" if isinstance(value, float) else str(value)

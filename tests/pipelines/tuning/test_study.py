@@ -1,4 +1,4 @@
-"""A study's bookkeeping, with trainings that are made up: what counts, what is best, what is taken up, what is kept."""
+"""Tests of a study with fake trainings: counting, ranking, retries and cleanup."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ import pytest
 from pipelines.config.config import Config, load_config
 from pipelines.runs.run import RunFolder
 from pipelines.tuning import trial
-from pipelines.tuning.study import StudyFolder, outcome
-from pipelines.tuning.workers import summary, table, work
+from pipelines.tuning.study import StudyFolder, trial_outcome
+from pipelines.tuning.workers import format_summary, run_worker, summarize
 from ranking.errors import ConfigError, LogError, OutputError, RankerError
 from tests.pipelines.conftest import Shop
 
-Ends = Callable[[Config, Callable[[dict[str, Any]], None]], dict[str, Any]]
+FakeTraining = Callable[[Config, Callable[[dict[str, Any]], None]], dict[str, Any]]
 
 
 def check(step: int, loss: float, phase: str = "selected") -> dict[str, Any]:
     return {"step": step, "phase": phase, "validation_total": loss, "best": phase == "selected"}
 
 
-def made_up(monkeypatch: pytest.MonkeyPatch, *ends: Ends | Exception) -> None:
-    """Trainings that end like this, one after the other."""
-    left: Iterator[Ends | Exception] = iter(ends)
+def fake_trainings(monkeypatch: pytest.MonkeyPatch, *trainings: FakeTraining | Exception) -> None:
+    """Replace ``train`` by fakes that run in this order."""
+    remaining: Iterator[FakeTraining | Exception] = iter(trainings)
 
     def train(config: Config, folder: Path, *, on_check: Callable[[dict[str, Any]], None]) -> RunFolder:
-        end = next(left)
+        training = next(remaining)
         run = RunFolder.create(folder, config)
         run.encoder.mkdir()
         run.best.write_text("weights")
-        if isinstance(end, Exception):
-            raise end
-        run.selection.write_text(json.dumps({"converged": True, "snapped_codes": 0, **end(config, on_check)}))
+        if isinstance(training, Exception):
+            raise training
+        run.selection.write_text(json.dumps({"converged": True, "snapped_codes": 0, **training(config, on_check)}))
         return run
 
     monkeypatch.setattr(trial, "train", train)
 
 
-def ending(*losses: float, **selection: Any) -> Ends:
-    def end(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def training_with_losses(*losses: float, **selection: Any) -> FakeTraining:
+    def training(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         for step, loss in enumerate(losses, start=1):
             on_check(check(step, loss))
         return selection
 
-    return end
+    return training
 
 
 @pytest.fixture
@@ -57,105 +57,113 @@ def study(shop: Shop) -> StudyFolder:
 
 
 def outcomes(study: StudyFolder) -> list[str]:
-    return [outcome(t) for t in study.trials()]
+    return [trial_outcome(t) for t in study.trials()]
 
 
 class TestTrials:
-    def test_of_the_lowest_loss_is_the_best(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        made_up(monkeypatch, ending(3.0), ending(1.0), ending(2.0))
-        work(study.path, 3)
-        assert [t.value for t in study.ranked()] == [1.0, 2.0, 3.0]
-        best = study.ranked()[0]
-        run = RunFolder(study.run_of(best.number))
-        assert load_config(study.best_file) == load_config(run.config) == study.settings(best)
+    def test_trial_with_the_lowest_loss_is_the_best(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_trainings(monkeypatch, training_with_losses(3.0), training_with_losses(1.0), training_with_losses(2.0))
+        run_worker(study.path, 3)
+        assert [t.value for t in study.ranked_trials()] == [1.0, 2.0, 3.0]
+        best = study.ranked_trials()[0]
+        run = RunFolder(study.run_folder(best.number))
+        assert load_config(study.best_file) == load_config(run.config) == study.trial_config(best)
 
-    def test_of_losing_trials_keep_no_weights(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        made_up(monkeypatch, ending(3.0), ending(1.0), ending(2.0), ending(0.5, converged=False))
-        work(study.path, 4)
-        kept = {n: RunFolder(study.run_of(n)) for n in range(4)}
+    def test_trials_that_are_not_the_best_keep_no_weights(
+        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake_trainings(
+            monkeypatch,
+            training_with_losses(3.0),
+            training_with_losses(1.0),
+            training_with_losses(2.0),
+            training_with_losses(0.5, converged=False),
+        )
+        run_worker(study.path, 4)
+        kept = {n: RunFolder(study.run_folder(n)) for n in range(4)}
         assert [run.best.exists() and run.encoder.exists() for run in kept.values()] == [False, True, False, False]
         assert all(run.config.exists() and run.selection.exists() for run in kept.values())
 
     @pytest.mark.parametrize("selection", [{"converged": False}, {"snapped_codes": 2}])
-    def test_that_did_not_converge_are_disregarded_however_good(
+    def test_unconverged_trial_with_the_lowest_loss_is_disregarded(
         self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, selection: dict[str, Any]
     ) -> None:
-        made_up(monkeypatch, ending(2.0), ending(0.1, **selection))
-        work(study.path, 2)
+        fake_trainings(monkeypatch, training_with_losses(2.0), training_with_losses(0.1, **selection))
+        run_worker(study.path, 2)
         assert outcomes(study) == ["converged", "unconverged"]
-        found = summary(study)
-        assert found["best"]["loss"] == 2.0
-        assert [row["loss"] for row in found["table"]] == [2.0]
-        assert found["trials"] == {"converged": 1, "unconverged": 1}
+        summary = summarize(study)
+        assert summary["best"]["loss"] == 2.0
+        assert [row["loss"] for row in summary["table"]] == [2.0]
+        assert summary["trials"] == {"converged": 1, "unconverged": 1}
 
     @pytest.mark.parametrize(
         "failure",
         [RankerError("step 3: the loss of click is not finite"), ZeroDivisionError("x"), OSError("disk full")],
     )
-    def test_that_fail_are_recorded_and_others_go_on(
+    def test_failed_trial_is_recorded_and_the_study_continues(
         self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, failure: Exception
     ) -> None:
-        made_up(monkeypatch, failure, ending(2.0))
-        work(study.path, 2)
+        fake_trainings(monkeypatch, failure, training_with_losses(2.0))
+        run_worker(study.path, 2)
         assert outcomes(study) == ["failed", "converged"]
         assert str(failure) in study.trials()[0].user_attrs["reason"]
-        assert str(failure) in study.run_of(0).with_suffix(".log").read_text()
+        assert str(failure) in study.run_folder(0).with_suffix(".log").read_text()
 
-    def test_whose_loss_is_nan_fail(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        made_up(monkeypatch, ending(math.nan))
-        work(study.path, 1)
+    def test_trial_with_a_nan_loss_fails(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_trainings(monkeypatch, training_with_losses(math.nan))
+        run_worker(study.path, 1)
         assert outcomes(study) == ["failed"]
-        assert "no trial converged" in table(summary(study))
+        assert "no trial converged" in format_summary(summarize(study))
         assert not study.best_file.exists()
 
-    def test_stop_if_the_log_cannot_be_used(
+    def test_worker_with_an_unusable_log_stops(
         self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        made_up(monkeypatch, LogError("log: no such log"), ending(1.0))
+        fake_trainings(monkeypatch, LogError("log: no such log"), training_with_losses(1.0))
         with pytest.raises(SystemExit):
-            work(study.path, 2)
+            run_worker(study.path, 2)
         assert "log: no such log" in capsys.readouterr().err
 
-    def test_are_counted_in_total(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        made_up(monkeypatch, ending(2.0), ending(1.0), ending(3.0))
-        work(study.path, 1)
-        work(study.path, 1)
+    def test_worker_counts_trials_of_earlier_calls(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake_trainings(monkeypatch, training_with_losses(2.0), training_with_losses(1.0), training_with_losses(3.0))
+        run_worker(study.path, 1)
+        run_worker(study.path, 1)
         assert len(study.trials()) == 1
-        work(study.path, 3)
+        run_worker(study.path, 3)
         assert len(study.trials()) == 3
 
-    def test_do_not_begin_after_the_time(self, study: StudyFolder) -> None:
-        work(study.path, 1, until=0.0)
+    def test_worker_after_its_deadline_starts_no_trial(self, study: StudyFolder) -> None:
+        run_worker(study.path, 1, deadline=0.0)
         assert study.trials() == []
 
-    def test_of_one_worker_try_the_same_settings_each_time(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        tried = []
+    def test_one_worker_samples_the_same_settings_every_time(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = []
         for name in ("a", "b"):
-            made_up(monkeypatch, *[ending(2.0)] * 3)
+            fake_trainings(monkeypatch, *[training_with_losses(2.0)] * 3)
             study = StudyFolder.create(shop.folder / name, shop.config())
-            work(study.path, 3)
-            tried.append([t.params for t in study.trials()])
-        assert tried[0] == tried[1]
-        assert tried[0][0] != tried[0][1] != tried[0][2]
+            run_worker(study.path, 3)
+            settings.append([t.params for t in study.trials()])
+        assert settings[0] == settings[1]
+        assert settings[0][0] != settings[0][1] != settings[0][2]
 
 
 class TestPruning:
-    def after_five(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, last: Ends) -> str:
-        """How a trial ends that follows five with losses 4, 3 at steps 1, 2."""
-        made_up(monkeypatch, *[ending(4.0, 3.0)] * 5, last)
-        work(study.path, 6)
+    def outcome_after_five(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, last: FakeTraining) -> str:
+        """Return the outcome of a trial that follows five trials with losses 4, 3 at steps 1, 2."""
+        fake_trainings(monkeypatch, *[training_with_losses(4.0, 3.0)] * 5, last)
+        run_worker(study.path, 6)
         return outcomes(study)[-1]
 
-    def test_stops_what_is_worse_than_the_median_at_the_same_step(
+    def test_pruning_stops_a_trial_above_the_median_at_the_same_step(
         self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert self.after_five(study, monkeypatch, ending(4.1, 1.0)) == "pruned"
-        assert len(study.counted()) == 6
+        assert self.outcome_after_five(study, monkeypatch, training_with_losses(4.1, 1.0)) == "pruned"
+        assert len(study.ended_trials()) == 6
 
-    def test_leaves_what_is_better(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.after_five(study, monkeypatch, ending(3.9, 2.9)) == "converged"
+    def test_pruning_keeps_a_trial_below_the_median(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.outcome_after_five(study, monkeypatch, training_with_losses(3.9, 2.9)) == "converged"
 
-    def test_does_not_compare_before_the_choice_is_final(
+    def test_pruning_ignores_checks_before_the_final_selection(
         self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def late(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -163,91 +171,95 @@ class TestPruning:
             on_check(check(2, 2.0))
             return {}
 
-        assert self.after_five(study, monkeypatch, late) == "converged"
+        assert self.outcome_after_five(study, monkeypatch, late) == "converged"
 
-    def test_does_not_compare_different_steps(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pruning_does_not_compare_different_steps(
+        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def elsewhere(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             on_check(check(77, 99.0))
             return {}
 
-        assert self.after_five(study, monkeypatch, elsewhere) == "converged"
+        assert self.outcome_after_five(study, monkeypatch, elsewhere) == "converged"
 
-    def test_is_off_where_a_step_does_not_mean_the_same(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pruning_is_off_if_the_meaning_of_a_step_is_tuned(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         config = shop.config(tune={"training.batch_size": [16, 32]})
         study = StudyFolder.create(shop.folder / "study", config)
-        assert self.after_five(study, monkeypatch, ending(99.0, 98.0)) == "converged"
+        assert self.outcome_after_five(study, monkeypatch, training_with_losses(99.0, 98.0)) == "converged"
 
 
-class TestLostTrials:
-    def test_are_taken_up_once_with_the_same_settings(
+class TestAbandonedTrials:
+    def test_abandoned_trial_is_retried_once_with_the_same_settings(
         self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for expected in (["lost"], ["lost", "failed"]):
-            claim = study.claim(9, 0)
-            assert claim is not None
-            claim.lock.close()  # as the system does when a process dies
-            study.run_of(claim.trial.number).mkdir()
+        for expected in (["abandoned"], ["abandoned", "failed"]):
+            lease = study.lease(9, 0)
+            assert lease is not None
+            lease.lock.close()  # as the operating system does when a process dies
+            study.run_folder(lease.trial.number).mkdir()
             assert outcomes(study)[: len(expected)] == expected
-        made_up(monkeypatch, ending(1.0))
-        work(study.path, 2)  # the failed one counts, the lost one does not
-        assert outcomes(study) == ["lost", "failed", "converged"]
+        fake_trainings(monkeypatch, training_with_losses(1.0))
+        run_worker(study.path, 2)  # failed trials count, abandoned ones do not
+        assert outcomes(study) == ["abandoned", "failed", "converged"]
         first, second, third = study.trials()
         assert first.params == second.params != third.params
-        assert not study.run_of(0).exists()
-        assert len(study.counted()) == 2
+        assert not study.run_folder(0).exists()
+        assert len(study.ended_trials()) == 2
 
-    def test_are_those_too_that_died_while_their_end_was_recorded(self, study: StudyFolder) -> None:
-        claim = study.claim(2, 0)
-        assert claim is not None
-        claim.trial.set_user_attr("outcome", "converged")
-        claim.lock.close()
-        again = study.claim(2, 0)
+    def test_trial_that_died_while_recording_its_outcome_is_abandoned(self, study: StudyFolder) -> None:
+        lease = study.lease(2, 0)
+        assert lease is not None
+        lease.trial.set_user_attr("trial_outcome", "converged")
+        lease.lock.close()
+        again = study.lease(2, 0)
         assert again is not None
-        assert outcomes(study)[0] == "lost"
-        assert again.trial.params == claim.trial.params
+        assert outcomes(study)[0] == "abandoned"
+        assert again.trial.params == lease.trial.params
 
-    def test_are_not_those_that_run(self, study: StudyFolder) -> None:
-        claim = study.claim(2, 0)
-        assert claim is not None
-        other = study.claim(2, 1)
+    def test_running_trial_is_not_leased_again(self, study: StudyFolder) -> None:
+        lease = study.lease(2, 0)
+        assert lease is not None
+        other = study.lease(2, 1)
         assert other is not None
-        assert other.trial.number != claim.trial.number
-        assert study.claim(2, 2) is None
+        assert other.trial.number != lease.trial.number
+        assert study.lease(2, 2) is None
 
 
-class TestFolder:
-    def test_of_another_configuration_is_refused(self, shop: Shop, study: StudyFolder) -> None:
+class TestStudyFolder:
+    def test_create_study_with_a_different_configuration_fails(self, shop: Shop, study: StudyFolder) -> None:
         StudyFolder.create(study.path, shop.config())
-        with pytest.raises(ConfigError, match=r"study of another configuration: model\.experts was 3, now it is 4"):
+        with pytest.raises(ConfigError, match=r"study of a different configuration: model\.experts was 3, now it is 4"):
             StudyFolder.create(study.path, shop.config(model={"experts": 4}))
         with pytest.raises(ConfigError, match=r"tune\.model\.dropout was None"):
             StudyFolder.create(study.path, shop.config(tune={"model.dropout": [0.1]}))
 
-    def test_with_trials_of_something_else_is_refused(self, shop: Shop) -> None:
+    def test_create_study_in_a_folder_with_other_trials_fails(self, shop: Shop) -> None:
         (shop.folder / "study" / "trials" / "mine").mkdir(parents=True)
-        with pytest.raises(OutputError, match=r"holds trials but no config\.toml"):
+        with pytest.raises(OutputError, match=r"contains trials but no config\.toml"):
             StudyFolder.create(shop.folder / "study", shop.config())
 
-    def test_below_a_file_is_refused(self, shop: Shop) -> None:
+    def test_create_study_below_a_file_fails(self, shop: Shop) -> None:
         (shop.folder / "file").write_text("mine")
         with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
             StudyFolder.create(shop.folder / "file" / "study", shop.config())
 
-    def test_of_single_tasks_is_refused(self, shop: Shop) -> None:
-        with pytest.raises(ConfigError, match="a model for each task"):
+    def test_create_study_of_single_task_models_fails(self, shop: Shop) -> None:
+        with pytest.raises(ConfigError, match="a separate model for each task"):
             StudyFolder.create(shop.folder / "study", shop.config(model={"gate": {"kind": "single_task"}}))
 
 
-def test_the_table_names_settings_and_what_mattered(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_summary_names_settings_and_importances(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_rate(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         on_check(check(1, math.log(config.training.learning_rate.trunk) ** 2))
         return {}
 
-    made_up(monkeypatch, *[by_rate] * 12)
-    work(study.path, 12)
-    found = summary(study)
-    text = table(found)
-    assert text.splitlines()[0] == "trials: 12 converged" if "pruned" not in found["trials"] else "pruned" in text
+    fake_trainings(monkeypatch, *[by_rate] * 12)
+    run_worker(study.path, 12)
+    summary = summarize(study)
+    text = format_summary(summary)
+    assert text.splitlines()[0] == "trials: 12 converged" if "pruned" not in summary["trials"] else "pruned" in text
     assert "learning_rate.trunk" in text.splitlines()[1]
-    assert max(found["importances"], key=found["importances"].__getitem__) == "training.learning_rate.trunk"
-    assert "what the loss depended on: learning_rate.trunk" in text
+    assert max(summary["importances"], key=summary["importances"].__getitem__) == "training.learning_rate.trunk"
+    assert "importance of the settings: learning_rate.trunk" in text
