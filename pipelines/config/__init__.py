@@ -1,1 +1,1 @@
-"""``ranker.toml``: parsing and validation."""
+"""``ranker.toml``: reading, validation and comparison of configurations."""

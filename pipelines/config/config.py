@@ -1,4 +1,4 @@
-"""``ranker.toml`` as one checked object: the schema, and how to read, train and serve it."""
+"""The validated content of ``ranker.toml``: schema, logs, model, training, evaluation, serving and tuning."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from pipelines.config import toml
-from pipelines.config.timestamps import Timestamp
+from pipelines.config.toml import read_toml
+from pipelines.config.types import Range, Timestamp
 from pipelines.config.uri import Uri
-from pipelines.tuning.search_space import Range
 from ranking.errors import ConfigError
 from ranking.model.mmoe import ModelConfig
 from ranking.schema import CrossFeature, ListOf, Schema, StrictModel
@@ -31,16 +30,18 @@ Tracker = Literal["tensorboard", "mlflow"]
 
 
 class LogsConfig(StrictModel):
-    """Where the log lies and how time splits it. Paths are relative to the ranker.toml's folder; URIs are allowed.
+    """Locations of the log and its side tables, and the time bounds of its splits.
+
+    Relative paths start at the folder of the ranker.toml. URIs are allowed.
 
     Attributes:
-        path: Parquet file or folder of them, hive-partitioned or not.
-        users: Parquet table of user features by id; may be left out if the log holds them all.
-        items: the same for items.
-        train_from: first moment of the training split; earlier rows are not read.
-        validation_from: first moment of the validation split; everything earlier trains.
-        test_from: first moment of the test split.
-        allow_missing_days: accept a log that lacks days between its first and its last.
+        path: Parquet file, or folder of Parquet files with or without hive partitions.
+        users: Parquet table of user features by id; not needed if the log contains all of them.
+        items: Parquet table of item features by id; not needed if the log contains all of them.
+        train_from: inclusive start of the training split; earlier rows are not read.
+        validation_from: inclusive start of the validation split and end of the training split.
+        test_from: inclusive start of the test split.
+        allow_missing_days: whether days may be missing between the first and the last day of the log.
     """
 
     path: Uri
@@ -52,7 +53,7 @@ class LogsConfig(StrictModel):
     allow_missing_days: bool = False
 
     @model_validator(mode="after")
-    def _splits_in_order(self) -> Self:
+    def _check_split_order(self) -> Self:
         if (self.validation_from.tzinfo is None) != (self.test_from.tzinfo is None):
             raise ValueError("validation_from and test_from: give both a time zone or neither")
         if self.validation_from >= self.test_from:
@@ -66,16 +67,17 @@ class LogsConfig(StrictModel):
 
 
 class ConvergenceConfig(StrictModel):
-    """How the gates come to a binary choice; moments are fractions of all training steps.
+    """Schedule that makes the gates binary; points in time are fractions of all training steps.
 
     Attributes:
-        gamma: width of the fractional region while gates explore.
-        final_gamma: its width at the end of the ramp, reached geometrically.
-        anneal_from: where the ramp starts.
-        anneal_until: where it ends; the gates are snapped and only the chosen experts train on.
-        hold_alpha_until: until then a task's selectors weigh the same.
-        overlap_until: where the penalty on selectors that agree has faded to 0.
-        budget_at: where the experts beyond ``model.gate.experts_budget`` are dropped.
+        gamma: width of the fractional region of the smooth-step function before annealing.
+        final_gamma: width at the end of annealing; the width decreases geometrically.
+        anneal_from: start of annealing.
+        anneal_until: end of annealing. The gates are then snapped to binary codes, and training continues with the
+            selected experts.
+        hold_alpha_until: end of the phase in which all selectors of a task have equal weights.
+        overlap_until: point at which the penalty on selectors that choose the same expert has decreased to 0.
+        budget_at: point at which the experts beyond ``model.gate.experts_budget`` are removed.
     """
 
     gamma: PositiveFloat = 1.0
@@ -87,23 +89,26 @@ class ConvergenceConfig(StrictModel):
     budget_at: Fraction = 0.25
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_order(self) -> Self:
         if not self.anneal_from < self.anneal_until < 1:
-            raise ValueError("choose anneal_from < anneal_until < 1, so that the chosen experts train on afterwards")
+            raise ValueError(
+                "choose anneal_from < anneal_until < 1, so that training continues with the selected experts"
+            )
         if self.final_gamma > self.gamma:
             raise ValueError("final_gamma must not be larger than gamma")
         return self
 
 
 class LearningRates(StrictModel):
-    """Step sizes by part of the model; static gates need about ten times the trunk's, per-example ones theirs.
+    """Learning rates by part of the model.
 
-    They fall linearly to 0 from the moment that the experts are chosen.
+    A static gate needs about ten times the rate of the trunk; a per-example gate uses the rate of the trunk. All rates
+    decrease linearly to 0 after the experts are selected.
 
     Attributes:
-        embeddings: of row-wise Adagrad.
-        trunk: AdamW's for experts, towers and per-example gates.
-        gates: AdamW's for static gates.
+        embeddings: rate of row-wise Adagrad for the embedding tables.
+        trunk: rate of AdamW for experts, towers and per-example gates.
+        gates: rate of AdamW for static gates.
     """
 
     embeddings: PositiveFloat = 5e-2
@@ -112,25 +117,24 @@ class LearningRates(StrictModel):
 
 
 class TrainingConfig(StrictModel):
-    """The loop.
+    """Settings of the training loop.
 
     Attributes:
-        epochs: passes over the training split; ids overfit in the second one on most logs.
-        batch_size: rows a step, of all ranks together; small logs want smaller batches, so that there are enough steps
-            to converge.
-        learning_rate: by part of the model.
-        weight_decay: on experts and towers only; never on gates, whose codes it would pull back from binary.
-        warmup: share of the steps over which the learning rates rise from 0.
-        clip_norm: largest norm of the gradient of all that AdamW trains; default: not clipped.
-        precision: of matrix products; gates, losses and weights stay in float32.
-        shuffle_rows: rows that are held in memory and shuffled together; up to four times as many are held in all.
+        epochs: passes over the training split; embeddings of ids overfit in the second pass on most logs.
+        batch_size: rows per step over all ranks; a small log needs a smaller batch, to have enough steps to converge.
+        learning_rate: learning rates by part of the model.
+        weight_decay: weight decay of experts and towers; gates have none, because it would pull codes from binary.
+        warmup: fraction of the steps over which the learning rates increase from 0.
+        clip_norm: maximum norm of the gradients of all AdamW parameters; None for no clipping.
+        precision: number format of matrix products; gates, losses and weights are always float32.
+        shuffle_rows: size of the shuffle buffer in rows; up to four times as many rows are in memory in total.
         readers: threads that read and encode rows ahead of the trainer.
-        checks_per_epoch: how often the validation loss is measured and a checkpoint written.
-        keep_checkpoints: how many there are at most.
-        patience: checks without improvement, once the experts are chosen, before training stops.
-        loss_weighting: ``fixed``: the tasks' losses count by their weights; ``uncertainty``: by learnt ones too.
-        seed: of initialisation, shuffling and dropout.
-        trackers: experiment trackers that are told how the training goes.
+        checks_per_epoch: number of validations and checkpoints per epoch.
+        keep_checkpoints: maximum number of checkpoints to keep.
+        patience: validations without improvement, counted after the experts are selected, before training stops.
+        loss_weighting: ``fixed`` uses the task weights; ``uncertainty`` additionally learns weights.
+        seed: seed of initialization, shuffling and dropout.
+        trackers: experiment trackers that receive parameters and metrics.
     """
 
     epochs: PositiveInt = 1
@@ -152,12 +156,12 @@ class TrainingConfig(StrictModel):
 
 
 class EvaluationConfig(StrictModel):
-    """How ``ranker evaluate`` measures; settings of a run, changed without training again.
+    """Settings of ``ranker evaluate``, which can be changed without training again.
 
     Attributes:
-        slices: features by whose values the rows are also measured apart, ``new_user`` and ``new_item`` among them.
-        ndcg_at: k of NDCG@k, the positions of a request that count.
-        bootstrap: draws of whole users for the intervals; 0 gives none.
+        slices: features whose values define slices that are evaluated separately; ``new_user`` and ``new_item`` too.
+        ndcg_at: k of NDCG@k: number of top positions per request.
+        bootstrap: bootstrap draws of users for the intervals; 0 for no intervals.
     """
 
     slices: ListOf[str] = ()
@@ -166,17 +170,17 @@ class EvaluationConfig(StrictModel):
 
 
 class ServingConfig(StrictModel):
-    """What the bundle tells the service.
+    """Serving settings that the bundle contains.
 
     Attributes:
-        objective: task → weight in the score that sorts; default: the first task alone.
+        objective: weight of each task in the ranking score; default: the first task only.
     """
 
     objective: dict[str, float] = Field(default_factory=dict)
 
 
 class Config(Schema):
-    """A whole ``ranker.toml``."""
+    """Content of a ``ranker.toml``."""
 
     logs: LogsConfig
     model: ModelConfig = ModelConfig()
@@ -186,101 +190,106 @@ class Config(Schema):
     tune: dict[str, Range] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _objective_names_tasks(self) -> Self:
+    def _check_objective(self) -> Self:
         for task in self.serving.objective:
             if task not in self.task_names:
-                raise ValueError(f"serving.objective names '{task}', which is no task: {', '.join(self.task_names)}")
+                raise ValueError(
+                    f"serving.objective names '{task}', which is not a task; choose from {', '.join(self.task_names)}"
+                )
         return self
 
     @model_validator(mode="after")
-    def _slices_exist(self) -> Self:
+    def _check_slices(self) -> Self:
         for name in self.evaluation.slices:
             if name not in self.sliceable:
                 raise ValueError(f"evaluation.slices names '{name}'; choose from {', '.join(self.sliceable)}")
         return self
 
     @model_validator(mode="after")
-    def _budget_before_the_ramp_ends(self) -> Self:
+    def _check_budget(self) -> Self:
         convergence = self.training.convergence
         if self.model.experts_budget is not None and convergence.budget_at >= convergence.anneal_until:
             raise ValueError(
-                "training.convergence: choose budget_at < anneal_until, so that tasks can choose among the experts left"
+                "training.convergence: choose budget_at < anneal_until, "
+                "so that tasks choose among the remaining experts"
             )
         return self
 
     @model_validator(mode="after")
-    def _side_tower_reads_what_is_training_only(self) -> Self:
+    def _check_side_tower(self) -> Self:
         tower = self.model.side_tower
-        read = () if tower is None else tower.features
-        known = {feature.name: feature for feature in self.features}
-        for name in read:
-            if name not in known:
+        names = () if tower is None else tower.features
+        features = {feature.name: feature for feature in self.features}
+        for name in names:
+            if name not in features:
                 labels = {label for task in self.tasks for label in (task.name, task.label)}
-                what = "a label, not a feature" if name in labels else f"no feature: {', '.join(known)}"
-                raise ValueError(f"model.side_tower.features names '{name}', which is {what}")
-            if isinstance(known[name], CrossFeature):
-                raise ValueError(
-                    f"model.side_tower.features names '{name}', a cross: name its parts, the tower mixes them"
+                what = (
+                    "a label, not a feature" if name in labels else f"not a feature; choose from {', '.join(features)}"
                 )
-        if len(set(read)) < len(read):
+                raise ValueError(f"model.side_tower.features names '{name}', which is {what}")
+            if isinstance(features[name], CrossFeature):
+                raise ValueError(
+                    f"model.side_tower.features names '{name}', a cross: name its parts, the tower combines them"
+                )
+        if len(set(names)) < len(names):
             raise ValueError("model.side_tower.features names a feature twice")
         for feature in self.inputs:
-            if feature.training_only and feature.name not in read:
+            if feature.training_only and feature.name not in names:
                 raise ValueError(f"feature '{feature.name}' is training_only: name it in model.side_tower.features")
         if all(feature.training_only for feature in self.inputs):
-            raise ValueError("every feature is training_only: nothing is left to score by")
+            raise ValueError("every feature is training_only: no feature is left for serving")
         return self
 
     @property
     def training_schema(self) -> Schema:
-        """What the log holds that a model is trained on."""
+        """Schema of the log that a model is trained on."""
         return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
 
     @property
     def serving_schema(self) -> Schema:
-        """The part that a bundle carries: what is known when scores are asked for."""
-        served = tuple(f for f in self.features if isinstance(f, CrossFeature) or not f.training_only)
-        return self.training_schema.model_copy(update={"features": served})
+        """Schema of the bundle: the training schema without features that are only known in training."""
+        features = tuple(f for f in self.features if isinstance(f, CrossFeature) or not f.training_only)
+        return self.training_schema.model_copy(update={"features": features})
 
     @property
     def position_schema(self) -> Schema | None:
-        """What the side tower reads; None without one."""
+        """Schema of the position-bias tower (``model.side_tower``); None without one."""
         if self.model.side_tower is None:
             return None
-        read = tuple(f for f in self.features if f.name in self.model.side_tower.features)
-        return self.training_schema.model_copy(update={"features": read})
+        features = tuple(f for f in self.features if f.name in self.model.side_tower.features)
+        return self.training_schema.model_copy(update={"features": features})
 
     @property
     def objective(self) -> dict[str, float]:
-        """The objective with its default filled in."""
+        """Objective of the bundle: ``serving.objective`` or its default."""
         return self.serving.objective or {self.task_names[0]: 1.0}
 
     def write(self, file: Path) -> None:
-        """Writes every setting, defaults included, with absolute paths; a reader sees all of the file or none of it."""
+        """Write all settings, defaults included, with absolute paths; the file is replaced atomically."""
         draft = file.with_name(f".{file.name}.draft")
         draft.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
         draft.replace(file)
 
 
 def load_config(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
-    """Reads a ranker.toml.
+    """Read and validate a ranker.toml.
 
     Args:
-        file: the TOML file; its folder is where relative paths start.
-        overrides: settings such as ``training.epochs=3``, in TOML's notation (bare words are strings).
+        file: the TOML file; relative paths in it start at its folder.
+        overrides: settings such as ``training.epochs=3`` in TOML notation; bare words are strings.
 
     Raises:
-        ConfigError: the file cannot be read or does not describe a ranker; says where and why.
-        UsageError: an override that is not written as section.key=value.
+        ConfigError: the file cannot be read or its content is invalid; names the key and the reason.
+        UsageError: an override does not have the form section.key=value.
     """
-    data = toml.read_toml(file, overrides)
+    data = read_toml(file, overrides)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        given = f" (with --set {' --set '.join(overrides)})" if overrides else ""
-        raise ConfigError(f"{file}: {format_validation_error(error, data)}{given}") from None
+        suffix = f" (with --set {' --set '.join(overrides)})" if overrides else ""
+        raise ConfigError(f"{file}: {format_validation_error(error, data)}{suffix}") from None
     base = file.absolute().parent
     logs = config.logs
-    places = {key: getattr(logs, key) for key in ("path", "users", "items")}
-    here = {key: base / place for key, place in places.items() if isinstance(place, Path)}
-    return config.model_copy(update={"logs": logs.model_copy(update=here)})
+    locations = {key: getattr(logs, key) for key in ("path", "users", "items")}
+    absolute = {key: base / location for key, location in locations.items() if isinstance(location, Path)}
+    return config.model_copy(update={"logs": logs.model_copy(update=absolute)})

@@ -1,4 +1,4 @@
-"""Where two configurations differ."""
+"""Differences between two configurations."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from pipelines.config.config import Config
 
 
-def diff_configs(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted name, value before and value now of each setting that differs."""
-    return _of(before.model_dump(mode="json"), now.model_dump(mode="json"), "")
+def diff_configs(old: Config, new: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted name, old value and new value of each setting that differs."""
+    return _diff(old.model_dump(mode="json"), new.model_dump(mode="json"), "")
 
 
-def _of(before: dict[str, Any], now: dict[str, Any], path: str) -> Iterator[tuple[str, Any, Any]]:
-    for key in {**before, **now}:
-        a, b = before.get(key), now.get(key)
+def _diff(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[tuple[str, Any, Any]]:
+    for key in {**old, **new}:
+        a, b = old.get(key), new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            yield from _of(a, b, f"{path}{key}.")
+            yield from _diff(a, b, f"{path}{key}.")
         elif a != b:
             yield f"{path}{key}", a, b

@@ -1,4 +1,4 @@
-"""A ranker.toml as TOML: read from its file, with settings of the command line put in; not yet checked."""
+"""Reading of ``ranker.toml`` and of command-line overrides, before validation."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import Any
 
 from ranking.errors import ConfigError, UsageError
 
-PARQUET = b"PAR1"
-"""What every Parquet file begins with."""
+PARQUET_MAGIC = b"PAR1"
+"""First bytes of every Parquet file."""
 
 
 def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The document with its overrides.
+    """Read a TOML file and apply overrides.
 
     Args:
         file: the TOML file.
-        overrides: settings such as ``training.epochs=3``, in TOML's notation (bare words are strings).
+        overrides: settings such as ``training.epochs=3`` in TOML notation; bare words are strings.
 
     Raises:
-        ConfigError: the file cannot be read or is no TOML; says what it is instead.
-        UsageError: an override that is not written as section.key=value.
+        ConfigError: the file cannot be read or is not TOML; says what it is instead.
+        UsageError: an override does not have the form section.key=value.
     """
     try:
         content = file.read_bytes()
     except IsADirectoryError:
-        inside = file / "ranker.toml"
-        mend = f"name {inside}" if inside.is_file() else "name the ranker.toml that describes the log"
-        raise ConfigError(f"{file}: is a folder, but a configuration is wanted; {mend}") from None
+        candidate = file / "ranker.toml"
+        hint = f"name {candidate}" if candidate.is_file() else "name the ranker.toml that describes the log"
+        raise ConfigError(f"{file}: is a folder, not a configuration file; {hint}") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a ranker.toml") from None
-    if content.startswith(PARQUET):
+    if content.startswith(PARQUET_MAGIC):
         raise ConfigError(
-            f"{file}: is a Parquet file, but a configuration is wanted; name the ranker.toml that describes the log"
+            f"{file}: is a Parquet file, not a configuration file; name the ranker.toml that describes the log"
         )
     try:
         data = tomllib.loads(content.decode())
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: not valid TOML: it is no text in UTF-8; name a ranker.toml") from None
+        raise ConfigError(f"{file}: not valid TOML: not UTF-8 text; name a ranker.toml") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     for override in overrides:
-        _set(data, override)
+        _apply(data, override)
     return data
 
 
-def _set(data: dict[str, Any], override: str) -> None:
+def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *path, last = key.strip().split(".")
     if not equals or not all([*path, last]):
@@ -59,5 +59,5 @@ def _set(data: dict[str, Any], override: str) -> None:
     for part in path:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
-            raise UsageError(f"--set {override}: '{part}' is no section with keys")
+            raise UsageError(f"--set {override}: '{part}' is not a section")
     data[last] = value

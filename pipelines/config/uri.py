@@ -1,4 +1,4 @@
-"""Where a log lies: a local path, or a URI of any filesystem that pyarrow knows (s3, gs, abfs, hdfs, file)."""
+"""Locations of logs: local paths, and URIs of the filesystems that pyarrow supports (s3, gs, abfs, hdfs, file)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ranking.errors import LogError
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
-HINT = "check the address, the network and the credentials (of S3: the AWS_* variables)"
+HINT = "check the address, the network and the credentials (for S3: the AWS_* variables)"
 
 
 def parse_uri(text: str | Path) -> Path | str:
-    """A URI as it stands (a ``Path`` would fold its slashes), other text as a path.
+    """Return a URI unchanged (a ``Path`` would merge its slashes), and other text as a path.
 
     Raises:
-        PydanticCustomError: it is no text.
+        PydanticCustomError: the value is not text.
     """
     if not isinstance(text, str | Path):
-        raise PydanticCustomError("place", "must be a path or a URI, in quotes")
+        raise PydanticCustomError("location", "must be a path or a URI, in quotes")
     return Path(text) if isinstance(text, Path) or not URI.match(text) else text
 
 
@@ -35,7 +35,7 @@ Uri = Annotated[Path | str, BeforeValidator(parse_uri)]
 
 
 def redact_uri(where: Uri) -> str:
-    """How messages call a place: a URI without its password and its options."""
+    """Return a location as text for messages: a URI without its password and options."""
     if isinstance(where, Path):
         return str(where)
     parts = urlsplit(where)
@@ -43,10 +43,10 @@ def redact_uri(where: Uri) -> str:
 
 
 def open_uri(where: Uri) -> tuple[FileSystem, str, FileType]:
-    """The filesystem of a place, the path there, and whether a file, a folder or nothing is at it.
+    """Return the filesystem of a location, its path there, and whether it is a file, a folder or missing.
 
     Raises:
-        LogError: the filesystem is unknown or cannot be reached, or refuses access.
+        LogError: the filesystem is unknown, cannot be reached or denies access.
     """
     try:
         filesystem, path = FileSystem.from_uri(where) if isinstance(where, str) else (LocalFileSystem(), str(where))
@@ -56,6 +56,6 @@ def open_uri(where: Uri) -> tuple[FileSystem, str, FileType]:
         raise LogError(f"{redact_uri(where)}: cannot be reached ({reason}); {HINT}") from None
 
 
-def single_line(error: Exception) -> str:
-    """An error's text on one line."""
+def single_line(error: BaseException) -> str:
+    """Return the text of an error on one line."""
     return " ".join(str(error).split())

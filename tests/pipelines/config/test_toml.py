@@ -1,4 +1,4 @@
-"""What is no ranker.toml is told from one by what it is."""
+"""Reading of ranker.toml: files that are not TOML are reported by what they are."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.config import toml
+from pipelines.config.toml import read_toml
 from ranking.errors import ConfigError
 
 
-def message(file: Path) -> str:
+def error_message(file: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        toml.read_toml(file)
+        read_toml(file)
     return str(caught.value)
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "ranker.toml"
-    assert message(file) == f"{file}: cannot be read (No such file or directory); name a ranker.toml"
+    assert error_message(file) == f"{file}: cannot be read (No such file or directory); name a ranker.toml"
 
 
-def test_a_log(tmp_path: Path) -> None:
+def test_parquet_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "part-0.parquet"
     pq.write_table(pa.table({"user_id": [1]}), file)
-    assert message(file) == (
-        f"{file}: is a Parquet file, but a configuration is wanted; name the ranker.toml that describes the log"
+    assert error_message(file) == (
+        f"{file}: is a Parquet file, not a configuration file; name the ranker.toml that describes the log"
     )
 
 
-def test_the_folder_of_a_log(tmp_path: Path) -> None:
-    assert message(tmp_path) == (
-        f"{tmp_path}: is a folder, but a configuration is wanted; name the ranker.toml that describes the log"
+def test_folder_is_rejected(tmp_path: Path) -> None:
+    assert error_message(tmp_path) == (
+        f"{tmp_path}: is a folder, not a configuration file; name the ranker.toml that describes the log"
     )
 
 
-def test_the_folder_of_a_ranker_toml(tmp_path: Path) -> None:
+def test_folder_with_a_ranker_toml_suggests_the_file(tmp_path: Path) -> None:
     (tmp_path / "ranker.toml").touch()
-    assert message(tmp_path).endswith(f"a configuration is wanted; name {tmp_path / 'ranker.toml'}")
+    assert error_message(tmp_path).endswith(f"not a configuration file; name {tmp_path / 'ranker.toml'}")
 
 
-def test_no_toml_says_the_line(tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "ranker.toml"
     file.write_text('name = "shop"\npath == 3\n')
-    text = message(file)
+    text = error_message(file)
     assert text.startswith(f"{file}: not valid TOML: ")
     assert "line 2" in text
 
 
-def test_no_text(tmp_path: Path) -> None:
+def test_file_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "ranker.toml"
     file.write_bytes(b"\xff\xfe\x00name")
-    assert message(file) == f"{file}: not valid TOML: it is no text in UTF-8; name a ranker.toml"
+    assert error_message(file) == f"{file}: not valid TOML: not UTF-8 text; name a ranker.toml"

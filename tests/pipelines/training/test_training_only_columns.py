@@ -18,16 +18,14 @@ import ranking
 from pipelines.cli.main import main
 from pipelines.config.config import Config
 from pipelines.evaluation.evaluate import evaluate, evaluate_all
-from pipelines.evaluation.sources import run_scorers
-from pipelines.evaluation.sources import bundle_scorer
+from pipelines.evaluation.sources import bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.score import score_log
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
-from pipelines.training.labeled_batch import LabeledBatch, read
+from pipelines.training.checkpoint import TABLE_WEIGHT
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch, read_split
 from pipelines.training.model_factory import load_model
-from pipelines.training.model_state import TABLE
-from pipelines.training.torch_batch import DeviceBatch
 from pipelines.training.warm_start import WarmStart
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.model.losses import task_losses
@@ -79,7 +77,7 @@ def bundle(trained: tuple[Shop, RunFolder]) -> Path:
     [
         (None, "feature 'position' is training_only: name it in model.side_tower.features"),
         ({"features": ["tab"]}, "feature 'position' is training_only: name it in model.side_tower.features"),
-        ({"features": ["position", "pos"]}, "model.side_tower.features names 'pos', which is no feature: user_id,"),
+        ({"features": ["position", "pos"]}, "model.side_tower.features names 'pos', which is not a feature; choose from user_id,"),
         ({"features": ["position", "click"]}, "names 'click', which is a label, not a feature"),
         ({"features": ["position", "is_click"]}, "names 'is_click', which is a label, not a feature"),
         ({"features": ["position", "item_tab"]}, "names 'item_tab', a cross: name its parts"),
@@ -124,7 +122,7 @@ def test_the_bundle_knows_nothing_of_them(trained: tuple[Shop, RunFolder], bundl
     assert "position" not in [feature.name for feature in ranker.schema.features]
     assert not [name for name in ranker.weights if "side" in name or "position" in name]
     assert not (bundle / "encoder" / "vocabularies" / "position.parquet").exists()
-    assert (run.side_encoder / "vocabularies" / "position.parquet").exists()
+    assert (run.position_encoder / "vocabularies" / "position.parquet").exists()
 
 
 def test_a_log_without_them_is_scored_and_evaluated(
@@ -188,9 +186,9 @@ def test_a_warm_start_goes_on_with_the_side_tower(trained: tuple[Shop, RunFolder
     pq.write_table(new, tmp_path / "log" / "part-0.parquet")
     config = run.load_config()
     config = config.model_copy(update={"logs": config.logs.model_copy(update={"path": tmp_path / "log"})})
-    warm = train(config, tmp_path / "run", warm=WarmStart(run, reopened=False))
+    warm = train(config, tmp_path / "run", warm_start=WarmStart(run, reopen=False))
     before, after = load_file(run.best), load_file(warm.best)
-    side = "side." + TABLE.format("position")
+    side = "side." + TABLE_WEIGHT.format("position")
     assert len(after[side]) == len(before[side]) + 2
     assert not torch.equal(after["side.mean"], before["side.mean"])
 
@@ -207,7 +205,7 @@ def test_validation_losses_are_weighted_means_without_the_side_tower(trained: tu
     shop, run = trained
     config = run.load_config()
     model, encoder = load_model(run, config)
-    whole = LabeledBatch.concat(list(read(shop.reader(), shop.logs(), encoder, "validation")))
+    whole = LabeledBatch.concat(list(read_split(shop.reader(), shop.logs(), encoder, "validation")))
     assert np.unique(whole.weights).tolist() == [1.0, 2.0]
     batch = DeviceBatch.from_labeled(whole)
     losses = task_losses(model(batch.inputs), batch.labels, config.tasks, batch.weights)
