@@ -41,9 +41,9 @@ audit: .venv/audit
 	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
 	  --requirement requirements/dev.lock --requirement requirements/cuda-train.lock | $(BIN)/python .ci/audit.py $(AUDIT)
 
-# Options go into BENCH, such as BENCH="--only rival" or BENCH=--quick.
+# Options go into BENCH, such as BENCH="--only litserve" or BENCH=--quick.
 bench: .venv/bench
-	$(BIN)/ranker bench --docs docs $(BENCH)
+	$(BIN)/python -m benchmarks.serving $(BENCH)
 
 # KUAIRAND is the folder of the original KuaiRand files. Options go into BENCH, such as BENCH=--ten-million,
 # BENCH="--only score" or BENCH="--threads 1".

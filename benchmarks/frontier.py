@@ -1,9 +1,9 @@
-"""Cost against quality: what an experts budget saves at serving time, and what it costs in AUC and RMSE.
+"""Cost and quality: the serving cost that an experts budget saves, and its effect on AUC and RMSE.
 
-Trains many configurations on KuaiRand and on generated logs whose tasks conflict to a set degree, each with the same
-seeds, and compares every one with the unbudgeted model of the same seed on the same test rows. Writes ``frontier.json``
+Trains many configurations on KuaiRand and on generated logs whose tasks conflict to a given degree, each with the same
+seeds. Compares each with the model without a budget of the same seed on the same test rows. Writes ``frontier.json``
 (every run, and means of paired differences with 95 % intervals over seeds), the same as tables in ``frontier.md``, and
-``frontier.svg``. Finished runs are kept in the work folder, so that a second call goes on where the first was stopped.
+``frontier.svg``. Finished runs are kept in the work folder, so that a later call continues an interrupted one.
 
     python benchmarks/frontier.py --kuairand KUAIRAND --work WORK --out docs/results
 """
@@ -24,11 +24,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # a process a core; threads that wait for each other cost more than they bring
+os.environ["OMP_NUM_THREADS"] = "1"  # One process per core; more threads would wait for each other.
 
 REFERENCE = "no budget"
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t by number of seeds: half-width of a 95 % interval in standard errors."""
+"""Number of seeds → half-width of a 95 % interval in standard errors (Student's t)."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Model:
     """One configuration.
 
     Attributes:
-        label: its name in the results.
-        family: what it is compared as.
+        label: name in the results.
+        family: group in the plot.
         settings: overrides of the log's ranker.toml.
     """
 
@@ -51,26 +51,26 @@ class Study:
     """Configurations on one log.
 
     Attributes:
-        name: in the results.
+        name: name in the results.
         log: arguments of ``ranker logs``.
-        models: what is trained; one of them is the reference.
-        measured: the AUCs whose mean is compared.
-        rmse: the regressions whose mean RMSE is compared.
+        models: configurations to train; one of them is the reference.
+        auc_tasks: tasks whose mean AUC is compared.
+        rmse_tasks: tasks whose mean RMSE is compared.
         settings: overrides for all models.
-        rivals: budgeted models, each beside one of the same frozen cost.
+        equal_cost_pairs: (label with a budget, label of the same frozen cost) pairs to compare.
     """
 
     name: str
     log: tuple[str, ...]
     models: tuple[Model, ...]
-    measured: tuple[str, ...]
-    rmse: tuple[str, ...]
+    auc_tasks: tuple[str, ...]
+    rmse_tasks: tuple[str, ...]
     settings: tuple[str, ...] = ()
-    rivals: tuple[tuple[str, str], ...] = ()
+    equal_cost_pairs: tuple[tuple[str, str], ...] = ()
 
 
 def experts(n: int, width: int, k: int, budget: int | None, family: str, label: str = "") -> Model:
-    """So many experts of one layer."""
+    """Return a model with ``n`` experts of one layer."""
     bound = f"B = {budget}" if budget else "no budget"
     settings = (f"model.experts={n}", f"model.expert_layers=[{width}]", f"model.gate.k={k}")
     return Model(
@@ -79,7 +79,7 @@ def experts(n: int, width: int, k: int, budget: int | None, family: str, label: 
 
 
 def shared(width: int, layers: int = 1) -> Model:
-    """A shared bottom."""
+    """Return a shared-bottom model."""
     return Model(
         f"shared bottom {width}" + (f" × {layers} layers" if layers > 1 else ""),
         "shared bottom",
@@ -88,7 +88,7 @@ def shared(width: int, layers: int = 1) -> Model:
 
 
 def union(weight: float) -> Model:
-    """A penalty on the expected union in place of a budget."""
+    """Return a model with a penalty on the expected union instead of a budget."""
     return Model(
         f"n = 8, union penalty {weight}",
         "penalty",
@@ -97,7 +97,7 @@ def union(weight: float) -> Model:
 
 
 def other(kind: str) -> Model:
-    """Another gate over the same experts."""
+    """Return a model with another gate over the same experts."""
     return Model(kind, "other gates", (f"model.gate.kind={kind}",))
 
 
@@ -112,7 +112,7 @@ KUAIRAND = (
     experts(64, 16, 8, 16, "narrower, budget"),
     union(0.1),
     union(0.3),
-    *(shared(width) for width in (128, 189, 310)),  # as costly as B = 1, 2, 4
+    *(shared(width) for width in (128, 189, 310)),  # Same cost as B = 1, 2, 4.
     experts(2, 128, 2, None, "n = B from scratch"),
     experts(4, 128, 2, None, "n = B from scratch"),
     other("top_k"),
@@ -121,49 +121,56 @@ KUAIRAND = (
 
 
 def conflict(layers: Sequence[int], wide: int) -> tuple[Model, ...]:
-    """Eight experts of these layers, and a shared bottom that costs as much as four of them."""
+    """Return models with eight experts of these layers, and a shared bottom with the cost of four of them."""
     shape = f"model.expert_layers={list(layers)}"
 
-    def of(label: str, family: str, n: int, k: int, budget: int | None) -> Model:
+    def model(label: str, family: str, n: int, k: int, budget: int | None) -> Model:
         settings = (shape, f"model.experts={n}", f"model.gate.k={k}", f"model.gate.experts_budget={budget or n}")
         return Model(label, family, settings)
 
     return (
-        of(REFERENCE, "no budget", 8, 2, None),
-        of("B = 4", "budget", 8, 2, 4),
-        of("B = 2", "budget", 8, 2, 2),
-        of("n = 4 from scratch", "n = B from scratch", 4, 2, None),
-        of("n = 2 from scratch", "n = B from scratch", 2, 2, None),
+        model(REFERENCE, "no budget", 8, 2, None),
+        model("B = 4", "budget", 8, 2, 4),
+        model("B = 2", "budget", 8, 2, 2),
+        model("n = 4 from scratch", "n = B from scratch", 4, 2, None),
+        model("n = 2 from scratch", "n = B from scratch", 2, 2, None),
         shared(wide, len(layers)),
     )
 
 
 def studies(kuairand: Path | None) -> list[Study]:
-    """What is measured."""
-    found = []
+    """Return all studies; without KuaiRand only those on generated logs."""
+    result = []
     if kuairand is not None:
-        four = ("click", "long_view", "like", "profile_enter")
-        rivals = tuple(
-            (f"n = 8 × 128, k = 2, B = {b}", rival)
+        auc_tasks = ("click", "long_view", "like", "profile_enter")
+        pairs = tuple(
+            (f"n = 8 × 128, k = 2, B = {b}", other)
             for b, wide in ((2, 189), (4, 310))
-            for rival in (f"shared bottom {wide}", f"n = {b} × 128, k = 2, no budget")
+            for other in (f"shared bottom {wide}", f"n = {b} × 128, k = 2, no budget")
         )
-        found.append(
-            Study("KuaiRand", ("kuairand", "--raw", str(kuairand)), KUAIRAND, four, ("watch_time",), rivals=rivals)
+        result.append(
+            Study(
+                "KuaiRand",
+                ("kuairand", "--raw", str(kuairand)),
+                KUAIRAND,
+                auc_tasks,
+                ("watch_time",),
+                equal_cost_pairs=pairs,
+            )
         )
     for degree in (0.0, 0.5, 1.0):
         log = ("synthetic", "--rows", "100000", "--conflict", str(degree))
         for shape, models in (("32", conflict([32], 84)), ("32-32", conflict([32, 32], 78))):
             name = f"conflict {degree}, experts {shape}"
             settings = ("training.batch_size=256", "model.tower_layers=[16]")
-            four = ("click", "long_view", "share", "like")
-            rivals = (("B = 2", "n = 2 from scratch"), ("B = 4", "n = 4 from scratch"), ("B = 4", models[-1].label))
-            found.append(Study(name, log, models, four, ("watch_time", "rating"), settings, rivals))
-    return found
+            auc_tasks = ("click", "long_view", "share", "like")
+            pairs = (("B = 2", "n = 2 from scratch"), ("B = 4", "n = 4 from scratch"), ("B = 4", models[-1].label))
+            result.append(Study(name, log, models, auc_tasks, ("watch_time", "rating"), settings, pairs))
+    return result
 
 
 def write_log(study: Study, work: Path) -> Path:
-    """The study's log; written once."""
+    """Write the log of a study unless it exists; return its configuration file."""
     from pipelines.cli.main import main
 
     folder = work / "logs" / "-".join(part for part in study.log if "/" not in part).replace("--", "")
@@ -176,20 +183,20 @@ def write_log(study: Study, work: Path) -> Path:
 
 
 def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[str, Any]:
-    """Trains one configuration; keeps what is compared."""
+    """Train one configuration and write the values to compare."""
     if file.exists():
-        done: dict[str, Any] = json.loads(file.read_text())
-        return done
+        finished: dict[str, Any] = json.loads(file.read_text())
+        return finished
     import torch
 
-    from pipelines.config.config import load
+    from pipelines.config.config import load_config
     from pipelines.jobs.train import train
 
     torch.set_num_threads(1)
     folder = file.with_suffix(".run")
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.redirect_stderr(io.StringIO()):
-        trained = train(load(config, [*settings, f"training.seed={seed}"]), folder)
+        trained = train(load_config(config, [*settings, f"training.seed={seed}"]), folder)
     evaluation, selection = (json.loads(f.read_text()) for f in (trained.evaluation, trained.selection))
     result = {
         "seed": seed,
@@ -206,7 +213,7 @@ def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[st
 
 
 def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Each configuration beside the reference of the same seed, and the rivals beside each other."""
+    """Compare each configuration with the reference of the same seed, and the pairs of ``Study.equal_cost_pairs``."""
     dense = runs[REFERENCE][0]["dense_flops"]
     models = [
         {
@@ -215,21 +222,21 @@ def compare(study: Study, runs: dict[str, list[dict[str, Any]]]) -> dict[str, An
             "settings": [*study.settings, *model.settings],
             "frozen_of_reference_dense": statistics.mean(r["frozen_flops"] for r in runs[model.label]) / dense,
             "experts_used": [r["experts_used"] for r in runs[model.label]],
-            "auc": statistics.mean(_mean(r, study.measured) for r in runs[model.label]),
-            "rmse": statistics.mean(_mean(r, study.rmse) for r in runs[model.label]),
+            "auc": statistics.mean(_mean(r, study.auc_tasks) for r in runs[model.label]),
+            "rmse": statistics.mean(_mean(r, study.rmse_tasks) for r in runs[model.label]),
             **_paired(study, runs[model.label], runs[REFERENCE]),
             "runs": runs[model.label],
         }
         for model in study.models
     ]
-    rivals = [{"budget": a, "rival": b, **_paired(study, runs[a], runs[b])} for a, b in study.rivals]
-    return {"models": models, "rivals": rivals}
+    pairs = [{"budget": a, "rival": b, **_paired(study, runs[a], runs[b])} for a, b in study.equal_cost_pairs]
+    return {"models": models, "rivals": pairs}
 
 
-def _paired(study: Study, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean difference of the same seeds, and the half-width of its 95 % interval."""
-    auc = [_mean(a, study.measured) - _mean(b, study.measured) for a, b in zip(ours, theirs, strict=True)]
-    rmse = [_mean(a, study.rmse) - _mean(b, study.rmse) for a, b in zip(ours, theirs, strict=True)]
+def _paired(study: Study, runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean difference of the same seeds and the half-width of its 95 % interval."""
+    auc = [_mean(a, study.auc_tasks) - _mean(b, study.auc_tasks) for a, b in zip(runs, baseline, strict=True)]
+    rmse = [_mean(a, study.rmse_tasks) - _mean(b, study.rmse_tasks) for a, b in zip(runs, baseline, strict=True)]
     return {
         "auc_difference": statistics.mean(auc),
         "auc_interval": _half_width(auc),
@@ -248,27 +255,27 @@ def _half_width(differences: Sequence[float]) -> float:
 
 
 def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
-    """Difference in mean AUC over frozen FLOPs, a panel a study; models are numbered by cost."""
+    """Plot the difference in mean AUC over frozen FLOPs, one panel per study; models are numbered by cost."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams |= {"svg.hashsalt": "frontier", "svg.fonttype": "none"}  # the same numbers give the same file
+    mpl.rcParams |= {"svg.hashsalt": "frontier", "svg.fonttype": "none"}  # Makes the file reproducible.
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(len(results), 1, figsize=(11, 3.6 * len(results)), squeeze=False)
-    families = list(dict.fromkeys(row["family"] for found in results.values() for row in found["models"]))
+    families = list(dict.fromkeys(row["family"] for study in results.values() for row in study["models"]))
     style = {family: (plt.get_cmap("tab10")(i), "os^Dv<>P*X"[i]) for i, family in enumerate(families)}
-    for axis, (name, found) in zip(axes.flat, results.items(), strict=True):
+    for axis, (name, study) in zip(axes.flat, results.items(), strict=True):
         rightmost = -1.0
-        for number, row in enumerate(sorted(found["models"], key=lambda r: r["frozen_of_reference_dense"]), start=1):
-            rightmost = max(100 * row["frozen_of_reference_dense"], rightmost + 1.2)  # side by side where they coincide
-            colour, marker = style[row["family"]]
+        for number, row in enumerate(sorted(study["models"], key=lambda r: r["frozen_of_reference_dense"]), start=1):
+            rightmost = max(100 * row["frozen_of_reference_dense"], rightmost + 1.2)  # Separates points of equal cost.
+            color, marker = style[row["family"]]
             axis.errorbar(
                 rightmost,
                 row["auc_difference"],
                 yerr=row["auc_interval"],
                 fmt=marker,
-                color=colour,
+                color=color,
                 capsize=2,
                 label=f"{number}  {row['label']}",
             )
@@ -284,19 +291,19 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def table(found: dict[str, Any]) -> str:
-    """A study's results as Markdown tables."""
+def table(study: dict[str, Any]) -> str:
+    """Format the results of a study as Markdown tables."""
     lines = [
         "| model | frozen FLOPs | experts used | mean AUC | difference | RMSE difference |",
         "|---|---|---|---|---|---|",
     ]
-    for row in sorted(found["models"], key=lambda r: r["frozen_of_reference_dense"]):
+    for row in sorted(study["models"], key=lambda r: r["frozen_of_reference_dense"]):
         used = sorted(set(row["experts_used"]))
         count = f"{used[0]}" if len(used) == 1 else f"{used[0]}–{used[-1]}"
         share = f"{row['frozen_of_reference_dense']:.0%}"
         lines.append(f"| {row['label']} | {share} | {count} | {row['auc']:.4f} | {_differences(row)} |")
     lines += ["", "| budget | of the same frozen cost | AUC difference | RMSE difference |", "|---|---|---|---|"]
-    lines += [f"| {row['budget']} | {row['rival']} | {_differences(row)} |" for row in found["rivals"]]
+    lines += [f"| {row['budget']} | {row['rival']} | {_differences(row)} |" for row in study["rivals"]]
     return "\n".join(lines)
 
 
@@ -305,31 +312,33 @@ def _differences(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Trains what is missing, then writes the results."""
+    """Train the missing configurations, then write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
-        "--kuairand", type=Path, help="folder of KuaiRand's original files; without it, generated logs only"
+        "--kuairand", type=Path, help="folder of the original KuaiRand files (default: generated logs only)"
     )
-    parser.add_argument("--work", type=Path, required=True, help="folder for logs and finished runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--work", type=Path, required=True, help="folder of logs and finished runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--seeds", type=int, default=6, choices=range(2, 11), help="runs of each configuration")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes, each with one thread")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes with one thread each (default: all cores)"
+    )
     arguments = parser.parse_args()
-    todo = studies(arguments.kuairand)
+    all_studies = studies(arguments.kuairand)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {}
-        for s, study in enumerate(todo):
+        futures = {}
+        for s, study in enumerate(all_studies):
             config = write_log(study, arguments.work)
             for m, model in enumerate(study.models):
                 for seed in range(arguments.seeds):
                     file = arguments.work / "runs" / f"{_file_name(study.name)}.{_file_name(model.label)}.{seed}.json"
                     file.parent.mkdir(parents=True, exist_ok=True)
                     settings = [*study.settings, *model.settings]
-                    waiting[pool.submit(run, config, settings, seed, file)] = (s, m, seed)
+                    futures[pool.submit(run, config, settings, seed, file)] = (s, m, seed)
         done: dict[tuple[int, int, int], dict[str, Any]] = {}
-        for future in as_completed(waiting):
-            done[waiting[future]] = future.result()
-            print(f"\r{len(done)} of {len(waiting)} runs", end="", flush=True)
+        for future in as_completed(futures):
+            done[futures[future]] = future.result()
+            print(f"\r{len(done)} of {len(futures)} runs", end="", flush=True)
     print()
     results = {
         study.name: compare(
@@ -339,12 +348,12 @@ def main() -> None:
                 for m, model in enumerate(study.models)
             },
         )
-        for s, study in enumerate(todo)
+        for s, study in enumerate(all_studies)
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "frontier.json").write_text(json.dumps(results, indent=1) + "\n")
     plot(results, arguments.out / "frontier.svg")
-    tables = [f"## {name}\n\n{table(found)}\n" for name, found in results.items()]
+    tables = [f"## {name}\n\n{table(study)}\n" for name, study in results.items()]
     (arguments.out / "frontier.md").write_text("\n".join(["# Cost against quality: every model measured\n", *tables]))
 
 

@@ -164,8 +164,8 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the indexes, which later runs reuse")
-    parser.add_argument("--rows", type=int, narguments="+", default=[1_000_000, 10_000_000], help="ids per index")
-    arguments = parser.parse_arguments()
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000], help="ids per index")
+    arguments = parser.parse_args()
     print("| ids | rows | size, MiB | build, s | open, ms | rows(), µs | take(), µs | both, p50 | both, p99 |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for rows in arguments.rows:

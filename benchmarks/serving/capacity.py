@@ -1,4 +1,4 @@
-"""How many cores and replicas a load takes, from what was measured; docs/scaling.md says how it is reckoned."""
+"""Compute cores, replicas and cost for a load from the results; docs/scaling.md explains the formula."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import math
 import statistics
 from typing import Any
 
-from pipelines.bench.aims import FROZEN
+from benchmarks.serving.targets import FROZEN
 from pipelines.bench.engines import LOOK_UP
 from pipelines.bench.tables import section
 
 PART = "capacity"
-"""Of docs/scaling.md."""
+"""Name of the generated part of docs/scaling.md."""
 
 LOADS = (1_000, 10_000, 100_000)
-"""Requests/s."""
+"""Requests/s of the rows of a table."""
 CANDIDATES = (100, 500)
+"""Candidates per request, one table each."""
 
-SHARE = 0.5
-"""Of the most that a core reached, that is planned with: peaks and lost replicas find room in the rest."""
+UTILIZATION = 0.5
+"""Planned share of a core's peak rate. The rest absorbs peaks and the loss of replicas."""
 CORES = 2
-"""Of a replica, as in the chart."""
+"""Cores per replica, as in the chart."""
 QUEUE_ROWS = 1_000
-"""Candidates in a replica that the chart's autoscaler holds."""
-PRICE = 0.04
-"""US dollars of a core with its memory for an hour: an assumption; put yours in its place."""
-HOURS = 730
-"""Of a month."""
+"""Target of the chart's autoscaler: candidates in a replica."""
+CORE_HOUR_DOLLARS = 0.04
+"""Price of a core with its memory, in US dollars per hour. This is an assumption."""
+HOURS_PER_MONTH = 730
 
 
-def text(results: dict[str, Any]) -> str:
-    """A table for each number of candidates: loads, with the cores, replicas and dollars that they take.
+def format_capacity(results: dict[str, Any]) -> str:
+    """Format a table per number of candidates with the cores, replicas and cost of each load.
 
     Args:
-        results: of ``ranker bench``; without its part ``http`` the engine alone counts, which no service reaches.
+        results: results of the benchmark; without the part ``http``, the rate of the engine only is an upper bound.
 
     Raises:
-        LookupError: not even the engines were measured.
+        LookupError: the results contain neither ``http`` nor ``engines``.
     """
-    rates, how = _over_http(results["http"]) if "http" in results else _engine_alone(results["engines"])
-    return "\n".join(_table(candidates, rates[candidates], how) for candidates in CANDIDATES if candidates in rates)
+    rates, source = _http_rates(results["http"]) if "http" in results else _engine_rates(results["engines"])
+    return "\n".join(_table(candidates, rates[candidates], source) for candidates in CANDIDATES if candidates in rates)
 
 
 def replicas(load: float, rate: float) -> int:
-    """Replicas of ``CORES`` for a load, one of which may be lost.
+    """Return the replicas of ``CORES`` cores that a load needs, including a spare one.
 
     Args:
         load: requests/s.
-        rate: requests/s of a core that does nothing else.
+        rate: peak requests/s of a core.
     """
-    return math.ceil(load / (rate * SHARE * CORES)) + 1
+    return math.ceil(load / (rate * UTILIZATION * CORES)) + 1
 
 
-def _over_http(http: dict[str, Any]) -> tuple[dict[int, float], str]:
-    """Candidates → requests/s of one core, and how that was measured."""
+def _http_rates(http: dict[str, Any]) -> tuple[dict[int, float], str]:
+    """Return candidates → peak requests/s of a core, and how it was measured."""
     measured, clients = http["measured"], max(http["measured"]["clients"])
     rates = {
         candidates: statistics.median(turn[f"ids {candidates} {clients}"]["per_second"] for turn in measured["turns"])
@@ -62,25 +62,32 @@ def _over_http(http: dict[str, Any]) -> tuple[dict[int, float], str]:
     return {candidates: rate / http["threads"] for candidates, rate in rates.items()}, f"HTTP, ids, {clients} clients"
 
 
-def _engine_alone(engines: dict[str, Any]) -> tuple[dict[int, float], str]:
-    """As ``_over_http``."""
-    rates = {
-        int(candidates): 1 / (statistics.median(spent[FROZEN]) + statistics.median(spent[LOOK_UP])) / engines["threads"]
-        for candidates, spent in engines["measured"]["sizes"].items()
-    }
-    return rates, "the engine alone, an upper bound: HTTP was not measured"
+def _engine_rates(engines: dict[str, Any]) -> tuple[dict[int, float], str]:
+    """Return the same as ``_http_rates``, computed from the times in one process."""
+    rates = {}
+    for candidates, seconds in engines["measured"]["sizes"].items():
+        total = statistics.median(seconds[FROZEN]) + statistics.median(seconds[LOOK_UP])
+        rates[int(candidates)] = 1 / total / engines["threads"]
+    return rates, "engine only, an upper bound: HTTP was not measured"
 
 
-def _table(candidates: int, rate: float, how: str) -> str:
-    lines = []
+def _table(candidates: int, rate: float, source: str) -> str:
+    rows = []
     for load in LOADS:
-        pods = replicas(load, rate)
-        cost = pods * CORES * PRICE * HOURS
-        lines.append((f"{load:,}", f"{load / (rate * SHARE):,.1f}", f"{pods:,}", f"{cost:,.0f}"))
+        count = replicas(load, rate)
+        cost = count * CORES * CORE_HOUR_DOLLARS * HOURS_PER_MONTH
+        rows.append((f"{load:,}", f"{load / (rate * UTILIZATION):,.1f}", f"{count:,}", f"{cost:,.0f}"))
+    seconds = QUEUE_ROWS / (rate * candidates * UTILIZATION * CORES)
+    header = (
+        "requests/s",
+        f"cores at {UTILIZATION:.0%}",
+        f"replicas of {CORES} cores, including a spare",
+        "US dollars per month",
+    )
     return section(
         f"{candidates} candidates",
-        f"{rate:,.0f} requests/s of a core at most ({how}).",
-        ("requests/s", f"cores at {SHARE:.0%}", f"replicas of {CORES} cores, one to lose", "US dollars a month"),
-        lines,
-        f"{QUEUE_ROWS:,} candidates in a replica: each stays {QUEUE_ROWS / (rate * candidates * SHARE * CORES):.2g} s.",
+        f"Peak rate of a core: {rate:,.0f} requests/s ({source}).",
+        header,
+        rows,
+        f"With {QUEUE_ROWS:,} candidates in a replica, each spends {seconds:.2g} s there.",
     )

@@ -41,6 +41,7 @@ def dense_model(ranker: FrozenRanker) -> MMoE:
     model = MMoE(config, len(schema.tasks), embeddings, ranker.encoder.dense_size)
     for table in schema.tables:
         embeddings.weight(table).copy_(graph.weights[f"embedding.{table}"])
+    assert model.norm.running_var is not None
     nn.init.constant_(model.norm.running_var, 1.0 - model.norm.eps)  # The frozen experts include the batch norm.
     for expert, layers in graph.experts.items():
         for layer, (weight, bias) in zip(model.experts.stack, layers, strict=True):

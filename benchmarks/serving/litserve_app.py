@@ -1,13 +1,13 @@
-"""The same bundle behind LitServe, as one would put it there.
+"""Serve a bundle with LitServe.
 
-    python -m pipelines.bench.rival SETTINGS PORT
+    python -m benchmarks.serving.litserve_app SETTINGS PORT
 
-SETTINGS is a ``Rival`` as JSON. Requests are those of ``POST /v1/rank`` with ids alone, answers have the same items.
-It looks up, encodes and scores with the code of this repository, which leaves to LitServe what LitServe is for; it
-checks no request, says nothing of what is missing, and knows neither objectives nor deadlines.
+SETTINGS is a ``LitServeSettings`` as JSON. Requests are those of ``POST /v1/rank`` with ids only, and responses have
+the same items. Lookup, encoding and scoring use the code of this repository, so that only the serving layer differs.
+The application does not validate requests, does not list missing features, and has no objectives or deadlines.
 """
 
-import json  # LitServe reads annotations as they are: none of them may be put off
+import json  # LitServe evaluates annotations at run time, so this module does not postpone them.
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,26 +20,26 @@ import torch
 from fastapi import Request
 
 from pipelines.bench.load import PATH
-from pipelines.bench.serving import Server
+from pipelines.bench.server_process import ServerProcess
 from ranking.artifacts import bundle
 from ranking.encoding.request_batch import RequestBatch
 from ranking.schema import Owner
 from service.backends.select import select_backend
-from service.engine import request as of
+from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
 
 
 @dataclass(frozen=True)
-class Rival:
-    """How LitServe is set up.
+class LitServeSettings:
+    """Settings of LitServe.
 
     Attributes:
-        bundle: folder.
-        workers: processes that score.
-        threads: of each of them.
-        max_batch_size: requests of a batch.
-        batch_timeout: seconds that a batch waits to become full.
-        fast_queue: ZeroMQ between server and workers instead of a queue of multiprocessing.
+        bundle: folder of the bundle.
+        workers: number of scoring processes.
+        threads: threads per worker.
+        max_batch_size: maximum number of requests per batch.
+        batch_timeout: maximum wait for a full batch, in seconds.
+        fast_queue: use ZeroMQ between server and workers instead of a multiprocessing queue.
     """
 
     bundle: str
@@ -49,59 +49,59 @@ class Rival:
     batch_timeout: float = 0.0
     fast_queue: bool = False
 
-    def server(self, cores: Sequence[int]) -> Server:
-        """Its processes."""
-        command = [sys.executable, "-m", "pipelines.bench.rival", json.dumps(asdict(self)), "{port}"]
-        return Server(command, "/health", cores, self.threads)
+    def server(self, cores: Sequence[int]) -> ServerProcess:
+        """Create the server process."""
+        command = [sys.executable, "-m", "benchmarks.serving.litserve_app", json.dumps(asdict(self)), "{port}"]
+        return ServerProcess(command, "/health", cores, self.threads)
 
 
-class Ranker(litserve.LitAPI):
-    """The four verbs of LitServe, and how requests become a batch.
+class RankerApi(litserve.LitAPI):
+    """Implements the LitServe API for a bundle.
 
     Args:
-        rival: how it is set up.
+        settings: settings of LitServe.
     """
 
-    def __init__(self, rival: Rival) -> None:
-        super().__init__(max_batch_size=rival.max_batch_size, batch_timeout=rival.batch_timeout, api_path=PATH)
-        self._rival = rival
+    def __init__(self, settings: LitServeSettings) -> None:
+        super().__init__(max_batch_size=settings.max_batch_size, batch_timeout=settings.batch_timeout, api_path=PATH)
+        self._settings = settings
 
     def setup(self, device: str) -> None:  # noqa: ARG002
-        """Loads the bundle, in each worker."""
-        torch.set_num_threads(self._rival.threads)
-        ranker = bundle.load(Path(self._rival.bundle))
+        """Load the bundle; LitServe calls this in each worker."""
+        torch.set_num_threads(self._settings.threads)
+        ranker = bundle.load(Path(self._settings.bundle))
         self._encoder = RequestEncoder(ranker)
-        self._runtime = select_backend(ranker, "auto", self._rival.threads)
+        self._backend = select_backend(ranker, "auto", self._settings.threads)
         self._tasks = ranker.schema.task_names
 
     def decode_request(self, request: Request) -> tuple[list[Any], RequestBatch]:
-        """Ids of the candidates, and their features; the annotation stands for the parsed body."""
+        """Return the ids and the encoded features of the candidates. LitServe passes the parsed body."""
         body: Any = request
         ids = body["items"]["id"]
         context = {name: [value] for name, value in body["context"].items()}
-        given: dict[Owner, of.RawFeatures] = {
-            "user": of.RawFeatures([body["user"]["id"]], {}),
-            "context": of.RawFeatures(None, context),
-            "item": of.RawFeatures(ids, {}),
+        features: dict[Owner, RawFeatures] = {
+            "user": RawFeatures([body["user"]["id"]], {}),
+            "context": RawFeatures(None, context),
+            "item": RawFeatures(ids, {}),
         }
-        return ids, self._encoder(of.FeatureRequest(given, [len(ids)]))
+        return ids, self._encoder(FeatureRequest(features, [len(ids)]))
 
     def batch(self, inputs: list[tuple[list[Any], RequestBatch]]) -> tuple[list[list[Any]], RequestBatch]:
-        """The candidates of all requests."""
-        return [ids for ids, _ in inputs], RequestBatch.concat([halves for _, halves in inputs])
+        """Concatenate the candidates of all requests."""
+        return [ids for ids, _ in inputs], RequestBatch.concat([batch for _, batch in inputs])
 
     def predict(self, x: tuple[list[list[Any]], RequestBatch]) -> list[tuple[list[Any], Any]]:
-        """Ids and scores of each request."""
-        ids, halves = x
-        scores = self._runtime.scores(halves, self._tasks)
-        return list(zip(ids, np.split(scores, np.cumsum([len(some) for some in ids])[:-1]), strict=True))
+        """Score a batch; return the ids and scores of each request."""
+        id_lists, batch = x
+        scores = self._backend.scores(batch, self._tasks)
+        return list(zip(id_lists, np.split(scores, np.cumsum([len(ids) for ids in id_lists])[:-1]), strict=True))
 
     def unbatch(self, output: list[tuple[list[Any], Any]]) -> list[tuple[list[Any], Any]]:
-        """They are apart already."""
+        """Return the output of ``predict``, which is already split by request."""
         return output
 
     def encode_response(self, output: tuple[list[Any], Any]) -> dict[str, Any]:
-        """Candidates, best first."""
+        """Return the candidates with their scores, best first."""
         ids, scores = output
         order = np.argsort(-scores[:, 0], kind="stable")
         ranked = zip(order, scores[order].tolist(), strict=True)
@@ -111,11 +111,11 @@ class Ranker(litserve.LitAPI):
         return {"items": items}
 
 
-def main(settings: str, port: int) -> None:
-    """Serves."""
-    rival = Rival(**json.loads(settings))
+def main(settings_json: str, port: int) -> None:
+    """Run the server."""
+    settings = LitServeSettings(**json.loads(settings_json))
     server = litserve.LitServer(
-        Ranker(rival), accelerator="cpu", workers_per_device=rival.workers, fast_queue=rival.fast_queue
+        RankerApi(settings), accelerator="cpu", workers_per_device=settings.workers, fast_queue=settings.fast_queue
     )
     server.run(host="127.0.0.1", port=port, num_api_servers=1, generate_client_file=False, log_level="warning")
 

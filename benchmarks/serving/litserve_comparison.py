@@ -1,70 +1,69 @@
-"""The service and LitServe in turns, on the same cores, with the same requests."""
+"""Compare the service with LitServe in turns, on the same cores and with the same requests."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from pipelines.bench.serving import Server
-from pipelines.console import log
+from pipelines.bench.harness import Harness
+from pipelines.bench.server_process import ServerProcess
+from pipelines.console import print_status
 
+PART = "litserve"
 FORM, CLIENTS = "ids", 32
+CASES = ((10, 1), (100, 1), (10, 2), (100, 2))
+"""(candidates per request, cores)."""
 
-Loading = Callable[[Server, str, int, int], dict[str, Any]]
+Tuning = Sequence[tuple[int, float]]
+"""(batch size, batch timeout in seconds) to try for LitServe, each with both of its queues."""
+FULL: Tuning = ((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005))
+QUICK: Tuning = ((8, 0.0),)
 
 
-class Rivalry:
-    """Tunes LitServe, then measures both.
+def compare(harness: Harness, tuning: Tuning) -> dict[str, Any] | None:
+    """Tune LitServe for each case, then measure LitServe and the service in turns.
 
-    Args:
-        folder: the bundle.
-        tuning: batch sizes and time-outs in seconds to try, with either queue.
-        turns: of each case.
-        ours: makes the service for cores.
-        load: server, form, candidates, clients → what a closed loop finds.
+    Returns:
+        The results; None if LitServe is not installed.
     """
+    if importlib.util.find_spec("litserve") is None:
+        print_status("omitting LitServe, which is not installed (requirements/bench.lock)")
+        return None
+    cases = [(candidates, cores) for candidates, cores in CASES if cores <= len(harness.cores)]
+    measured = [_measure_case(harness, tuning, candidates, harness.cores[:cores]) for candidates, cores in cases]
+    return {"clients": CLIENTS, "form": FORM, "cases": measured}
 
-    def __init__(
-        self,
-        folder: Path,
-        tuning: Sequence[tuple[int, float]],
-        turns: int,
-        ours: Callable[[Sequence[int]], Server],
-        load: Loading,
-    ) -> None:
-        self._folder, self._tuning, self._turns, self._ours, self._load = folder, tuning, turns, ours, load
 
-    def measure(self, cases: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Any]:
-        """Each case, candidates and cores: the best setting, and both contenders turn by turn."""
-        return {"clients": CLIENTS, "form": FORM, "cases": [self._case(n, cores) for n, cores in cases]}
+def _measure_case(harness: Harness, tuning: Tuning, candidates: int, cores: Sequence[int]) -> dict[str, Any]:
+    from benchmarks.serving.litserve_app import LitServeSettings  # Needs LitServe.
 
-    def _case(self, candidates: int, cores: Sequence[int]) -> dict[str, Any]:
-        from pipelines.bench.rival import Rival  # needs LitServe
+    defaults = LitServeSettings(str(harness.folder), workers=len(cores), threads=1)
+    trials = []
+    for (size, timeout), fast_queue in itertools.product(tuning, (False, True)):
+        settings = replace(defaults, max_batch_size=size, batch_timeout=timeout, fast_queue=fast_queue)
+        rate = _measure_server(harness, settings.server(cores), candidates)["per_second"]
+        trials.append((rate, settings))
+        print_status(
+            f"LitServe, batches of {size}, {timeout * 1000:g} ms, fast_queue={fast_queue}: {rate:.1f} responses/s"
+        )
+    best = max(trials, key=lambda trial: trial[0])[1]
+    turns = []
+    for _ in range(harness.sizes.turns):
+        litserve = _measure_server(harness, best.server(cores), candidates)
+        ranker = _measure_server(harness, harness.service(cores), candidates)
+        turns.append({"litserve": litserve, "ranker": ranker})
+    tuned = {
+        "max_batch_size": best.max_batch_size,
+        "batch_timeout": best.batch_timeout,
+        "fast_queue": best.fast_queue,
+        "workers": best.workers,
+    }
+    return {"candidates": candidates, "cores": len(cores), "tuned": tuned, "turns": turns}
 
-        first = Rival(str(self._folder), workers=len(cores), threads=1)
-        tried = []
-        for (size, timeout), fast in itertools.product(self._tuning, (False, True)):
-            rival = replace(first, max_batch_size=size, batch_timeout=timeout, fast_queue=fast)
-            rate = self._measured(rival.server(cores), candidates)["per_second"]
-            tried.append((rate, rival))
-            log(f"litserve, batches of {size}, {timeout * 1000:g} ms, fast_queue={fast}: {rate:.1f}/s")
-        best = max(tried, key=lambda one: one[0])[1]
-        turns = []
-        for _ in range(self._turns):
-            found = {"litserve": self._measured(best.server(cores), candidates)}
-            found["ranker"] = self._measured(self._ours(cores), candidates)
-            turns.append(found)
-        tuned = {
-            "max_batch_size": best.max_batch_size,
-            "batch_timeout": best.batch_timeout,
-            "fast_queue": best.fast_queue,
-            "workers": best.workers,
-        }
-        return {"candidates": candidates, "cores": len(cores), "tuned": tuned, "turns": turns}
 
-    def _measured(self, server: Server, candidates: int) -> dict[str, Any]:
-        with server:
-            return self._load(server, FORM, candidates, CLIENTS)
+def _measure_server(harness: Harness, server: ServerProcess, candidates: int) -> dict[str, Any]:
+    with server:
+        return harness.closed_loop(server, FORM, candidates, CLIENTS)

@@ -1,4 +1,4 @@
-"""What must hold for the reference model, and what was found."""
+"""Performance targets of the reference model, and whether the results meet them."""
 
 from __future__ import annotations
 
@@ -7,143 +7,159 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.serving.litserve_comparison import PART as LITSERVE
+from benchmarks.serving.roofline import ROOFLINE
 from pipelines.bench.engines import LOOK_UP
-from pipelines.bench.roofline import ROOFLINE
+from pipelines.bench.interleave import ratios
+from pipelines.bench.report import REJECTED, attack_slowdown, http_to_engine_ratios
 from pipelines.bench.tables import spread
-from pipelines.bench.turns import ratios
 
-Parts = Mapping[str, Any]
-"""Part → what it measured."""
-Figure = Callable[[Parts], Sequence[float]]
+Results = Mapping[str, Any]
+"""Part → measured values."""
+Metric = Callable[[Results], Sequence[float]]
+"""Computes one value per turn; raises LookupError if a part was not measured."""
 
 FROZEN = "frozen, onnxruntime"
-REFUSED = "429"
-"""The status of a request that is not admitted."""
-BESIDE = ("parse", "look-up", "write")
-"""Stages of a request besides waiting and the forward."""
+STAGES_AROUND_FORWARD = ("parse", "look-up", "write")
+"""Stages of a request other than the queue and the forward pass."""
 
 
 @dataclass(frozen=True)
-class Aim:
-    """One ratio.
+class Target:
+    """A bound on the median of a metric.
 
     Attributes:
-        what: is compared.
-        figure: its value in each turn; raises LookupError if a part is not there.
-        bound: that the median must reach.
-        most: the bound is the largest value instead of the smallest.
+        label: name of the metric.
+        metric: computes the metric.
+        bound: value that the median must reach.
+        is_upper: the bound is an upper bound instead of a lower one.
     """
 
-    what: str
-    figure: Figure
+    label: str
+    metric: Metric
     bound: float
-    most: bool = False
+    is_upper: bool = False
 
-    def line(self, parts: Parts) -> tuple[str, str, str, str]:
-        """What, the figure with its spread, the bound, and whether it is reached."""
-        bound = f"{'≤' if self.most else '≥'} {self.bound:g}"
+    def row(self, results: Results) -> tuple[str, str, str, str]:
+        """Return the label, the measured value with its spread, the bound, and whether it is met."""
+        bound = f"{'≤' if self.is_upper else '≥'} {self.bound:g}"
         try:
-            found = self.figure(parts)
+            values = self.metric(results)
         except LookupError:
-            return self.what, "–", bound, "not measured"
-        median = statistics.median(found)
-        reached = median <= self.bound if self.most else median >= self.bound
-        digits = ".2f" if self.bound >= 0.1 else ".3f"
-        return self.what, spread(found, digits), bound, "reached" if reached else "**not reached**"
+            return self.label, "–", bound, "not measured"
+        median = statistics.median(values)
+        met = median <= self.bound if self.is_upper else median >= self.bound
+        spec = ".2f" if self.bound >= 0.1 else ".3f"
+        return self.label, spread(values, spec), bound, "met" if met else "**missed**"
 
 
-def lines(parts: Parts) -> list[tuple[str, str, str, str]]:
-    """All aims, see ``Aim.line``."""
-    return [aim.line(parts) for aim in AIMS]
+def rows(results: Results) -> list[tuple[str, str, str, str]]:
+    """Return the rows of all targets, see ``Target.row``."""
+    return [target.row(results) for target in TARGETS]
 
 
-def _engine(above: str, below: str, candidates: int) -> Figure:
-    def figure(parts: Parts) -> Sequence[float]:
-        spent = parts["engines"]["sizes"][str(candidates)]
-        return ratios(spent[above], spent[below])
+def _time_ratio(numerator: str, denominator: str, candidates: int) -> Metric:
+    """Divide the times of two contenders in one process."""
 
-    return figure
+    def metric(results: Results) -> Sequence[float]:
+        seconds = results["engines"]["sizes"][str(candidates)]
+        return ratios(seconds[numerator], seconds[denominator])
 
-
-def of_bare(parts: Parts) -> Sequence[float]:
-    """Requests/s over HTTP of the bare engine's, turn by turn."""
-    return [turn["service"]["per_second"] / turn["engine"] for turn in parts["bare"]["turns"]]
+    return metric
 
 
-def _beside_forward(form: str) -> Figure:
-    def figure(parts: Parts) -> Sequence[float]:
-        stages = [turn[f"{form} 500 1"]["stages"] for turn in parts["http"]["turns"]]
-        return [sum(spent[stage] for stage in BESIDE) / spent["forward"] for spent in stages]
-
-    return figure
+def _http_to_engine(results: Results) -> Sequence[float]:
+    return http_to_engine_ratios(results["bare"])
 
 
-def _batching(parts: Parts) -> Sequence[float]:
-    turns = parts["batching"]["turns"]
+def _stages_to_forward(form: str) -> Metric:
+    def metric(results: Results) -> Sequence[float]:
+        stages = [turn[f"{form} 500 1"]["stages"] for turn in results["http"]["turns"]]
+        return [sum(turn[stage] for stage in STAGES_AROUND_FORWARD) / turn["forward"] for turn in stages]
+
+    return metric
+
+
+def _batching(results: Results) -> Sequence[float]:
+    turns = results["batching"]["turns"]
     return [turn["batches"]["per_second"] / turn["no batches"]["per_second"] for turn in turns]
 
 
-def _rival(candidates: int, cores: int, value: str) -> Figure:
-    def figure(parts: Parts) -> Sequence[float]:
-        cases = {(case["candidates"], case["cores"]): case["turns"] for case in parts["rival"]["cases"]}
-        return [turn["ranker"][value] / turn["litserve"][value] for turn in cases[candidates, cores]]
+def _to_litserve(candidates: int, cores: int, key: str) -> Metric:
+    def metric(results: Results) -> Sequence[float]:
+        cases = {(case["candidates"], case["cores"]): case["turns"] for case in results[LITSERVE]["cases"]}
+        return [turn["ranker"][key] / turn["litserve"][key] for turn in cases[candidates, cores]]
 
-    return figure
-
-
-def _tail(parts: Parts) -> Sequence[float]:
-    return [turn["100 0.7"]["p99"] / turn["100 0.7"]["p50"] for turn in parts["open"]["turns"]]
+    return metric
 
 
-def _crowd(value: str, *, of: str = "crowd") -> Figure:
-    """A value of a crowd, or after it, of the same value before it."""
-
-    def figure(parts: Parts) -> Sequence[float]:
-        return [turn[of][value] / turn["alone"][value] for turn in parts["overload"]["turns"]]
-
-    return figure
+def _tail(results: Results) -> Sequence[float]:
+    return [turn["100 0.7"]["p99"] / turn["100 0.7"]["p50"] for turn in results["open"]["turns"]]
 
 
-def _refusal(parts: Parts) -> Sequence[float]:
-    """Milliseconds."""
-    return [turn["crowd"]["failed_p99"][REFUSED] for turn in parts["overload"]["turns"]]
+def _overload(key: str, *, phase: str = "crowd") -> Metric:
+    """Divide a value during or after the overload by the same value before it."""
+
+    def metric(results: Results) -> Sequence[float]:
+        return [turn[phase][key] / turn["alone"][key] for turn in results["overload"]["turns"]]
+
+    return metric
 
 
-def _grown(parts: Parts) -> Sequence[float]:
-    return [turn["grown"] for turn in parts["overload"]["turns"]]
+def _rejection_milliseconds(results: Results) -> Sequence[float]:
+    return [turn["crowd"]["failed_p99"][REJECTED] for turn in results["overload"]["turns"]]
 
 
-def slowed(turn: Mapping[str, Any], attack: str) -> float:
-    """The p99 of others during an attack, of the one before it."""
-    ratio: float = turn[attack]["during"]["p99"] / turn[attack]["before"]["p99"]
-    return ratio
+def _memory_growth(results: Results) -> Sequence[float]:
+    return [turn["grown"] for turn in results["overload"]["turns"]]
 
 
-def _attacks(parts: Parts) -> Sequence[float]:
-    return [max(slowed(turn, attack) for attack in turn) for turn in parts["attacks"]["turns"]]
+def _worst_attack(results: Results) -> Sequence[float]:
+    return [max(attack_slowdown(turn, attack) for attack in turn) for turn in results["attacks"]["turns"]]
 
 
-AIMS = (
-    Aim("frozen / dense eager, 500 candidates", _engine("dense, eager", FROZEN, 500), 4),
-    Aim("frozen / dense in the same runtime, 500", _engine("dense, onnxruntime", FROZEN, 500), 1.6),
-    Aim("one task only / all tasks, 500", _engine(FROZEN, "one task, onnxruntime", 500), 1.5),
-    Aim("of the roofline, 500", _engine(ROOFLINE, FROZEN, 500), 0.6),
-    Aim("of the roofline, 100", _engine(ROOFLINE, FROZEN, 100), 0.55),
-    Aim("look-up of 500 ids / frozen", _engine(LOOK_UP, FROZEN, 500), 0.03, most=True),
-    Aim("user/item split / no split, 500", _engine("no split, onnxruntime", FROZEN, 500), 1.08),
-    Aim("HTTP / bare engine, ids, 100 candidates, 64 clients", of_bare, 0.65),
-    Aim("batching / no batching, 10 candidates, 32 clients", _batching, 1.5),
-    Aim("parse + look-up + write / forward, columns, 500", _beside_forward("columns"), 0.25, most=True),
-    Aim("parse + look-up + write / forward, ids, 500", _beside_forward("ids"), 0.1, most=True),
-    Aim("requests/s of LitServe's, one core, 100 candidates, 32 clients", _rival(100, 1, "per_second"), 1.3),
-    Aim("requests/s of LitServe's, one core, 10 candidates, 32 clients", _rival(10, 1, "per_second"), 2.2),
-    Aim("p99 of LitServe's, two cores, 100 candidates, 32 clients", _rival(100, 2, "p99"), 0.75, most=True),
-    Aim("p99 of LitServe's, two cores, 10 candidates, 32 clients", _rival(10, 2, "p99"), 0.75, most=True),
-    Aim("p99 / p50 at 70 % of the most, ids, 100 candidates", _tail, 4, most=True),
-    Aim("answers/s at five times the most, of the most", _crowd("per_second"), 0.8),
-    Aim("p99 of those answers, of that at the most", _crowd("p99"), 3, most=True),
-    Aim("p99 of a refusal there, milliseconds", _refusal, 50, most=True),
-    Aim("memory after it, of that before", _grown, 1.05, most=True),
-    Aim("answers/s after it, of those before", _crowd("per_second", of="after"), 0.8),
-    Aim("p99 beside the worst of four attacks, of that before it", _attacks, 2, most=True),
+TARGETS = (
+    Target("speedup: frozen over dense eager, 500 candidates", _time_ratio("dense, eager", FROZEN, 500), 4),
+    Target(
+        "speedup: frozen over dense in the same runtime, 500 candidates",
+        _time_ratio("dense, onnxruntime", FROZEN, 500),
+        1.6,
+    ),
+    Target("speedup: one task over all tasks, 500 candidates", _time_ratio(FROZEN, "one task, onnxruntime", 500), 1.5),
+    Target("share of the roofline, 500 candidates", _time_ratio(ROOFLINE, FROZEN, 500), 0.6),
+    Target("share of the roofline, 100 candidates", _time_ratio(ROOFLINE, FROZEN, 100), 0.55),
+    Target("time: look-up of 500 ids / frozen", _time_ratio(LOOK_UP, FROZEN, 500), 0.03, is_upper=True),
+    Target(
+        "speedup: user/item split over no split, 500 candidates",
+        _time_ratio("no split, onnxruntime", FROZEN, 500),
+        1.08,
+    ),
+    Target("requests/s: HTTP / engine only, ids, 100 candidates, 64 clients", _http_to_engine, 0.65),
+    Target("requests/s: batching / no batching, 10 candidates, 32 clients", _batching, 1.5),
+    Target(
+        "time: parse + look-up + write / forward, columns, 500 candidates",
+        _stages_to_forward("columns"),
+        0.25,
+        is_upper=True,
+    ),
+    Target(
+        "time: parse + look-up + write / forward, ids, 500 candidates", _stages_to_forward("ids"), 0.1, is_upper=True
+    ),
+    Target(
+        "requests/s: ranker / LitServe, 1 core, 100 candidates, 32 clients", _to_litserve(100, 1, "per_second"), 1.3
+    ),
+    Target("requests/s: ranker / LitServe, 1 core, 10 candidates, 32 clients", _to_litserve(10, 1, "per_second"), 2.2),
+    Target(
+        "p99: ranker / LitServe, 2 cores, 100 candidates, 32 clients", _to_litserve(100, 2, "p99"), 0.75, is_upper=True
+    ),
+    Target(
+        "p99: ranker / LitServe, 2 cores, 10 candidates, 32 clients", _to_litserve(10, 2, "p99"), 0.75, is_upper=True
+    ),
+    Target("p99 / p50 at 70 % of peak, ids, 100 candidates", _tail, 4, is_upper=True),
+    Target("responses/s: at 5× peak / at peak", _overload("per_second"), 0.8),
+    Target("p99 of responses: at 5× peak / at peak", _overload("p99"), 3, is_upper=True),
+    Target("p99 of rejections at 5× peak, milliseconds", _rejection_milliseconds, 50, is_upper=True),
+    Target("memory: after / before overload", _memory_growth, 1.05, is_upper=True),
+    Target("responses/s: after / before overload", _overload("per_second", phase="after"), 0.8),
+    Target("p99: during / before the worst of four attacks", _worst_attack, 2, is_upper=True),
 )

@@ -1,9 +1,10 @@
-"""deepctr-torch's MMOE and its ``fit`` on prepared rows.
+"""Train deepctr-torch's MMOE with its ``fit`` on prepared rows.
 
     python -m benchmarks.training.deepctr ROWS EPOCHS
 
-Its gates are per example and softmax, without hidden layers here; its L2 penalty on whole embedding tables, which
-ranker does not have, is switched off. Adam, no metrics, no validation. ``fit`` makes its own loader and takes no other.
+Its gates are per-example softmax gates, here without hidden layers. Its L2 penalty on whole embedding tables, which
+ranker does not have, is disabled. It uses Adam, no metrics and no validation. ``fit`` creates its own loader and
+accepts no other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from benchmarks.training.prepared import Rows, restore
 
 
 def main(folder: Path, epochs: int) -> dict[str, Any]:
-    """Trains once; the first epoch warms up."""
+    """Train once and return the rows/s after the first epoch, which is a warm-up."""
     rows = restore(folder)
     model = MMOE(
-        columns(rows),
+        make_columns(rows),
         num_experts=shape.EXPERTS,
         expert_dnn_hidden_units=shape.EXPERT_LAYERS,
         gate_dnn_hidden_units=(),
@@ -40,9 +41,9 @@ def main(folder: Path, epochs: int) -> dict[str, Any]:
     model.compile("adam", loss=["binary_crossentropy" if binary else "mse" for binary in rows.tasks.values()])
     fit = {"x": rows.x, "y": rows.y, "batch_size": shape.BATCH, "verbose": 0}
     with (
-        Path(os.devnull).open("w") as nothing,
-        contextlib.redirect_stdout(nothing),
-        contextlib.redirect_stderr(nothing),
+        Path(os.devnull).open("w") as devnull,
+        contextlib.redirect_stdout(devnull),
+        contextlib.redirect_stderr(devnull),
     ):
         model.fit(**fit, epochs=1)
         start = time.perf_counter()
@@ -51,13 +52,13 @@ def main(folder: Path, epochs: int) -> dict[str, Any]:
     return {"rows_per_second": (epochs - 1) * len(rows.y) / seconds, "losses": history.history["loss"][-1:]}
 
 
-def columns(rows: Rows) -> list[Any]:
-    """Its feature columns."""
-    found: list[Any] = []
+def make_columns(rows: Rows) -> list[Any]:
+    """Return deepctr-torch's feature columns."""
+    columns: list[Any] = []
     for f in rows.sparse:
-        one = SparseFeat(f.name, f.rows, embedding_dim=f.dim)
-        found.append(one if f.length == 1 else VarLenSparseFeat(one, f.length, combiner="mean"))
-    return found + [DenseFeat(name) for name in rows.dense]
+        column = SparseFeat(f.name, f.rows, embedding_dim=f.dim)
+        columns.append(column if f.length == 1 else VarLenSparseFeat(column, f.length, combiner="mean"))
+    return columns + [DenseFeat(name) for name in rows.dense]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Cost as work grows: rows/s against the rows of a log, seconds a step and memory against the ids of a vocabulary.
+"""Measure the cost of growing work: more rows in the log, or more ids in a vocabulary.
 
     python -m benchmarks.training.growth rows FOLDER ROWS
     python -m benchmarks.training.growth ids FOLDER IDS ROWS
     python -m benchmarks.training.growth log FOLDER ROWS
 
-Generated logs, their default model, batches of 2048, one epoch. For ``rows`` there are as many users and items in a
-short log as in a long one. For ``ids`` the log stays as it is and its item ids are hashed into so many rows of an
-embedding table, which training holds, with what its optimiser keeps for each of them.
+Trains the default model on generated logs for one epoch, in batches of 2,048. With ``rows``, logs of all lengths have
+the same numbers of users and items. With ``ids``, the log stays the same and its item ids are hashed into an embedding
+table of the given number of rows, which training keeps in memory with the optimizer's state. ``log`` only writes a log.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training import ours, shape
-from pipelines.config.config import load
+from pipelines.config.config import load_config
 from pipelines.datasets.synthetic import generate
 
 USERS, ITEMS = 50_000, 10_000
 BATCH = f"training.batch_size={shape.BATCH}"
 
 
-def against_rows(folder: Path, rows: int) -> dict[str, Any]:
-    """One epoch over so many rows."""
-    write = [sys.executable, "-m", "benchmarks.training.growth", "log", str(folder / "log"), str(rows)]
-    subprocess.run(write, check=True)  # its memory is not that of training
+def measure_rows(folder: Path, rows: int) -> dict[str, Any]:
+    """Train one epoch on a log of the given number of rows."""
+    command = [sys.executable, "-m", "benchmarks.training.growth", "log", str(folder / "log"), str(rows)]
+    subprocess.run(command, check=True)  # A separate process, so that its memory does not count.
     return ours.main(folder / "log" / "ranker.toml", folder / "run", 1, BATCH)
 
 
-def against_ids(folder: Path, ids: int, rows: int) -> dict[str, Any]:
-    """One epoch with so many rows in the items' embedding table."""
+def measure_ids(folder: Path, ids: int, rows: int) -> dict[str, Any]:
+    """Train one epoch with the given number of rows in the embedding table of items."""
     generate(folder / "log", rows)
-    config = load(folder / "log" / "ranker.toml", [BATCH])
+    config = load_config(folder / "log" / "ranker.toml", [BATCH])
     features = [f.model_copy(update={"hash_buckets": ids}) if f.name == "item_id" else f for f in config.features]
     config.model_copy(update={"features": tuple(features)}).write(folder / "ranker.toml")
     return ours.main(folder / "ranker.toml", folder / "run", 1)
 
 
 if __name__ == "__main__":
-    kind, where, *numbers = sys.argv[1:]
+    kind, path, *numbers = sys.argv[1:]
     if kind == "log":
-        generate(Path(where), int(numbers[0]), users=USERS, items=ITEMS)
+        generate(Path(path), int(numbers[0]), users=USERS, items=ITEMS)
     else:
-        measure = {"rows": against_rows, "ids": against_ids}[kind]
-        print(json.dumps(measure(Path(where), *map(int, numbers))))
+        sizes = [int(number) for number in numbers]
+        result = measure_rows(Path(path), *sizes) if kind == "rows" else measure_ids(Path(path), *sizes)
+        print(json.dumps(result))

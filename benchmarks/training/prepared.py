@@ -67,7 +67,7 @@ def prepare(config: Path, folder: Path) -> None:
         fitter.add(cleaned.rows)
     encoder = fitter.encoder()
     batch = LabeledBatch.concat(list(read_split(reader, loaded.logs, encoder, "train")))
-    sizes = {name: space.size for name, space in encoder.id_mappings.items()}
+    sizes = {name: mapping.size for name, mapping in encoder.id_mappings.items()}
     write(folder, loaded, batch, sizes)
 
 
@@ -83,12 +83,12 @@ def write(folder: Path, config: Config, batch: LabeledBatch, sizes: dict[str, in
     for i, feature in enumerate(schema.categoricals):
         sparse.append(SparseFeature(feature.name, sizes[feature.table], feature.dim))
         arrays[feature.name] = inputs.ids[:, i]
-    for feature, bag in zip(schema.bags, inputs.bags, strict=True):
+    for pooled, bag in zip(schema.bags, inputs.bags, strict=True):
         lengths = bag.lengths
         padded = np.zeros((len(batch), max(2, int(lengths.max()))), np.int64)
         padded[np.arange(padded.shape[1]) < lengths[:, None]] = bag.values + 1
-        sparse.append(SparseFeature(feature.name, sizes[feature.table] + 1, feature.dim, padded.shape[1]))
-        arrays[feature.name] = padded
+        sparse.append(SparseFeature(pooled.name, sizes[pooled.table] + 1, pooled.dim, padded.shape[1]))
+        arrays[pooled.name] = padded
     dense = [f"number_{i}" for i in range(inputs.dense.shape[1])]
     arrays |= {name: inputs.dense[:, i].copy() for i, name in enumerate(dense)}
     labels = batch.labels

@@ -1,10 +1,10 @@
-"""Results as the tables of docs/benchmarks.md."""
+"""Format the training results as the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipelines.bench.tables import cores, section, spread
+from pipelines.bench.tables import cores, plural, section, spread
 
 PHASES = {
     "all_experts": "all experts",
@@ -12,105 +12,113 @@ PHASES = {
     "after_convergence": "chosen experts",
     "all_steps": "all steps",
 }
+"""Key of a phase in the results → its label."""
 
 
-def text(results: dict[str, Any]) -> str:
-    """All tables."""
-    parts = {"rivals": rivals, "chosen": chosen, "rows": rows, "ids": ids, "score": score}
-    return "\n".join(table(**results[part]) for part, table in parts.items() if part in results)
+def format_report(results: dict[str, Any]) -> str:
+    """Format the tables of all measured parts."""
+    tables: dict[str, Any] = {
+        "libraries": _libraries,
+        "chosen": _chosen,
+        "rows": _rows,
+        "ids": _ids,
+        "score": _score,
+    }
+    return "\n".join(table(**results[part]) for part, table in tables.items() if part in results)
 
 
-def rivals(measured: dict[str, Any], threads: int) -> str:
-    """Each phase of ranker beside the rivals; ratios to the fastest rival of the same turn."""
+def _libraries(measured: dict[str, Any], threads: int) -> str:
+    """Compare each phase of ranker with the other libraries, relative to the fastest of them in the same turn."""
     turns = measured["turns"]
-    names = [name for name in turns[0] if not name.startswith("ranker")]
-    fastest = [max((turn[name]["rows_per_second"] for name in names), default=float("nan")) for turn in turns]
-    found = {name: [turn[name]["rows_per_second"] for turn in turns] for name in names}
-    ours = [name for name in turns[0] if name not in names]
-    found |= {
+    libraries = [name for name in turns[0] if not name.startswith("ranker")]
+    ours = [name for name in turns[0] if name not in libraries]
+    fastest = [max((turn[name]["rows_per_second"] for name in libraries), default=float("nan")) for turn in turns]
+    rates = {name: [turn[name]["rows_per_second"] for turn in turns] for name in libraries}
+    rates |= {
         f"{name}: {label}": [turn[name][phase] for turn in turns] for name in ours for phase, label in PHASES.items()
     }
-    lines = [
-        (
-            name,
-            spread(rates, ",.0f"),
-            spread([a / b for a, b in zip(rates, fastest, strict=True)], ".2f") if names else "–",
-        )
-        for name, rates in found.items()
-    ]
+    rows = []
+    for name, values in rates.items():
+        relative = [rate / best for rate, best in zip(values, fastest, strict=True)]
+        rows.append((name, spread(values, ",.0f"), spread(relative, ".2f") if libraries else "–"))
     return section(
         f"Whole training loops on {measured['log']}",
-        f"{cores(threads)}, {len(turns)} turns; median (lowest – highest).",
-        ("", "rows/s", "of the fastest rival"),
-        lines,
+        f"{cores(threads)}, {plural(len(turns), 'turn')}; median (lowest – highest).",
+        ("", "rows/s", "relative to the fastest other library"),
+        rows,
     )
 
 
-def chosen(measured: dict[str, Any], threads: int) -> str:
-    """What training the chosen experts alone gains, beside 0.6 of what it would gain if experts were all there is."""
+def _chosen(measured: dict[str, Any], threads: int) -> str:
+    """Compare the speedup of training the chosen experts only with its target, 0.6 times n/|union|."""
     turns = measured["turns"]
-    lines = []
+    rows = []
     for name, last in turns[-1].items():
-        gained = [turn[name]["after_convergence"] / turn[name]["all_experts"] for turn in turns]
-        aim = 0.6 * last["experts"] / last["experts_chosen"]
-        of = f"{last['experts_chosen']} of {last['experts']}"
-        lines.append((name, of, spread(gained, ".2f"), f"{aim:.2f}"))
+        speedups = [turn[name]["after_convergence"] / turn[name]["all_experts"] for turn in turns]
+        target = 0.6 * last["experts"] / last["experts_chosen"]
+        rows.append((name, f"{last['experts_chosen']} of {last['experts']}", spread(speedups, ".2f"), f"{target:.2f}"))
     return section(
-        f"Chosen experts against all, on {measured['log']}",
-        f"{cores(threads)}, {len(turns)} turns; rows/s after the choice over those with all experts.",
-        ("", "chosen", "rows/s, chosen / all", "0.6 · n/\\|union\\|"),
-        lines,
+        f"Chosen experts and all experts, on {measured['log']}",
+        f"{cores(threads)}, {plural(len(turns), 'turn')}; rows/s with the chosen experts divided by rows/s with all "
+        "experts.",
+        ("", "chosen", "rows/s, chosen / all", "target, 0.6 · n/\\|union\\|"),
+        rows,
     )
 
 
-def rows(measured: list[dict[str, Any]], threads: int) -> str:
-    """Against the log's length."""
-    lines = [
+def _rows(measured: list[dict[str, Any]], threads: int) -> str:
+    """Show the rates by the number of rows in the log."""
+    rows = [
         (
-            f"{found['rows']:,}",
-            *(f"{found[phase]:,.0f}" if found[phase] else "–" for phase in PHASES),
-            f"{found['per_cpu_second']:,.0f}",
-            f"{found['seconds_in_all']:,.0f}",
-            mib(found),
+            f"{result['rows']:,}",
+            *(f"{result[phase]:,.0f}" if result[phase] else "–" for phase in PHASES),
+            f"{result['per_cpu_second']:,.0f}",
+            f"{result['seconds_in_all']:,.0f}",
+            _mebibytes(result),
         )
-        for found in measured
+        for result in measured
     ]
-    flat = {key: [found[key] for found in measured] for key in ("all_steps", "per_cpu_second")}
-    slowest = {key: f"{min(rates) / max(rates):.0%}" for key, rates in flat.items()}
+    rates = {key: [result[key] for result in measured] for key in ("all_steps", "per_cpu_second")}
+    slowest = {key: f"{min(values) / max(values):.0%}" for key, values in rates.items()}
     return section(
-        "Against the rows of the log",
-        f"{cores(threads)}, a generated log with its default model, one epoch. Seconds are of all.",
+        "By rows of the log",
+        f"{cores(threads)}, a generated log, its default model, one epoch. Seconds are of the whole run.",
         ("rows", *(f"rows/s, {label}" for label in PHASES.values()), "rows per CPU s", "s", "peak MiB"),
-        lines,
-        f"Slowest of fastest: {slowest['all_steps']} of rows/s, all steps; {slowest['per_cpu_second']} of rows per CPU "
-        "second, validation included.",
+        rows,
+        f"Slowest relative to fastest: {slowest['all_steps']} (rows/s, all steps), {slowest['per_cpu_second']} (rows "
+        "per CPU second, validation included).",
     )
 
 
-def ids(measured: list[dict[str, Any]], threads: int) -> str:
-    """Against the vocabulary."""
-    lines = [
-        (f"{found['ids']:,}", f"{found['all_steps']:,.0f}", f"{found['seconds_in_all']:,.1f}", mib(found))
-        for found in measured
+def _ids(measured: list[dict[str, Any]], threads: int) -> str:
+    """Show the rate by the number of ids in a vocabulary."""
+    rows = [
+        (
+            f"{result['ids']:,}",
+            f"{result['all_steps']:,.0f}",
+            f"{result['seconds_in_all']:,.1f}",
+            _mebibytes(result),
+        )
+        for result in measured
     ]
     return section(
-        "Against the ids of a vocabulary",
-        f"{cores(threads)}, one feature of 16 numbers an id, one epoch of the same log.",
+        "By ids of a vocabulary",
+        f"{cores(threads)}, a feature with 16 numbers per id, one epoch of the same log.",
         ("ids", "rows/s, all steps", "s", "peak MiB"),
-        lines,
+        rows,
     )
 
 
-def score(measured: dict[str, Any], threads: int) -> str:
-    """The command beside the graph."""
+def _score(measured: dict[str, Any], threads: int) -> str:
+    """Compare ``ranker score`` with the graph only."""
     shares = [a / b for a, b in zip(measured["score"], measured["graph"], strict=True)]
-    lines = [
+    rows = [
         ("`ranker score`, Parquet to Parquet", spread(measured["score"], ",.0f"), spread(shares, ".0%")),
-        ("the frozen graph alone", spread(measured["graph"], ",.0f"), ""),
+        ("the frozen graph only", spread(measured["graph"], ",.0f"), ""),
     ]
-    return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", ("", "rows/s", "of the graph"), lines)
+    header = ("", "rows/s", "relative to the graph")
+    return section("Scoring", f"{cores(threads)}, {measured['rows']:,} rows.", header, rows)
 
 
-def mib(found: dict[str, Any]) -> str:
-    """Peak memory."""
-    return f"{found['peak_bytes'] / 2**20:,.0f}"
+def _mebibytes(result: dict[str, Any]) -> str:
+    return f"{result['peak_bytes'] / 2**20:,.0f}"

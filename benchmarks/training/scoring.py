@@ -1,9 +1,9 @@
-"""``ranker score`` against the bare frozen graph on the same rows.
+"""Compare ``ranker score`` with the frozen graph only on the same rows, in turns.
 
     python -m benchmarks.training.scoring FOLDER ROWS REPEATS
 
-Turn by turn: the whole command (Parquet → clean → encode → graph → Parquet), and the graph alone on tensors that are
-ready.
+The command is timed from Parquet to Parquet: reading, cleaning, encoding, graph, writing. The graph is timed on
+prepared tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.training import shape
-from pipelines.config.config import load
+from pipelines.config.config import load_config
 from pipelines.data.reader import LogReader
 from pipelines.datasets.synthetic import generate
 from pipelines.jobs.freeze import freeze_run
@@ -28,26 +28,26 @@ from ranking.frozen.ranker import SCORE_ROWS, FrozenRanker
 
 
 def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
-    """Rows/s of both, for each repeat."""
+    """Return the rows/s of both, one value per repeat."""
     generate(folder / "log", rows)
-    config = load(folder / "log" / "ranker.toml", [f"training.batch_size={min(shape.BATCH, rows // 100)}"])
+    config = load_config(folder / "log" / "ranker.toml", [f"training.batch_size={min(shape.BATCH, rows // 100)}"])
     ranker = freeze_run(train(config, folder / "run").path, folder / "bundle")
-    ready = inputs(ranker, config.logs.path)
-    count = sum(map(len, ready))
-    whole, bare = [], []
-    for repeat in range(repeats + 1):  # the first warms up
+    batches = prepare_batches(ranker, config.logs.path)
+    count = sum(map(len, batches))
+    command_rates, graph_rates = [], []
+    for repeat in range(repeats + 1):  # The first repeat is a warm-up.
         start = time.perf_counter()
-        graph_alone(ranker, ready)
-        between = time.perf_counter()
+        run_graph(ranker, batches)
+        middle = time.perf_counter()
         score_log(ranker, config.logs.path, folder / f"scores-{repeat}.parquet")
         end = time.perf_counter()
-        bare.append(count / (between - start))
-        whole.append(count / (end - between))
-    return {"rows": count, "score": whole[1:], "graph": bare[1:]}
+        graph_rates.append(count / (middle - start))
+        command_rates.append(count / (end - middle))
+    return {"rows": count, "score": command_rates[1:], "graph": graph_rates[1:]}
 
 
-def inputs(ranker: FrozenRanker, log: Path) -> list[TorchBatch]:
-    """What the graph gets, in the batches that scoring cuts."""
+def prepare_batches(ranker: FrozenRanker, log: Path | str) -> list[TorchBatch]:
+    """Return the inputs of the graph, in batches of the same size as in ``ranker score``."""
     reader = LogReader(log, ranker.schema, dict(ranker.tables), labels=False)
     return [
         TorchBatch.from_numpy(ranker.encoder.encode(cleaned.rows.slice(start, SCORE_ROWS)))
@@ -57,10 +57,10 @@ def inputs(ranker: FrozenRanker, log: Path) -> list[TorchBatch]:
 
 
 @torch.inference_mode()
-def graph_alone(ranker: FrozenRanker, ready: list[TorchBatch]) -> None:
-    """Outputs of all tasks."""
-    for part in ready:
-        ranker.graph(part, list(ranker.schema.task_names))
+def run_graph(ranker: FrozenRanker, batches: list[TorchBatch]) -> None:
+    """Compute the outputs of all tasks."""
+    for batch in batches:
+        ranker.graph(batch, list(ranker.schema.task_names))
 
 
 if __name__ == "__main__":

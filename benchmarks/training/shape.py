@@ -1,4 +1,4 @@
-"""One shape for all contenders."""
+"""Model shape and settings that all contenders share."""
 
 EXPERTS = 8
 EXPERT_LAYERS = (128,)
@@ -12,6 +12,6 @@ SETTINGS = (
     f"model.tower_layers={list(TOWER_LAYERS)}",
     f"training.batch_size={BATCH}",
     f"training.learning_rate.trunk={LEARNING_RATE}",
-    "training.patience=1000000",  # every repeat does all its steps
+    "training.patience=1000000",  # No early stopping: every repeat runs all steps.
 )
 """The same as overrides of a ranker.toml."""

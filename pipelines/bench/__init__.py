@@ -1,1 +1,1 @@
-"""``ranker bench``: what scoring and serving a bundle cost on this machine, beside what else could do it."""
+"""``ranker bench``: measures scoring and serving of a bundle on this machine."""

@@ -1,254 +1,182 @@
-"""``ranker bench``: runs the measurements, each a process on cores of its own, and keeps what they found."""
+"""Measure scoring and serving of a bundle, part by part."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import platform
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.load import Load
-from pipelines.bench.overload import Overload
-from pipelines.bench.requests import FORMS, Requests
-from pipelines.bench.rivalry import Rivalry
-from pipelines.bench.serving import Server, ours
+from pipelines.bench.harness import Harness
+from pipelines.bench.overload import measure_attacks, measure_overload
+from pipelines.bench.requests import FORMS
 from pipelines.bench.sizes import Sizes
-from pipelines.console import log
+from pipelines.console import print_status
 from pipelines.jobs.publish import publish
-from ranking.artifacts import bundle
-from ranking.errors import RankerError
-from service.settings import Settings
 
-PACKAGES = ("torch", "onnxruntime", "uvicorn", "uvloop", "httptools", "litserve")
-OPEN_FORM, OPEN_CLIENTS = "ids", 64
-FEW, MANY = 10, 32
-"""Candidates and clients that batching is measured with."""
-MIDDLE, BARE_TURNS = 100, 5
-"""Candidates that the bare engine is measured with, and how many turns for each of the others: they are short."""
-BUSY = 0.8
-"""Of a core; a load generator that is busier than this waits for itself."""
+REFERENCE = "reference"
+"""Name of the reference model in the results."""
+PACKAGES = ("torch", "onnxruntime", "uvicorn", "uvloop", "httptools")
+"""Packages whose versions the results contain."""
+FORM, CLIENTS = "ids", 64
+"""Form of requests and number of clients of the parts ``bare`` and ``open``."""
+BATCHING_CANDIDATES, BATCHING_CLIENTS = 10, 32
+ENGINE_CANDIDATES = 100
+"""Candidates per request when HTTP is compared with the engine only."""
+ENGINE_TURNS = 5
+"""Turns of that comparison per turn of the other parts, because each is short."""
 
-
-class Bench:
-    """Measures one bundle.
-
-    Args:
-        folder: the bundle.
-        repository: that holds it alone.
-        sizes: how much.
-        threads: cores of whatever is measured; load comes from the others, if there are any.
-    """
-
-    def __init__(self, folder: Path, repository: Path, sizes: Sizes, threads: int) -> None:
-        self._folder, self._repository, self._sizes, self._threads = folder, repository, sizes, threads
-        self._cores = sorted(os.sched_getaffinity(0))
-        if threads > len(self._cores):
-            raise RankerError(f"--threads {threads}: this process may use {len(self._cores)} cores")
-        self._measured = self._cores[:threads]
-        ranker = bundle.load(folder)
-        self._requests = Requests(ranker, folder)
-        self._most = self._requests.most
-
-    def engines(self) -> dict[str, Any]:
-        """Contenders within one process."""
-        sizes = self._sizes
-        candidates = ",".join(map(str, self._candidates()))
-        how = (self._folder, candidates, sizes.turns, sizes.call_seconds, self._threads)
-        return self._child("engines", *how, cores=self._measured)
-
-    def http(self) -> dict[str, Any]:
-        """The service in closed loops, every form of request."""
-        sizes = self._sizes
-        turns: list[dict[str, Any]] = []
-        for _ in range(sizes.turns):
-            found: dict[str, Any] = {}
-            with self._ours(server_timing=True) as server:
-                for form in FORMS:
-                    for candidates in self._candidates():
-                        for clients in sizes.clients:
-                            found[f"{form} {candidates} {clients}"] = self._closed(server, form, candidates, clients)
-            turns.append(found)
-        return {"forms": list(FORMS), "candidates": self._candidates(), "clients": sizes.clients, "turns": turns}
-
-    def bare(self) -> dict[str, Any]:
-        """The service, and before and after each loop the engine alone on the same cores."""
-        candidates = min(MIDDLE, self._most)
-        alone, loads = [self._alone(candidates)], []
-        with self._ours() as server:
-            for _ in range(BARE_TURNS * self._sizes.turns):
-                loads.append(self._closed(server, OPEN_FORM, candidates, OPEN_CLIENTS))
-                alone.append(self._alone(candidates))
-        turns = [
-            {"service": load, "engine": sum(around) / 2} for load, around in zip(loads, pairwise(alone), strict=True)
-        ]
-        return {"candidates": candidates, "clients": OPEN_CLIENTS, "turns": turns}
-
-    def open(self) -> dict[str, Any]:
-        """The service in open loops, at shares of what it does at most."""
-        sizes, turns = self._sizes, []
-        asked = [candidates for candidates in sizes.open if candidates <= self._most]
-        for turn in range(sizes.turns):
-            found: dict[str, Any] = {}
-            with self._ours() as server:
-                for candidates in asked:
-                    most = self._closed(server, OPEN_FORM, candidates, OPEN_CLIENTS)["per_second"]
-                    found[f"{candidates} most"] = most
-                    for share in sizes.shares:
-                        rate = share * most
-                        load = self._load(server, OPEN_FORM, candidates, sizes.open_seconds, rate=rate, seed=turn)
-                        found[f"{candidates} {share}"] = load
-            turns.append(found)
-        return {"form": OPEN_FORM, "candidates": asked, "shares": sizes.shares, "turns": turns}
-
-    def batching(self) -> dict[str, Any]:
-        """The service with batches of many requests, and with one request a batch."""
-        turns = []
-        for _ in range(self._sizes.turns):
-            with self._ours() as batched:
-                together = self._closed(batched, OPEN_FORM, FEW, MANY)
-            with self._ours(max_batch_rows=FEW) as single:
-                alone = self._closed(single, OPEN_FORM, FEW, MANY)
-            turns.append({"batches": together, "no batches": alone})
-        return {"candidates": FEW, "clients": MANY, "turns": turns}
-
-    def overload(self) -> dict[str, Any]:
-        """The service at five times what it does at most."""
-        return self._overload().crowd()
-
-    def attacks(self) -> dict[str, Any]:
-        """The service while some clients attack it."""
-        return self._overload().attacks()
-
-    def rival(self) -> dict[str, Any] | None:
-        """The service beside LitServe on the same cores; None where that is not installed."""
-        if importlib.util.find_spec("litserve") is None:
-            log("litserve is not installed (requirements/bench.lock): left out")
-            return None
-        rivalry = Rivalry(self._folder, self._sizes.tuning, self._sizes.turns, self._ours, self._closed)
-        cases = [(candidates, cores) for cores in (1, 2) for candidates in (10, 100)]
-        return rivalry.measure([(n, self._cores[:cores]) for n, cores in cases if cores <= len(self._cores)])
-
-    def _candidates(self) -> list[int]:
-        return [candidates for candidates in self._sizes.candidates if candidates <= self._most]
-
-    def _overload(self) -> Overload:
-        sizes = self._sizes
-        return Overload(min(sizes.crowd, self._most), sizes.turns, self._ours, self._load, sizes.crowd_seconds)
-
-    def _alone(self, candidates: int) -> float:
-        """Requests a second of the engine which the service chooses, in half the time of a loop."""
-        how = (self._folder, candidates, self._sizes.load_seconds / 2, self._threads)
-        rate: float = self._child("bare", *how, cores=self._measured)["per_second"]
-        return rate
-
-    def _ours(self, cores: Sequence[int] | None = None, **settings: Any) -> Server:
-        """The service, ready to be started."""
-        cores = cores or self._measured
-        everyone = self._most * max(self._sizes.clients)  # a refusal would be no answer, and fast
-        how = {"workers": len(cores), "threads": 1, "max_queue_rows": everyone, **settings}
-        return ours(Settings(repository=self._repository, **how), cores)
-
-    def _load(
-        self,
-        server: Server,
-        form: str,
-        candidates: int,
-        seconds: float,
-        clients: int = 0,
-        *,
-        rate: float = 0.0,
-        seed: int = 0,
-    ) -> dict[str, Any]:
-        """What a load finds, and the server's CPU milliseconds a request."""
-        bodies = self._requests.bodies(form, candidates)
-        load = Load(server.port, bodies, seconds, self._sizes.warm, clients, rate, seed)
-        before = server.cpu_seconds()
-        found = self._child("load", cores=self._beside(server.cores), given=load.to_json())
-        found["cpu"] = (server.cpu_seconds() - before) * 1000 / found["sent"]
-        how = f"{clients} clients" if clients else f"{rate:.0f}/s"
-        times = f"p50 {found['p50']:.1f} ms, p99 {found['p99']:.1f} ms"
-        log(f"{form} {candidates} {how}: {found['per_second']:.1f}/s, {times}")
-        if found["client_cpu"] > BUSY:
-            log(f"times include the load generator's own: it was busy for {found['client_cpu']:.0%} of this")
-        return found
-
-    def _closed(self, server: Server, form: str, candidates: int, clients: int) -> dict[str, Any]:
-        return self._load(server, form, candidates, self._sizes.load_seconds, clients)
-
-    def _beside(self, cores: Sequence[int]) -> list[int]:
-        """The cores that load comes from."""
-        return [core for core in self._cores if core not in cores] or self._cores
-
-    def _child(self, script: str, *arguments: Any, cores: Sequence[int], given: str = "") -> dict[str, Any]:
-        command = [sys.executable, "-m", f"pipelines.bench.{script}", *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
-        done = subprocess.run(
-            command,
-            input=given,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )
-        if done.returncode:
-            raise RankerError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return result
+Part = Callable[[Harness], dict[str, Any] | None]
+"""Measures one part; returns None if something that it needs is not installed."""
 
 
-def bench(folder: Path | None, sizes: Sizes, threads: int, only: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Measures the parts asked for; yields each, by its name, as soon as it is measured, so that none is lost.
+def run_benchmark(
+    folder: Path | None,
+    sizes: Sizes,
+    threads: int,
+    only: Sequence[str],
+    parts: Mapping[str, Part] | None = None,
+    packages: Sequence[str] = PACKAGES,
+) -> Iterator[dict[str, Any]]:
+    """Measure the requested parts and yield {part: results} after each.
 
     Args:
-        folder: a bundle; None: the reference model, for which there are aims.
-        sizes: how much.
-        threads: cores of whatever is measured.
-        only: parts.
+        folder: the bundle; None for the reference model.
+        sizes: amount of work.
+        threads: cores of the measured process.
+        only: names of the parts to measure.
+        parts: name → measurement; default: ``PARTS``.
+        packages: packages whose versions the results contain.
 
     Raises:
-        RankerError: a measurement failed; says what it wrote.
+        RankerError: the bundle cannot be loaded, or a measurement failed.
     """
+    parts = PARTS if parts is None else parts
     with tempfile.TemporaryDirectory() as work:
-        measured = folder or _reference(Path(work) / "bundle", sizes)
+        measured = folder or _write_reference(Path(work) / "bundle", sizes)
         publish(measured, Path(work) / "repository")
-        runs = Bench(measured, Path(work) / "repository", sizes, threads)
-        about = {"threads": threads, "model": "reference" if folder is None else folder.name, "machine": machine()}
+        harness = Harness(measured, Path(work) / "repository", sizes, threads)
+        model = REFERENCE if folder is None else folder.name
+        about = {"threads": threads, "model": model, "machine": describe_machine(packages)}
         for part in only:
-            log(f"measuring: {part}")
-            found = getattr(runs, part)()
-            if found is not None:
-                yield {part: {**about, "measured": found}}
+            print_status(f"measuring: {part}")
+            result = parts[part](harness)
+            if result is not None:
+                yield {part: {**about, "measured": result}}
 
 
-def _reference(folder: Path, sizes: Sizes) -> Path:
-    from pipelines.bench.reference import write_reference  # needs what trains
+def measure_engines(harness: Harness, module: str = "pipelines.bench.engines") -> dict[str, Any]:
+    """Time contenders in one process; ``module`` is the script that runs them."""
+    sizes = harness.sizes
+    candidates = ",".join(map(str, harness.candidates))
+    return harness.run_module(module, harness.folder, candidates, sizes.turns, sizes.call_seconds, harness.threads)
+
+
+def measure_http(harness: Harness) -> dict[str, Any]:
+    """Measure the service in closed loops, with every form of request."""
+    sizes = harness.sizes
+    turns: list[dict[str, Any]] = []
+    for _ in range(sizes.turns):
+        loads: dict[str, Any] = {}
+        with harness.service(server_timing=True) as server:
+            for form in FORMS:
+                for candidates in harness.candidates:
+                    for clients in sizes.clients:
+                        key = f"{form} {candidates} {clients}"
+                        loads[key] = harness.closed_loop(server, form, candidates, clients)
+        turns.append(loads)
+    return {"forms": list(FORMS), "candidates": harness.candidates, "clients": sizes.clients, "turns": turns}
+
+
+def measure_engine_only(harness: Harness) -> dict[str, Any]:
+    """Measure the service over HTTP, and the engine only before and after each loop, on the same cores."""
+    candidates = min(ENGINE_CANDIDATES, harness.max_candidates)
+    rates, loads = [_engine_rate(harness, candidates)], []
+    with harness.service() as server:
+        for _ in range(ENGINE_TURNS * harness.sizes.turns):
+            loads.append(harness.closed_loop(server, FORM, candidates, CLIENTS))
+            rates.append(_engine_rate(harness, candidates))
+    turns = [
+        {"service": load, "engine": (before + after) / 2}
+        for load, (before, after) in zip(loads, pairwise(rates), strict=True)
+    ]
+    return {"candidates": candidates, "clients": CLIENTS, "turns": turns}
+
+
+def measure_open_loop(harness: Harness) -> dict[str, Any]:
+    """Measure the service in open loops, at shares of the peak rate of a closed loop."""
+    sizes, turns = harness.sizes, []
+    sizes_to_measure = [count for count in sizes.open_candidates if count <= harness.max_candidates]
+    for turn in range(sizes.turns):
+        loads: dict[str, Any] = {}
+        with harness.service() as server:
+            for candidates in sizes_to_measure:
+                peak = harness.closed_loop(server, FORM, candidates, CLIENTS)["per_second"]
+                loads[f"{candidates} most"] = peak
+                for share in sizes.shares:
+                    load = harness.open_loop(server, FORM, candidates, share * peak, sizes.open_seconds, seed=turn)
+                    loads[f"{candidates} {share}"] = load
+        turns.append(loads)
+    return {"form": FORM, "candidates": sizes_to_measure, "shares": sizes.shares, "turns": turns}
+
+
+def measure_batching(harness: Harness) -> dict[str, Any]:
+    """Measure the service with batches of many requests, and with one request per batch."""
+    turns = []
+    for _ in range(harness.sizes.turns):
+        with harness.service() as server:
+            batches = harness.closed_loop(server, FORM, BATCHING_CANDIDATES, BATCHING_CLIENTS)
+        with harness.service(max_batch_rows=BATCHING_CANDIDATES) as server:
+            no_batches = harness.closed_loop(server, FORM, BATCHING_CANDIDATES, BATCHING_CLIENTS)
+        turns.append({"batches": batches, "no batches": no_batches})
+    return {"candidates": BATCHING_CANDIDATES, "clients": BATCHING_CLIENTS, "turns": turns}
+
+
+PARTS: dict[str, Part] = {
+    "engines": measure_engines,
+    "http": measure_http,
+    "bare": measure_engine_only,
+    "open": measure_open_loop,
+    "batching": measure_batching,
+    "overload": measure_overload,
+    "attacks": measure_attacks,
+}
+"""Part of ``ranker bench`` → its measurement."""
+
+
+def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the processor, the number of cores, the load average, and the versions of Python and of packages."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{name: _package_version(name) for name in packages},
+    }
+
+
+def _engine_rate(harness: Harness, candidates: int) -> float:
+    """Return the requests/s of the engine only, measured for half the duration of a closed loop."""
+    seconds = harness.sizes.load_seconds / 2
+    module = "pipelines.bench.engine_only"
+    rate: float = harness.run_module(module, harness.folder, candidates, seconds, harness.threads)["per_second"]
+    return rate
+
+
+def _write_reference(folder: Path, sizes: Sizes) -> Path:
+    from pipelines.bench.reference import write_reference  # Needs the packages of training.
 
     write_reference(folder, sizes.items, sizes.users)
     return folder
 
 
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "processor": names[0].partition(":")[2].strip() if names else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-    }
-
-
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

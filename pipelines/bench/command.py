@@ -1,75 +1,58 @@
-"""From arguments to measurements, tables, JSON and a picture."""
+"""``ranker bench``: measures a bundle, writes the results as JSON and returns them as tables."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench import capacity, plots, report
-from pipelines.bench.bench import bench
+from pipelines.bench import report
+from pipelines.bench.benchmark import run_benchmark
 from pipelines.bench.sizes import FULL, QUICK
-from pipelines.bench.tables import replace_part
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import OutputError, UsageError
 
-PART = "serving"
-"""Of docs/benchmarks.md, and the name of its files."""
-
 
 def run(arguments: argparse.Namespace) -> str:
-    """Measures, writes what is asked for, and returns the tables.
+    """Measure the requested parts; results of other parts in ``--json FILE`` are kept.
+
+    Returns:
+        Markdown tables.
 
     Raises:
-        UsageError: options that exclude each other.
-        OutputError: a file cannot be written.
+        UsageError: the options exclude each other.
+        OutputError: the file cannot be written.
         RankerError: the bundle cannot be loaded, or a measurement failed.
     """
     sizes = QUICK if arguments.quick else FULL
     if arguments.items is not None:
         if arguments.bundle is not None:
-            raise UsageError("--items is of the reference model: leave it out, or leave out BUNDLE")
+            raise UsageError("--items sets the size of the reference model: omit it, or omit BUNDLE")
         sizes = replace(sizes, items=arguments.items)
-    files = _files(arguments)
-    results = _earlier(files)
-    for found in bench(arguments.bundle, sizes, arguments.threads, arguments.only):
-        results |= found
-        _keep(results, files, arguments.docs)
-    return report.text(results)
+    results = {} if arguments.json is None else read_results(arguments.json)
+    for result in run_benchmark(arguments.bundle, sizes, arguments.threads, arguments.only):
+        results |= result
+        if arguments.json is not None:
+            write_results(arguments.json, results)
+    return report.format_tables(results)
 
 
-def _keep(results: dict[str, Any], files: Sequence[Path], docs: Path | None) -> None:
+def read_results(file: Path) -> dict[str, Any]:
+    """Read the results of an earlier benchmark, if the file exists."""
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return results
+
+
+def write_results(file: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     try:
-        for file in files:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(results, indent=1) + "\n")
-        if docs is not None:
-            _document(docs, results, report.text(results))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(results, indent=1) + "\n")
     except OSError as error:
         raise OutputError(f"{error.filename}: cannot be written ({os_error_text(error)})") from None
-
-
-def _document(docs: Path, results: dict[str, Any], tables: str) -> None:
-    """Tables, a picture of them if there is something to draw, and what a load takes."""
-    if "open" in results:
-        (docs / "results" / f"{PART}.svg").write_text(plots.latency(results["open"]["measured"]))
-        tables += f"\n![latency against load](results/{PART}.svg)\n"
-    replace_part(docs / "benchmarks.md", PART, tables)
-    if results.keys() & {"http", "engines"}:
-        replace_part(docs / "scaling.md", capacity.PART, capacity.text(results))
-
-
-def _files(arguments: argparse.Namespace) -> list[Path]:
-    files = [] if arguments.json is None else [arguments.json]
-    return files if arguments.docs is None else [*files, arguments.docs / "results" / f"{PART}.json"]
-
-
-def _earlier(files: Sequence[Path]) -> dict[str, Any]:
-    for file in files:
-        if file.exists():
-            found: dict[str, Any] = json.loads(file.read_text())
-            return found
-    return {}

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of the load generator: as little work as a client can do, since it shares the machine."""
+"""Minimal HTTP/1.1 client connection of the load generator, which shares the machine with the measured service."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-TIMING = re.compile(rb"\r\nserver-timing: *([^\r]*)", re.IGNORECASE)
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+SERVER_TIMING = re.compile(rb"\r\nserver-timing: *([^\r]*)", re.IGNORECASE)
 STAGE = re.compile(r"([\w-]+);dur=([\d.]+)")
 
 
 @dataclass(frozen=True)
-class Body:
-    """What is sent.
+class RequestBody:
+    """Body of a request.
 
     Attributes:
-        data: the bytes.
-        content_type: their media type, and that of the answer which is asked for.
+        data: encoded body.
+        content_type: media type of the body, and of the response that the request accepts.
     """
 
     data: bytes
@@ -25,13 +25,13 @@ class Body:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back.
+class Response:
+    """Response to a request.
 
     Attributes:
-        status: of HTTP; 0 if the connection broke.
-        stages: stage → milliseconds, as the server told.
-        size: of the body, in bytes.
+        status: HTTP status; 0 if the connection broke.
+        stages: stage → milliseconds, from the ``Server-Timing`` header.
+        size: size of the body in bytes.
     """
 
     status: int
@@ -39,30 +39,30 @@ class Answer:
     size: int
 
 
-BROKEN = Answer(0, {}, 0)
+BROKEN = Response(0, {}, 0)
 
 
-class Connection(asyncio.Protocol):
-    """Sends one request after the other and waits for each answer, which must say its Content-Length."""
+class ClientConnection(asyncio.Protocol):
+    """Sends one request at a time and waits for its response, which must have a Content-Length."""
 
     def __init__(self) -> None:
         self._received = bytearray()
         self._expected: int | None = None
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[Response] | None = None
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def open(cls, host: str, port: int) -> Connection:
-        """Connects.
+    async def open(cls, host: str, port: int) -> ClientConnection:
+        """Connect to a server.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: the server does not accept the connection.
         """
         _, connection = await asyncio.get_running_loop().create_connection(cls, host, port)
         return connection
 
-    async def ask(self, request: bytes) -> Answer:
-        """The answer to a whole request, head and body."""
+    async def send(self, request: bytes) -> Response:
+        """Send a complete request (head and body) and wait for the response."""
         assert self._transport is not None
         if self._transport.is_closing():
             return BROKEN
@@ -71,42 +71,42 @@ class Connection(asyncio.Protocol):
         return await self._waiter
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio calls it."""
+        """Keep the transport (asyncio callback)."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """As asyncio calls it."""
-        self._answer(BROKEN)
+        """Fail the pending request (asyncio callback)."""
+        self._resolve(BROKEN)
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio calls it."""
+        """Resolve the pending request once its response is complete (asyncio callback)."""
         self._received += data
         if self._expected is None:
             end = self._received.find(b"\r\n\r\n")
             if end < 0:
                 return
-            length = LENGTH.search(self._received, 0, end)
+            length = CONTENT_LENGTH.search(self._received, 0, end)
             if length is None:
                 self.close()
                 return
             self._expected = end + 4 + int(length[1])
         if len(self._received) >= self._expected:
-            self._answer(_parsed(self._received))
+            self._resolve(_parse(self._received))
             self._received, self._expected = bytearray(), None
 
-    def _answer(self, answer: Answer) -> None:
+    def _resolve(self, response: Response) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(answer)
+            self._waiter.set_result(response)
 
 
-def _parsed(received: bytearray) -> Answer:
+def _parse(received: bytearray) -> Response:
     end = received.find(b"\r\n\r\n")
-    timing = TIMING.search(received, 0, end)
+    timing = SERVER_TIMING.search(received, 0, end)
     stages = {} if timing is None else {name: float(ms) for name, ms in STAGE.findall(timing[1].decode())}
-    return Answer(int(received[9:12]), stages, len(received) - end - 4)
+    return Response(int(received[9:12]), stages, len(received) - end - 4)

@@ -1,7 +1,4 @@
-"""How things are measured: contenders take turns, and ratios are taken within a turn.
-
-What else the machine does then meets all of them alike.
-"""
+"""Time contenders in turns and compute ratios within a turn, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -9,46 +6,49 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-LEAST_CALLS = 3
-"""Of each contender in each turn, however long they take."""
+MIN_CALLS = 3
+"""Minimum number of timed calls per contender and turn, however long they take."""
 
 
-def in_turns(contenders: Mapping[str, Callable[[], object]], turns: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds a call: of each contender the median of each turn.
+def interleave(contenders: Mapping[str, Callable[[], object]], turns: int, seconds: float) -> dict[str, list[float]]:
+    """Time contenders in turns.
 
     Args:
-        contenders: name → what is called.
-        turns: how often each has its turn.
-        seconds: how long a turn is, at least LEAST_CALLS calls.
+        contenders: name → function to time.
+        turns: number of turns of each contender.
+        seconds: duration of a turn; a turn has at least ``MIN_CALLS`` calls.
+
+    Returns:
+        Name → median seconds per call, one value per turn.
     """
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    medians: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, call in contenders.items():
-            call()  # brings back into the caches what the others drove out
-            found[name].append(statistics.median(_calls(call, seconds)))
-    return found
+            call()  # Warms up the caches that the other contenders evicted.
+            medians[name].append(statistics.median(_time_calls(call, seconds)))
+    return medians
 
 
-def _calls(call: Callable[[], object], seconds: float) -> list[float]:
-    spent: list[float] = []
+def _time_calls(call: Callable[[], object], seconds: float) -> list[float]:
+    durations: list[float] = []
     end = time.perf_counter() + seconds
-    while len(spent) < LEAST_CALLS or time.perf_counter() < end:
+    while len(durations) < MIN_CALLS or time.perf_counter() < end:
         start = time.perf_counter()
         call()
-        spent.append(time.perf_counter() - start)
-    return spent
+        durations.append(time.perf_counter() - start)
+    return durations
 
 
-def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """One figure over the other, turn by turn."""
-    return [a / b for a, b in zip(above, below, strict=True)]
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    """Divide two measurements turn by turn."""
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed (nearest rank).
+    """Return the smallest value that at least this share of the values does not exceed (nearest-rank method).
 
     Raises:
-        ValueError: there are no values.
+        ValueError: ``values`` is empty.
     """
     if not values:
         raise ValueError("no values")

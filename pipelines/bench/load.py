@@ -1,8 +1,8 @@
-"""The load generator, a process of its own: ``python -m pipelines.bench.load`` with a ``Load`` as JSON on stdin.
+"""Load generator, run as its own process: ``python -m pipelines.bench.load`` with a ``LoadSpec`` as JSON on stdin.
 
-Closed loop: so many clients, each of which sends its next request when it has its answer. Open loop: requests arrive
-by a Poisson process whether or not earlier ones were answered, and their time counts from when they were due, so that
-a server which falls behind cannot make its clients ask less (coordinated omission).
+Closed loop: each of a number of clients sends its next request when it has received a response. Open loop: requests
+arrive by a Poisson process, independent of earlier responses. Their latency counts from the time at which they were
+due, so that a slow server does not reduce the load that it gets (coordinated omission).
 """
 
 from __future__ import annotations
@@ -18,194 +18,200 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from pipelines.bench.connection import Answer, Body, Connection
-from pipelines.bench.turns import percentile
+from pipelines.bench.connection import ClientConnection, RequestBody, Response
+from pipelines.bench.interleave import percentile
 
-LEAST, LEAST_EACH = 20, 2
-"""Answers that a closed loop waits for, however long they take: in all, and times its clients. A service that works on
-all requests at once answers none for long, and then all of them."""
-PATIENCE = 60.0
-"""Seconds after which it gives up nevertheless."""
-MOST_CONNECTIONS = 500
-"""Of an open loop; select() takes 1,024."""
+MIN_RESPONSES = 20
+"""Minimum number of responses with status 200 in a closed loop, however long they take."""
+MIN_RESPONSES_PER_CLIENT = 2
+"""The same per client. A service that processes all requests at once sends their responses together."""
+TIMEOUT_SECONDS = 60.0
+"""Seconds after which a closed loop ends even with fewer responses."""
+MAX_CONNECTIONS = 500
+"""Maximum number of connections of an open loop; select() supports 1,024 file descriptors."""
 HOST, PATH = "127.0.0.1", "/v1/rank"
-"""Where all servers are asked."""
+"""Address and path of every measured server."""
 OK = 200
 
 
 @dataclass(frozen=True)
-class Load:
-    """What is sent where.
+class LoadSpec:
+    """Load to generate.
 
     Attributes:
-        port: on this machine.
-        bodies: sent by turns.
-        seconds: how long is measured; a closed loop goes on until it has enough answers.
-        warm: seconds before that.
-        clients: of a closed loop; 0 for an open one.
-        rate: requests a second of an open loop.
-        seed: of the arrivals.
+        port: port of the server on this machine.
+        bodies: request bodies, sent in rotation.
+        seconds: duration of the measurement; a closed loop continues until it has enough responses.
+        warmup_seconds: seconds of load before the measurement.
+        clients: clients of a closed loop; 0 for an open loop.
+        rate: requests/s of an open loop.
+        seed: seed of the arrival times of an open loop.
     """
 
     port: int
-    bodies: tuple[Body, ...]
+    bodies: tuple[RequestBody, ...]
     seconds: float
-    warm: float
+    warmup_seconds: float
     clients: int = 0
     rate: float = 0.0
     seed: int = 0
 
     def to_json(self) -> str:
-        """As the process reads it."""
+        """Serialize for the load generator process."""
         bodies = [asdict(body) | {"data": base64.b64encode(body.data).decode()} for body in self.bodies]
         return json.dumps(asdict(self) | {"bodies": bodies})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what ``to_json`` wrote."""
-        found = json.loads(text)
-        bodies = (Body(**body | {"data": base64.b64decode(body["data"])}) for body in found["bodies"])
-        return cls(**found | {"bodies": tuple(bodies)})
+        """Parse the output of ``to_json``."""
+        fields = json.loads(text)
+        bodies = (RequestBody(**body | {"data": base64.b64decode(body["data"])}) for body in fields["bodies"])
+        return cls(**fields | {"bodies": tuple(bodies)})
 
     def requests(self) -> list[bytes]:
-        """Heads and bodies."""
+        """Return complete HTTP requests, head and body."""
         head = "POST {0} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {1}\r\nAccept: {1}\r\nContent-Length: {2}\r\n\r\n"
         return [head.format(PATH, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request: when it was due, how many seconds later the answer was there, and the answer."""
+class Sample:
+    """One request: the time at which it was due, its latency in seconds, and its response."""
 
     due: float
     seconds: float
-    answer: Answer
+    response: Response
 
 
-async def drive(load: Load) -> dict[str, Any]:
-    """Sends the load and sums up the answers, see ``summary``."""
-    start = time.perf_counter()
-    cpu = time.process_time()
-    asked, end = await (_closed(load, start) if load.clients else _open(load, start))
-    busy = (time.process_time() - cpu) / (time.perf_counter() - start)
-    return summary(asked, start + load.warm, end, by_due=not load.clients) | {"client_cpu": busy}
-
-
-def summary(asked: list[Asked], begin: float, end: float, *, by_due: bool) -> dict[str, Any]:
-    """What is known of the requests of a stretch of time.
-
-    Args:
-        asked: all requests.
-        begin: of the stretch, by ``time.perf_counter()``.
-        end: of the stretch.
-        by_due: times are of the requests that were due in it, else of those that were answered in it.
+async def run_load(spec: LoadSpec) -> dict[str, Any]:
+    """Generate the load and summarize the responses, see ``summarize``.
 
     Returns:
-        ``per_second``: answers with status 200; ``p50``, ``p99`` (milliseconds) and ``stages`` (stage → mean
-        milliseconds) of those; ``failed``: other status → count; ``failed_p50``, ``failed_p99``: other status →
-        milliseconds, of an open loop; ``bytes``: mean size of an answer's body; ``requests``: how many the times are
-        of; ``sent``: how many were asked in all.
+        The summary, and ``client_cpu``: CPU utilization of the load generator, from 0 to 1.
+    """
+    start = time.perf_counter()
+    cpu = time.process_time()
+    samples, end = await (_closed_loop(spec, start) if spec.clients else _open_loop(spec, start))
+    utilization = (time.process_time() - cpu) / (time.perf_counter() - start)
+    summary = summarize(samples, start + spec.warmup_seconds, end, by_due=not spec.clients)
+    return summary | {"client_cpu": utilization}
+
+
+def summarize(samples: list[Sample], begin: float, end: float, *, by_due: bool) -> dict[str, Any]:
+    """Summarize the requests of a time window.
+
+    Args:
+        samples: all requests.
+        begin: start of the window on the clock of ``time.perf_counter()``.
+        end: end of the window.
+        by_due: compute latencies of the requests that were due in the window, instead of those answered in it.
+
+    Returns:
+        ``per_second``: responses with status 200 per second; ``p50``, ``p99`` (milliseconds) and ``stages`` (stage →
+        mean milliseconds) of those; ``failed``: other status → count; ``failed_p50``, ``failed_p99``: other status →
+        milliseconds, in an open loop; ``bytes``: mean size of a response body; ``requests``: number of requests in the
+        latencies; ``sent``: number of requests sent.
 
     Raises:
-        ValueError: nothing was answered.
+        ValueError: no request received status 200.
     """
-    answered = [one for one in asked if one.answer.status == OK and begin <= one.due + one.seconds <= end]
-    counted = [one for one in asked if begin <= one.due < end] if by_due else answered
-    good = [one for one in counted if one.answer.status == OK]
-    failed = Counter(one.answer.status for one in asked if one.answer.status != OK)
-    refused: dict[int, list[float]] = defaultdict(list)
-    for one in counted:
-        if one.answer.status != OK:
-            refused[one.answer.status].append(one.seconds * 1000)
-    if not good:
-        raise ValueError(f"no request was answered (statuses: {dict(failed)})")
-    milliseconds = [one.seconds * 1000 for one in good]
+    completed = [s for s in samples if s.response.status == OK and begin <= s.due + s.seconds <= end]
+    window = [sample for sample in samples if begin <= sample.due < end] if by_due else completed
+    successes = [sample for sample in window if sample.response.status == OK]
+    failed = Counter(sample.response.status for sample in samples if sample.response.status != OK)
+    failed_latencies: dict[int, list[float]] = defaultdict(list)
+    for sample in window:
+        if sample.response.status != OK:
+            failed_latencies[sample.response.status].append(sample.seconds * 1000)
+    if not successes:
+        raise ValueError(f"no request received status 200 (statuses: {dict(failed)})")
+    latencies = [sample.seconds * 1000 for sample in successes]
     stages: dict[str, float] = defaultdict(float)
-    for one in good:
-        for stage, spent in one.answer.stages.items():
-            stages[stage] += spent / len(good)
+    for sample in successes:
+        for stage, milliseconds in sample.response.stages.items():
+            stages[stage] += milliseconds / len(successes)
     return {
-        "per_second": len(answered) / (end - begin),
-        "p50": percentile(milliseconds, 0.5),
-        "p99": percentile(milliseconds, 0.99),
+        "per_second": len(completed) / (end - begin),
+        "p50": percentile(latencies, 0.5),
+        "p99": percentile(latencies, 0.99),
         "stages": dict(stages),
         "failed": {str(status): count for status, count in failed.items()},
-        "failed_p50": {str(status): percentile(times, 0.5) for status, times in refused.items()},
-        "failed_p99": {str(status): percentile(times, 0.99) for status, times in refused.items()},
-        "bytes": sum(one.answer.size for one in good) / len(good),
-        "requests": len(good),
-        "sent": len(asked),
+        "failed_p50": {str(status): percentile(values, 0.5) for status, values in failed_latencies.items()},
+        "failed_p99": {str(status): percentile(values, 0.99) for status, values in failed_latencies.items()},
+        "bytes": sum(sample.response.size for sample in successes) / len(successes),
+        "requests": len(successes),
+        "sent": len(samples),
     }
 
 
-async def _closed(load: Load, start: float) -> tuple[list[Asked], float]:
-    """The requests and when the measurement ended."""
-    requests: list[bytes] = load.requests()
-    asked: list[Asked] = []
-    begin = start + load.warm
-    least, good = max(LEAST, LEAST_EACH * load.clients), 0
-    ended: float | None = None
+async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]:
+    """Return the requests and the end time of the measurement."""
+    requests: list[bytes] = spec.requests()
+    samples: list[Sample] = []
+    begin = start + spec.warmup_seconds
+    required, successes = max(MIN_RESPONSES, MIN_RESPONSES_PER_CLIENT * spec.clients), 0
+    end: float | None = None
 
-    async def client(number: int) -> None:
-        nonlocal good, ended
-        connection = await Connection.open(HOST, load.port)
-        while ended is None:
+    async def run_client(number: int) -> None:
+        nonlocal successes, end
+        connection = await ClientConnection.open(HOST, spec.port)
+        while end is None:
             due = time.perf_counter()
-            answer = await connection.ask(requests[number % len(requests)])
+            response = await connection.send(requests[number % len(requests)])
             now = time.perf_counter()
-            if ended is None and now >= begin + load.seconds:
-                if good >= least:
-                    ended = begin + load.seconds
-                elif good + 1 == least or now > begin + PATIENCE:
-                    ended = now
-            asked.append(Asked(due, now - due, answer))
-            good += answer.status == OK and now >= begin
+            if end is None and now >= begin + spec.seconds:
+                if successes >= required:
+                    end = begin + spec.seconds
+                elif successes + 1 == required or now > begin + TIMEOUT_SECONDS:
+                    end = now
+            samples.append(Sample(due, now - due, response))
+            successes += response.status == OK and now >= begin
             number += 1
-            if not answer.status:
-                connection = await Connection.open(HOST, load.port)
+            if not response.status:
+                connection = await ClientConnection.open(HOST, spec.port)
         connection.close()
 
-    await asyncio.gather(*(client(number) for number in range(load.clients)))
-    assert ended is not None
-    return asked, ended
+    await asyncio.gather(*(run_client(number) for number in range(spec.clients)))
+    assert end is not None
+    return samples, end
 
 
-async def _open(load: Load, start: float) -> tuple[list[Asked], float]:
-    """The requests and when the measurement ended."""
-    requests: list[bytes] = load.requests()
-    asked: list[Asked] = []
-    arrivals, end = random.Random(load.seed), start + load.warm + load.seconds
-    idle: list[Connection] = []
-    free = asyncio.Semaphore(MOST_CONNECTIONS)
+async def _open_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]:
+    """Return the requests and the end time of the measurement."""
+    requests: list[bytes] = spec.requests()
+    samples: list[Sample] = []
+    random_source, end = random.Random(spec.seed), start + spec.warmup_seconds + spec.seconds
+    idle: list[ClientConnection] = []
+    connection_slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def one(number: int, due: float) -> None:
-        async with free:
-            connection = idle.pop() if idle else await Connection.open(HOST, load.port)
-            answer = await connection.ask(requests[number % len(requests)])
-            asked.append(Asked(due, time.perf_counter() - due, answer))
-            if answer.status:
+    async def send(number: int, due: float) -> None:
+        async with connection_slots:
+            connection = idle.pop() if idle else await ClientConnection.open(HOST, spec.port)
+            response = await connection.send(requests[number % len(requests)])
+            samples.append(Sample(due, time.perf_counter() - due, response))
+            if response.status:
                 idle.append(connection)
 
-    waiting: set[asyncio.Task[None]] = set()
-    due, number = start + arrivals.expovariate(load.rate), 0
+    pending: set[asyncio.Task[None]] = set()
+    due, number = start + random_source.expovariate(spec.rate), 0
     while due < end:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        task = asyncio.create_task(one(number, due))
-        waiting.add(task)
-        task.add_done_callback(waiting.discard)
-        due, number = due + arrivals.expovariate(load.rate), number + 1
-    await asyncio.gather(*waiting)
+        task = asyncio.create_task(send(number, due))
+        pending.add(task)
+        task.add_done_callback(pending.discard)
+        due, number = due + random_source.expovariate(spec.rate), number + 1
+    await asyncio.gather(*pending)
     for connection in idle:
         connection.close()
-    return asked, end
+    return samples, end
 
 
 def main() -> None:
-    """Reads a load from stdin, prints what came of it."""
-    load = Load.from_json(sys.stdin.read())
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # epoll's timer counts in milliseconds
+    """Read a load specification from stdin and print the summary as JSON."""
+    spec = LoadSpec.from_json(sys.stdin.read())
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # The timeout of epoll has millisecond resolution.
     try:
-        print(json.dumps(loop.run_until_complete(drive(load))))
+        print(json.dumps(loop.run_until_complete(run_load(spec))))
     finally:
         loop.close()
 

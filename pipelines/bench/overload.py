@@ -1,86 +1,84 @@
-"""The service when more is asked than it can answer, and when some clients attack it."""
+"""Measure the service under overload and under attack."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pipelines.bench.attacks import ATTACKS
-from pipelines.bench.serving import Server
-from pipelines.console import log
+from pipelines.bench.harness import Harness
+from pipelines.bench.server_process import ServerProcess
+from pipelines.console import print_status
 from ranking.errors import RankerError
 
 FORM, CLIENTS = "ids", 32
-ADMITTED = 50
-"""Requests of a crowd; more are refused."""
-TIMES = 5
-"""As many as the service can answer."""
-OTHERS = 4
-"""Clients beside an attack."""
-CLOSED = 1 / 6
-"""Of a crowd's seconds, that each closed loop takes."""
-
-Loading = Callable[..., dict[str, Any]]
+MAX_ADMITTED = 50
+"""Maximum number of admitted requests under overload; the service rejects the others."""
+OVERLOAD_FACTOR = 5
+"""Rate of the overload, as a multiple of the rate of the closed loop."""
+OTHER_CLIENTS = 4
+"""Number of regular clients during an attack."""
+CLOSED_LOOP_SHARE = 1 / 6
+"""Duration of each closed loop, as a share of the duration of the overload."""
 
 
-class Overload:
-    """Measures what those notice who are served.
+def measure_overload(harness: Harness) -> dict[str, Any]:
+    """Measure a closed loop, an open loop of five times its rate, and the closed loop again."""
+    candidates, seconds = _candidates(harness), harness.sizes.overload_seconds
+    turns = []
+    for turn in range(harness.sizes.turns):
+        with harness.service(max_queue_rows=MAX_ADMITTED * candidates) as server:
+            _closed_loop(harness, server, CLIENTS)  # Warms up the service.
+            alone, resident = _closed_loop(harness, server, CLIENTS), server.resident_bytes()
+            rate = OVERLOAD_FACTOR * alone["per_second"]
+            crowd = harness.open_loop(server, FORM, candidates, rate, seconds, seed=turn)
+            grown = server.resident_bytes() / resident
+            after = _closed_loop(harness, server, CLIENTS)
+            turns.append({"alone": alone, "crowd": crowd, "after": after, "grown": grown})
+    return {
+        "candidates": candidates,
+        "clients": CLIENTS,
+        "times": OVERLOAD_FACTOR,
+        "admitted": MAX_ADMITTED,
+        "turns": turns,
+    }
 
-    Args:
-        candidates: of each request.
-        turns: of everything.
-        ours: makes the service with settings.
-        load: server, form, candidates, seconds, clients or rate → what a load finds.
-        seconds: of a crowd.
-    """
 
-    def __init__(self, candidates: int, turns: int, ours: Callable[..., Server], load: Loading, seconds: float) -> None:
-        self._candidates, self._turns, self._seconds = candidates, turns, seconds
-        self._ours, self._load = ours, load
+def measure_attacks(harness: Harness) -> dict[str, Any]:
+    """Measure regular clients before and during each attack."""
+    turns = []
+    for _ in range(harness.sizes.turns):
+        loads = {}
+        with harness.service() as server:
+            _closed_loop(harness, server, OTHER_CLIENTS)  # Warms up the service.
+            for name in ATTACKS:
+                before = _closed_loop(harness, server, OTHER_CLIENTS)
+                with _attack(name, server):
+                    loads[name] = {"before": before, "during": _closed_loop(harness, server, OTHER_CLIENTS)}
+        turns.append(loads)
+    return {"candidates": _candidates(harness), "clients": OTHER_CLIENTS, "turns": turns}
 
-    def crowd(self) -> dict[str, Any]:
-        """As many requests as the service can answer, five times as many, and once more what it can."""
-        turns = []
-        for turn in range(self._turns):
-            with self._ours(max_queue_rows=ADMITTED * self._candidates) as server:
-                self._closed(server, CLIENTS)  # whatever is only done once
-                alone, resident = self._closed(server, CLIENTS), server.resident_bytes()
-                rate = TIMES * alone["per_second"]
-                crowd = self._load(server, FORM, self._candidates, self._seconds, rate=rate, seed=turn)
-                grown = server.resident_bytes() / resident
-                turns.append({"alone": alone, "crowd": crowd, "after": self._closed(server, CLIENTS), "grown": grown})
-        return {
-            "candidates": self._candidates,
-            "clients": CLIENTS,
-            "times": TIMES,
-            "admitted": ADMITTED,
-            "turns": turns,
-        }
 
-    def attacks(self) -> dict[str, Any]:
-        """Other clients before and during each attack."""
-        turns = []
-        for _ in range(self._turns):
-            found = {}
-            with self._ours() as server:
-                self._closed(server, OTHERS)
-                for name in ATTACKS:
-                    before = self._closed(server, OTHERS)
-                    with _attacking(name, server):
-                        found[name] = {"before": before, "during": self._closed(server, OTHERS)}
-            turns.append(found)
-        return {"candidates": self._candidates, "clients": OTHERS, "turns": turns}
+def _candidates(harness: Harness) -> int:
+    return min(harness.sizes.overload_candidates, harness.max_candidates)
 
-    def _closed(self, server: Server, clients: int) -> dict[str, Any]:
-        return self._load(server, FORM, self._candidates, self._seconds * CLOSED, clients)
+
+def _closed_loop(harness: Harness, server: ServerProcess, clients: int) -> dict[str, Any]:
+    seconds = harness.sizes.overload_seconds * CLOSED_LOOP_SHARE
+    return harness.closed_loop(server, FORM, _candidates(harness), clients, seconds)
 
 
 @contextmanager
-def _attacking(name: str, server: Server) -> Iterator[None]:
-    log(name)
+def _attack(name: str, server: ServerProcess) -> Iterator[None]:
+    """Attack a server during the block.
+
+    Raises:
+        RankerError: the attacking process did not start, or ended before the block.
+    """
+    print_status(f"attack: {name}")
     command = [sys.executable, "-m", "pipelines.bench.attacks", name, str(server.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as attack:
         try:

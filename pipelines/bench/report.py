@@ -1,216 +1,220 @@
-"""Results of ``ranker bench`` as tables."""
+"""Format the results of ``ranker bench`` as Markdown tables."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipelines.bench import aims
-from pipelines.bench.tables import cores, section, spread, three_digits
+from pipelines.bench.tables import cores, plural, section, spread, three_digits
 
 STAGES = ("parse", "look-up", "queue", "forward", "write")
-REFERENCE = "reference"
+REJECTED = "429"
+"""HTTP status of a rejected request."""
+
+Table = Callable[[dict[str, Any], dict[str, Any]], str]
+"""(measured values of a part, its whole results) → Markdown."""
 
 
-def text(results: dict[str, Any]) -> str:
-    """All tables; of the reference model the aims first."""
-    parts = {part: found["measured"] for part, found in results.items()}
-    tables = [_aims(parts)] if all(found["model"] == REFERENCE for found in results.values()) else []
-    tables += [table(parts[part], results[part]) for part, table in TABLES.items() if part in results]
-    return "\n".join(tables)
+def format_tables(results: dict[str, Any], tables: Mapping[str, Table] | None = None) -> str:
+    """Format the tables of all measured parts; ``tables`` maps parts to formatters (default: ``TABLES``)."""
+    tables = TABLES if tables is None else tables
+    return "\n".join(
+        table(results[part]["measured"], results[part]) for part, table in tables.items() if part in results
+    )
 
 
-def _aims(parts: dict[str, Any]) -> str:
-    how = "Ratios are taken within a turn; median (lowest – highest). The median decides."
-    return section("Aims", how, ("", "found", "aim", ""), aims.lines(parts))
+def http_to_engine_ratios(measured: Mapping[str, Any]) -> list[float]:
+    """Return requests/s over HTTP divided by those of the engine only, turn by turn."""
+    return [turn["service"]["per_second"] / turn["engine"] for turn in measured["turns"]]
+
+
+def attack_slowdown(turn: Mapping[str, Any], attack: str) -> float:
+    """Return the p99 of regular clients during an attack, divided by that before it."""
+    ratio: float = turn[attack]["during"]["p99"] / turn[attack]["before"]["p99"]
+    return ratio
+
+
+def caption_of_turns(turns: Sequence[Any]) -> str:
+    """Describe how values of several turns are combined."""
+    return f"Medians of {plural(len(turns), 'turn')}."
+
+
+def rate_and_latencies(loads: Sequence[dict[str, Any]]) -> str:
+    """Format requests/s, p50 and p99 of loads, and the number of failed requests if there are any."""
+    rate, p50, p99 = _medians(loads, "per_second", "p50", "p99")
+    failed = sum(sum(load["failed"].values()) for load in loads)
+    return f"{rate:,.0f}, {three_digits(p50)} / {three_digits(p99)}" + (f" ({failed} failed)" if failed else "")
 
 
 def _engines(measured: dict[str, Any], about: dict[str, Any]) -> str:
     sizes: dict[str, dict[str, list[float]]] = measured["sizes"]
     names = list(next(iter(sizes.values())))
-    lines = [
-        (name, *(three_digits(statistics.median(spent[name]) * 1000) for spent in sizes.values())) for name in names
+    rows = [
+        (name, *(three_digits(statistics.median(seconds[name]) * 1000) for seconds in sizes.values())) for name in names
     ]
     return section(
         "Within one process",
-        f"{_how(about)} Milliseconds from the encoded arrays of one request to its scores, by candidates.",
+        f"{_caption(about)} Milliseconds from the encoded arrays of one request to its scores, by candidates.",
         ("", *sizes),
-        lines,
+        rows,
     )
 
 
 def _http(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns, clients = measured["turns"], measured["clients"]
-    lines = [
-        (form, f"{candidates:,}", *(_rate([turn[f"{form} {candidates} {n}"] for turn in turns]) for n in clients))
+    rows = [
+        (
+            form,
+            f"{candidates:,}",
+            *(rate_and_latencies([turn[f"{form} {candidates} {n}"] for turn in turns]) for n in clients),
+        )
         for form in measured["forms"]
         for candidates in measured["candidates"]
     ]
-    closed = section(
+    closed_loop = section(
         "Over HTTP, closed loop",
-        f"{_how(about)} Requests/s, with p50 and p99 in milliseconds, by clients.",
-        ("form", "candidates", *(f"{n} client{'s' if n > 1 else ''}" for n in clients)),
-        lines,
+        f"{_caption(about)} Each cell shows requests/s, then p50 / p99 in milliseconds, by number of clients.",
+        ("form", "candidates", *(plural(n, "client") for n in clients)),
+        rows,
     )
-    return closed + "\n" + _stages(measured, about)
+    return closed_loop + "\n" + _stages(measured, about)
 
 
 def _stages(measured: dict[str, Any], about: dict[str, Any]) -> str:
-    one = min(measured["clients"])
-    lines = []
+    clients = min(measured["clients"])
+    rows = []
     for form in measured["forms"]:
         for candidates in measured["candidates"]:
-            loads = [turn[f"{form} {candidates} {one}"] for turn in measured["turns"]]
-            spent = (_median(loads, lambda load, stage=stage: load["stages"][stage]) for stage in STAGES)
-            whole = _median(loads, lambda load: load["cpu"])
-            size = _median(loads, lambda load: load["bytes"] / 1024)
-            lines.append((form, f"{candidates:,}", *map(three_digits, spent), three_digits(whole), f"{size:,.0f}"))
+            loads = [turn[f"{form} {candidates} {clients}"] for turn in measured["turns"]]
+            stages = _medians([load["stages"] for load in loads], *STAGES)
+            (cpu,) = _medians(loads, "cpu")
+            kib = _median(loads, lambda load: load["bytes"] / 1024)
+            rows.append((form, f"{candidates:,}", *map(three_digits, stages), three_digits(cpu), f"{kib:,.0f}"))
     return section(
         "Stages of a request",
-        f"{_how(about)} Milliseconds as the service tells them with one client, which leaves the core to one request "
-        "at a time; CPU is all that its process used for a request, bytes are the answer's.",
+        f"{_caption(about)} Milliseconds per stage, as the service reports them with {plural(clients, 'client')}. "
+        "CPU is the CPU time of the service per request, in milliseconds; KiB is the size of the response body.",
         ("form", "candidates", *STAGES, "CPU", "KiB"),
-        lines,
+        rows,
     )
 
 
-def _bare(measured: dict[str, Any], about: dict[str, Any]) -> str:
+def _engine_only(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns = measured["turns"]
-    rate = _median(turns, lambda turn: turn["engine"])
+    (rate,) = _medians(turns, "engine")
     return section(
-        "Beside the bare engine",
-        f"{_how(about)} Requests/s: over HTTP (ids, {measured['candidates']} candidates, {measured['clients']} "
-        "clients, closed loop; with p50 and p99 in milliseconds), and of the engine within one process, which is given "
-        "encoded arrays, one request after the other; measured before and after each loop.",
-        ("over HTTP", "bare engine", "HTTP / bare"),
-        [(_rate([turn["service"] for turn in turns]), f"{rate:,.0f}", spread(aims.of_bare({"bare": measured}), ".2f"))],
+        "HTTP and engine only",
+        f"{_caption(about)} Over HTTP: ids, {measured['candidates']} candidates, {measured['clients']} clients, closed "
+        "loop; requests/s, then p50 / p99 in milliseconds. Engine only: requests/s in one process, which scores one "
+        "encoded request after the other, measured before and after each loop.",
+        ("over HTTP", "engine only", "HTTP / engine only"),
+        [
+            (
+                rate_and_latencies([turn["service"] for turn in turns]),
+                f"{rate:,.0f}",
+                spread(http_to_engine_ratios(measured), ".2f"),
+            )
+        ],
     )
 
 
-def _open(measured: dict[str, Any], about: dict[str, Any]) -> str:
+def _open_loop(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns = measured["turns"]
-    lines = []
+    rows = []
     for candidates in measured["candidates"]:
         for share in measured["shares"]:
             loads = [turn[f"{candidates} {share}"] for turn in turns]
             tails = spread([load["p99"] / load["p50"] for load in loads], ".1f")
-            rate, p50, p99 = (_median(loads, lambda load, key=key: load[key]) for key in ("per_second", "p50", "p99"))
-            lines.append(
+            rate, p50, p99 = _medians(loads, "per_second", "p50", "p99")
+            rows.append(
                 (f"{candidates:,}", f"{share:.0%}", f"{rate:,.0f}", three_digits(p50), three_digits(p99), tails)
             )
     return section(
         "Over HTTP, open loop",
-        f"{_how(about)} Poisson arrivals at a share of what 64 clients reach in a closed loop, "
-        f"{measured['form']}; milliseconds count from when a request was due.",
-        ("candidates", "of the most", "requests/s", "p50", "p99", "p99 / p50"),
-        lines,
+        f"{_caption(about)} Poisson arrivals at a share of the peak, which is the rate of 64 clients in a closed loop; "
+        f"{measured['form']}. Milliseconds count from the time at which a request was due.",
+        ("candidates", "of peak", "requests/s", "p50", "p99", "p99 / p50"),
+        rows,
     )
 
 
 def _batching(measured: dict[str, Any], about: dict[str, Any]) -> str:
     names = list(measured["turns"][0])
-    lines = [(name, _rate([turn[name] for turn in measured["turns"]])) for name in names]
-    how = f"{_how(about)} {measured['candidates']} candidates, {measured['clients']} clients, closed loop."
-    return section("Batches of many requests", how, ("", "requests/s, p50 / p99 ms"), lines)
+    rows = [(name, rate_and_latencies([turn[name] for turn in measured["turns"]])) for name in names]
+    caption = f"{_caption(about)} {measured['candidates']} candidates, {measured['clients']} clients, closed loop."
+    return section("Batches of many requests", caption, ("", "requests/s, p50 / p99 ms"), rows)
 
 
 def _overload(measured: dict[str, Any], about: dict[str, Any]) -> str:
-    turns, times = measured["turns"], measured["times"]
-    names = {"alone": f"{measured['clients']} clients", "crowd": f"{times} times that", "after": "after it"}
+    turns, factor, clients = measured["turns"], measured["times"], measured["clients"]
+    loads = {"alone": f"{clients} clients", "crowd": f"{factor}× that rate", "after": f"{clients} clients, afterwards"}
     return section(
         "Overload",
-        f"{_how(about)} {measured['candidates']} candidates, ids, at most {measured['admitted']} requests at a time. A "
-        f"closed loop, {times} times as many requests a second as it had answers (Poisson), and the closed loop again; "
-        "milliseconds.",
-        ("", "answers/s", "p50", "p99", "refused (429)", "p99 of that", "failed otherwise"),
-        [(what, *_crowd([turn[name] for turn in turns])) for name, what in names.items()],
+        f"{_caption(about)} {measured['candidates']} candidates, ids, at most {measured['admitted']} admitted "
+        f"requests. A closed loop of {clients} clients, Poisson arrivals at {factor} times its rate, then the closed "
+        "loop again. Latencies in milliseconds.",
+        ("load", "responses/s", "p50", "p99", "rejected (429)", "p99 of rejections", "other failures"),
+        [(label, *_overload_cells([turn[name] for turn in turns])) for name, label in loads.items()],
     )
 
 
-def _crowd(loads: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """What became of those that were answered, of those that were refused, and of the others."""
-    rate, p50, p99 = (_median(loads, lambda load, key=key: load[key]) for key in ("per_second", "p50", "p99"))
-    refused = _median(loads, lambda load: load["failed"].get(aims.REFUSED, 0) / load["sent"])
-    late = _median(loads, lambda load: load["failed_p99"].get(aims.REFUSED, 0.0))
-    others = sum(sum(load["failed"].values()) - load["failed"].get(aims.REFUSED, 0) for load in loads)
-    told = three_digits(late) if refused else "–"
-    return f"{rate:,.0f}", three_digits(p50), three_digits(p99), f"{refused:.0%}", told, str(others)
+def _overload_cells(loads: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Format the rate and latencies of responses, the share and p99 of rejections, and the number of other failures."""
+    rate, p50, p99 = _medians(loads, "per_second", "p50", "p99")
+    rejected = _median(loads, lambda load: load["failed"].get(REJECTED, 0) / load["sent"])
+    rejection_p99 = _median(loads, lambda load: load["failed_p99"].get(REJECTED, 0.0))
+    other_failures = sum(sum(load["failed"].values()) - load["failed"].get(REJECTED, 0) for load in loads)
+    return (
+        f"{rate:,.0f}",
+        three_digits(p50),
+        three_digits(p99),
+        f"{rejected:.0%}",
+        three_digits(rejection_p99) if rejected else "–",
+        str(other_failures),
+    )
 
 
 def _attacks(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns = measured["turns"]
-    lines = [
+    rows = [
         (
             name,
-            _rate([turn[name]["before"] for turn in turns]),
-            _rate([turn[name]["during"] for turn in turns]),
-            spread([aims.slowed(turn, name) for turn in turns], ".2f"),
+            rate_and_latencies([turn[name]["before"] for turn in turns]),
+            rate_and_latencies([turn[name]["during"] for turn in turns]),
+            spread([attack_slowdown(turn, name) for turn in turns], ".2f"),
         )
         for name in turns[0]
     ]
     return section(
         "Under attack",
-        f"{_how(about)} What {measured['clients']} other clients notice: {measured['candidates']} candidates, ids, "
-        "closed loop; requests/s, with p50 and p99 in milliseconds.",
+        f"{_caption(about)} Effect on {measured['clients']} regular clients: {measured['candidates']} candidates, ids, "
+        "closed loop. Requests/s, then p50 / p99 in milliseconds.",
         ("attack", "before", "during", "p99, during / before"),
-        lines,
+        rows,
     )
 
 
-def _rival(measured: dict[str, Any], about: dict[str, Any]) -> str:
-    lines = []
-    for case in measured["cases"]:
-        turns, tuned = case["turns"], case["tuned"]
-        gains = [turn["ranker"]["per_second"] / turn["litserve"]["per_second"] for turn in turns]
-        queue = "ZeroMQ" if tuned["fast_queue"] else "multiprocessing"
-        lines.append(
-            (
-                str(case["cores"]),
-                str(case["candidates"]),
-                _rate([turn["ranker"] for turn in turns]),
-                _rate([turn["litserve"] for turn in turns]),
-                spread(gains, ".2f"),
-                f"batches of {tuned['max_batch_size']}, {tuned['batch_timeout'] * 1000:g} ms, {queue}",
-            )
-        )
-    return section(
-        "Beside LitServe",
-        f"LitServe {about['machine']['litserve']}, {measured['clients']} clients, closed loop, ids; both on the same "
-        f"cores. {_turns(measured['cases'][0]['turns'])} Requests/s, with p50 and p99 in milliseconds.",
-        ("cores", "candidates", "ranker", "LitServe", "ranker / LitServe", "LitServe's best setting"),
-        lines,
-    )
-
-
-TABLES: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
+TABLES: dict[str, Table] = {
     "engines": _engines,
     "http": _http,
-    "bare": _bare,
-    "open": _open,
+    "bare": _engine_only,
+    "open": _open_loop,
     "batching": _batching,
     "overload": _overload,
     "attacks": _attacks,
-    "rival": _rival,
 }
-"""Part → its table."""
+"""Part → formatter of its table."""
 
 
-def _how(about: dict[str, Any]) -> str:
+def _caption(about: dict[str, Any]) -> str:
     measured = about["measured"]
     turns = measured["turns"] if "turns" in measured else next(iter(next(iter(measured["sizes"].values())).values()))
-    return f"{cores(about['threads']).capitalize()}. {_turns(turns)}"
+    return f"{cores(about['threads'])}. {caption_of_turns(turns)}"
 
 
-def _turns(turns: Sequence[Any]) -> str:
-    return f"{len(turns)} turn{'s' if len(turns) > 1 else ''}; medians."
-
-
-def _rate(loads: Sequence[dict[str, Any]]) -> str:
-    """Requests/s and times of loads; what failed is said."""
-    rate, p50, p99 = (_median(loads, lambda load, key=key: load[key]) for key in ("per_second", "p50", "p99"))
-    failed = sum(sum(load["failed"].values()) for load in loads)
-    return f"{rate:,.0f}, {three_digits(p50)} / {three_digits(p99)}" + (f" ({failed} failed)" if failed else "")
+def _medians(loads: Sequence[dict[str, Any]], *keys: str) -> list[float]:
+    return [statistics.median(load[key] for load in loads) for key in keys]
 
 
 def _median(loads: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:

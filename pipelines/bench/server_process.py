@@ -1,8 +1,8 @@
-"""Servers as processes of their own, on cores of their own.
+"""Run a server as its own processes, pinned to cores.
 
-    python -m pipelines.bench.serving SETTINGS PORT
+    python -m pipelines.bench.server_process SETTINGS PORT
 
-serves with the service's ``Settings`` as JSON.
+starts the service with its ``Settings`` as JSON.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from typing import Self
 
 from pipelines.bench.load import HOST
 from ranking.errors import RankerError
-from service.main import serve
 from service.settings import Settings
 
 START_SECONDS, STOP_SECONDS = 120.0, 15.0
-TICKS = os.sysconf("SC_CLK_TCK")
+"""Timeouts for the start of a server and for its reaction to a signal."""
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Server:
-    """A server that is started, waited for and stopped again, with all its processes.
+class ServerProcess:
+    """Starts a server, waits until it is ready, and stops all its processes at the end of the block.
 
     Args:
-        command: what starts it; "{port}" stands for the port.
-        ready: path that answers 200 once it serves.
-        cores: that its processes may use.
-        threads: that a numeric library may use in one of them.
+        command: command line; "{port}" is replaced by the port.
+        ready_path: path that returns status 200 once the server is ready.
+        cores: cores that the processes may use.
+        threads: threads of numeric libraries per process.
     """
 
-    def __init__(self, command: Sequence[str], ready: str, cores: Sequence[int], threads: int = 1) -> None:
+    def __init__(self, command: Sequence[str], ready_path: str, cores: Sequence[int], threads: int = 1) -> None:
         self.port = free_port()
         self._command = [part.replace("{port}", str(self.port)) for part in command]
         self.cores = cores
-        self._ready, self._threads = ready, threads
+        self._ready_path, self._threads = ready_path, threads
 
     def __enter__(self) -> Self:
-        """Returns once it serves.
+        """Start the server and wait until it is ready.
 
         Raises:
-            RankerError: it does not; says what it wrote last.
+            RankerError: the server does not become ready; the message ends with its output.
         """
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -61,21 +61,21 @@ class Server:
             preexec_fn=lambda: os.sched_setaffinity(0, self.cores),
         )
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__(None, None, None)
-                raise RankerError(f"{' '.join(self._command)} does not serve: {self._said()}")
+                raise RankerError(f"{' '.join(self._command)} did not become ready: {self._output()}")
             time.sleep(0.05)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stops it."""
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            if not _processes(self._process.pid):
+        """Stop all processes of the server."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not _session_processes(self._process.pid):
                 break
-            os.killpg(self._process.pid, how)
+            os.killpg(self._process.pid, number)
             try:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -83,57 +83,64 @@ class Server:
         self._process.wait()
 
     def cpu_seconds(self) -> float:
-        """CPU time of its processes so far."""
-        return sum(ticks for _, ticks in _processes(self._process.pid)) / TICKS
+        """Return the CPU time that the processes have used."""
+        return sum(ticks for _, ticks in _session_processes(self._process.pid)) / CLOCK_TICKS
 
     def resident_bytes(self) -> int:
-        """Memory of its processes that is resident."""
+        """Return the resident memory of the processes."""
         pages = 0
-        for process, _ in _processes(self._process.pid):
-            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        for pid, _ in _session_processes(self._process.pid):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=1)
         try:
-            connection.request("GET", self._ready)
+            connection.request("GET", self._ready_path)
             return connection.getresponse().status == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")[-2000:]
 
 
-def ours(settings: Settings, cores: Sequence[int]) -> Server:
-    """The service of this repository."""
-    command = [sys.executable, "-m", "pipelines.bench.serving", settings.model_dump_json(), "{port}"]
-    return Server(command, "/v2/health/ready", cores)
+def service_process(settings: Settings, cores: Sequence[int]) -> ServerProcess:
+    """Create the process of the DSelect Ranker service."""
+    command = [sys.executable, "-m", "pipelines.bench.server_process", settings.model_dump_json(), "{port}"]
+    return ServerProcess(command, "/v2/health/ready", cores)
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """Return a TCP port that is not in use."""
     with socket.create_server((HOST, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
-def _processes(session: int) -> list[tuple[int, int]]:
-    """(Process, ticks of CPU time) of a session that has not ended."""
-    found = []
+def _session_processes(session: int) -> list[tuple[int, int]]:
+    """Return (process id, ticks of CPU time) of the running processes of a session."""
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # The process has just ended.
             continue
-        state, of_session, user, system = fields[0], int(fields[3]), int(fields[11]), int(fields[12])
-        if of_session == session and state != "Z":
-            found.append((int(stat.parent.name), user + system))
-    return found
+        state, process_session, user, system = fields[0], int(fields[3]), int(fields[11]), int(fields[12])
+        if process_session == session and state != "Z":
+            processes.append((int(stat.parent.name), user + system))
+    return processes
+
+
+def main(settings: str, port: str) -> None:
+    """Run the service."""
+    from service.main import serve  # Only the process of the service needs the application.
+
+    serve(Settings.model_validate_json(settings), HOST, int(port))
 
 
 if __name__ == "__main__":
-    serve(Settings.model_validate_json(sys.argv[1]), HOST, int(sys.argv[2]))
+    main(*sys.argv[1:])

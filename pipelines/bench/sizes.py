@@ -1,4 +1,4 @@
-"""How much ``ranker bench`` measures."""
+"""Amount of work that ``ranker bench`` measures."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """Amount of work of each measurement.
 
     Attributes:
-        items, users: of the reference model's tables.
-        candidates: of a request.
-        clients: of a closed loop.
-        open: candidates of a request in an open loop.
-        shares: of the closed loop's throughput, which an open loop asks for.
-        turns: of everything.
-        call_seconds: of a contender's turn within a process.
-        load_seconds: of a closed loop, after ``warm`` seconds.
-        open_seconds: of an open loop, as much after those.
-        crowd: candidates of a request when more is asked for than the service can do.
-        crowd_seconds: of that open loop.
-        tuning: batch sizes and time-outs that the rival is tried with.
+        items: rows of the reference model's item table.
+        users: rows of the reference model's user table.
+        candidates: candidates per request, in one process and in closed loops.
+        clients: numbers of clients of a closed loop.
+        open_candidates: candidates per request in an open loop.
+        shares: rates of open loops, as shares of the peak rate of a closed loop.
+        turns: turns of each measurement.
+        call_seconds: seconds of a contender's turn in one process.
+        load_seconds: seconds of a closed loop, after ``warmup_seconds``.
+        open_seconds: seconds of an open loop, after ``warmup_seconds``.
+        overload_candidates: candidates per request under overload and attack.
+        overload_seconds: seconds of the open loop that overloads the service.
+        warmup_seconds: seconds of load before each measurement.
     """
 
     items: int
     users: int
     candidates: tuple[int, ...]
     clients: tuple[int, ...]
-    open: tuple[int, ...]
+    open_candidates: tuple[int, ...]
     shares: tuple[float, ...]
     turns: int
     call_seconds: float
     load_seconds: float
     open_seconds: float
-    crowd: int
-    crowd_seconds: float
-    warm: float
-    tuning: tuple[tuple[int, float], ...]
+    overload_candidates: int
+    overload_seconds: float
+    warmup_seconds: float
 
 
 FULL = Sizes(
@@ -45,30 +45,28 @@ FULL = Sizes(
     users=10_000,
     candidates=(1, 10, 100, 500, 1000, 4000),
     clients=(1, 8, 32, 64),
-    open=(10, 100, 500),
+    open_candidates=(10, 100, 500),
     shares=(0.3, 0.5, 0.7, 0.9),
     turns=3,
     call_seconds=0.4,
     load_seconds=1.5,
     open_seconds=6.0,
-    crowd=300,
-    crowd_seconds=30.0,
-    warm=0.3,
-    tuning=((8, 0.0), (32, 0.0), (32, 0.002), (64, 0.005)),
+    overload_candidates=300,
+    overload_seconds=30.0,
+    warmup_seconds=0.3,
 )
 QUICK = Sizes(
     items=2_000,
     users=100,
     candidates=(10, 100),
     clients=(4,),
-    open=(100,),
+    open_candidates=(100,),
     shares=(0.5,),
     turns=1,
     call_seconds=0.05,
     load_seconds=0.3,
     open_seconds=0.5,
-    crowd=300,
-    crowd_seconds=1.0,
-    warm=0.1,
-    tuning=((8, 0.0),),
+    overload_candidates=300,
+    overload_seconds=1.0,
+    warmup_seconds=0.1,
 )

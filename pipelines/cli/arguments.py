@@ -28,8 +28,8 @@ JSON = "print the result as JSON"
 KEY_FILE = "the service's API keys, hashed"
 
 
-BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks", "rival")
-"""What ``ranker bench`` measures."""
+BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks")
+"""Parts that ``ranker bench`` can measure."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -254,13 +254,13 @@ def parser() -> argparse.ArgumentParser:
     revoke.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
     revoke.add_argument("name", metavar="NAME", help="of the key")
 
-    bench = command("bench", "measure what scoring and serving cost on this machine")
+    bench = command("bench", "measure the cost of scoring and serving on this machine")
     bench.add_argument(
         "bundle",
         type=Path,
         nargs="?",
         metavar="BUNDLE",
-        help=f"{BUNDLE}; default: a reference model with random weights",
+        help=f"{BUNDLE} (default: a reference model with random weights)",
     )
     bench.add_argument(
         "--only",
@@ -268,22 +268,18 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=BENCH_PARTS,
         metavar="PART",
-        help=f"of {', '.join(BENCH_PARTS)}",
+        help=f"parts to measure, of {', '.join(BENCH_PARTS)} (default: all)",
     )
     bench.add_argument(
         "--threads",
         type=positive_int,
         default=1,
-        help="and cores of what is measured; load comes from others (default: 1)",
+        help="cores of the measured process; load comes from the other cores (default: 1)",
     )
-    bench.add_argument("--items", type=positive_int, help="in the reference model's table (default: 1000000)")
-    bench.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results; parts not measured now stay in it")
+    bench.add_argument("--items", type=positive_int, help="items of the reference model (default: 1000000)")
+    bench.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
     bench.add_argument(
-        "--docs",
-        type=Path,
-        metavar="DIR",
-        help="write DIR/results/serving.json and .svg, and tables in DIR/benchmarks.md",
+        "--json", type=Path, metavar="FILE", help="write the results to FILE; it keeps the results of other parts"
     )
     return top
 

@@ -1,4 +1,4 @@
-"""``benchmarks/gpu.py``: its logic on a CPU, where nothing but torch and numpy is installed."""
+"""Tests of the GPU benchmark on a CPU."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 
 from benchmarks import gpu
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
-ALONE = """
+SCRIPT = """
 import sys
 import tomllib
 
 allowed = {"torch", "numpy"}
 with open("pyproject.toml", "rb") as file:
-    wanted = tomllib.load(file)["project"]
-needed = wanted["dependencies"] + [name for names in wanted["optional-dependencies"].values() for name in names]
-names = {name.split(">")[0].split("=")[0].replace("-", "_") for name in needed}
+    project = tomllib.load(file)["project"]
+requirements = project["dependencies"] + [r for rs in project["optional-dependencies"].values() for r in rs]
+names = {name.split(">")[0].split("=")[0].replace("-", "_") for name in requirements}
 for name in (names | {"sklearn", "starlette", "fbgemm_gpu"}) - allowed:
-    sys.modules[name] = None  # its import fails
+    sys.modules[name] = None  # Makes its import fail.
 
 from benchmarks.gpu import main
 
@@ -32,41 +32,41 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_it_measures_where_only_torch_and_numpy_are_installed(tmp_path: Path) -> None:
+def test_main_needs_only_torch_and_numpy(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    command = [sys.executable, "-c", ALONE, "--device", "cpu", "--turns", "1", "--json", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
-    assert found["parity"] <= gpu.PARITY
-    assert list(found["sizes"]) == [str(count) for count in gpu.CANDIDATES]
-    for spent in found["sizes"].values():
-        assert set(spent) == {"replay", "eager", "matmul", "memory"}
-        assert all(seconds > 0 for turns in spent.values() for seconds in turns)
-    assert done.stdout.count("\n| ") == 2 + len(gpu.CANDIDATES)
-    assert "- parity with float64 on the CPU: " in done.stdout
+    command = [sys.executable, "-c", SCRIPT, "--device", "cpu", "--turns", "1", "--json", str(file)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    results = json.loads(file.read_text())
+    assert results["parity"] <= gpu.MAX_ERROR
+    assert list(results["sizes"]) == [str(count) for count in gpu.CANDIDATES]
+    for seconds in results["sizes"].values():
+        assert set(seconds) == {"replay", "eager", "matmul", "memory"}
+        assert all(value > 0 for values in seconds.values() for value in values)
+    assert process.stdout.count("\n| ") == 2 + len(gpu.CANDIDATES)
+    assert "- parity with float64 on the CPU: " in process.stdout
 
 
-def test_a_machine_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_without_a_gpu_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 1
-    assert "finds no NVIDIA GPU here" in capsys.readouterr().err
+    assert "finds no NVIDIA GPU" in capsys.readouterr().err
 
 
-def test_wrong_outputs_would_be_noticed() -> None:
-    """Parity compares with the formula, not with the forward itself."""
+def test_reference_detects_wrong_outputs() -> None:
+    """The reference does not share code with the forward pass."""
     torch.manual_seed(0)
     weights, request = gpu.draw_weights(), gpu.draw_request(3)
-    outputs = gpu.Bucket(weights, 3, torch.device("cpu")).replay(request).numpy()
+    outputs = gpu.Forward(weights, 3, torch.device("cpu")).replay(request).numpy()
     assert abs(outputs - gpu.reference(weights, request)).max() < 1e-3
     weights.towers[0][-1][1].add_(1.0)
     assert abs(outputs - gpu.reference(weights, request)).max() > 1e-2
 
 
-def test_the_floors_count_each_product_and_each_byte_once() -> None:
-    """By hand: 250 + 250 inputs; 4 experts 256-256; 8 towers of 64; 15 ids, 10 numbers and one request a row."""
+def test_minimum_work_counts_each_product_and_byte_once() -> None:
+    """250 + 250 inputs, 4 experts of 256-256, 8 towers of 64; 15 ids, 10 numbers and a request index per row."""
     products = 4 * (250 * 256 + 256 * 256) + 8 * (256 * 64 + 64)
-    found = gpu.least(100)
-    assert found["matmul"] == 2 * 100 * products
+    work = gpu.minimum_work(100)
+    assert work["matmul"] == 2 * 100 * products
     weights = 4 * (500 * 256 + 256 * 256) + 8 * (256 * 64 + 64)
-    assert found["memory"] == 4 * weights + 100 * (15 * 8 + 15 * 16 * 4 + 10 * 4 + 8 + 8 * 4)
+    assert work["memory"] == 4 * weights + 100 * (15 * 8 + 15 * 16 * 4 + 10 * 4 + 8 + 8 * 4)

@@ -1,4 +1,4 @@
-"""``make bench-train``: rivals get the same rows, tables say what was measured, and the whole of it runs."""
+"""Tests of the training benchmark (``make bench-train``)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from benchmarks.training import report, shape
-from benchmarks.training.__main__ import CHOSEN, FULL, OURS, PARTS, RIVALS
+from benchmarks.training.__main__ import CHOSEN, FULL, LIBRARIES, OURS, PARTS
 from benchmarks.training.prepared import restore, write
 from pipelines.config.config import load_config
 from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.encoding.encoder_fitter import EncoderFitter
 from tests.pipelines.conftest import Shop
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def ours(before: float, after: float) -> dict[str, Any]:
@@ -45,37 +45,38 @@ def results() -> dict[str, Any]:
         {"slow": {"rows_per_second": 50.0}, "fast": {"rows_per_second": 100.0}, "ranker": ours(250.0, 500.0)},
     ]
     measured = {
-        "rivals": {"log": "KuaiRand", "turns": turns},
+        "libraries": {"log": "KuaiRand", "turns": turns},
         "chosen": {"log": "KuaiRand", "turns": [{"small": turn["ranker"]} for turn in turns]},
         "rows": [{"rows": 1000, **ours(100, 300)}, {"rows": 2000, **ours(50, 150)}],
         "ids": [{"ids": 10, **ours(100, 300)}],
         "score": {"rows": 5, "score": [60.0, 50.0], "graph": [100.0, 100.0]},
     }
-    return {part: {"threads": 1, "measured": found} for part, found in measured.items()}
+    return {part: {"threads": 1, "measured": values} for part, values in measured.items()}
 
 
-class TestReport:
-    def test_compares_with_the_faster_rival_of_the_same_turn(self) -> None:
-        text = report.text(results())
-        assert "| ranker: all experts | 300 (250 – 400) | 2.50 (2.00 – 3.00) |" in text
-        assert "| slow | 100 (50 – 100) | 0.50 (0.50 – 1.00) |" in text
-
-    def test_puts_the_gain_of_convergence_beside_its_aim(self) -> None:
-        assert "| small | 2 of 8 | 2.50 (2.00 – 3.00) | 2.40 |" in report.text(results())
-
-    def test_says_how_flat_rows_per_second_are_and_what_scoring_reaches(self) -> None:
-        text = report.text(results())
-        assert "Slowest of fastest: 50% of rows/s, all steps; 50% of rows per CPU second" in text
-        assert "| `ranker score`, Parquet to Parquet | 55 (50 – 60) | 55% (50% – 60%) |" in text
+def test_report_compares_with_the_fastest_library_of_the_same_turn() -> None:
+    text = report.format_report(results())
+    assert "| ranker: all experts | 300 (250 – 400) | 2.50 (2.00 – 3.00) |" in text
+    assert "| slow | 100 (50 – 100) | 0.50 (0.50 – 1.00) |" in text
 
 
-def test_the_settings_are_ones_that_ranker_train_takes(logs: Path) -> None:
+def test_report_shows_the_speedup_of_chosen_experts_with_its_target() -> None:
+    assert "| small | 2 of 8 | 2.50 (2.00 – 3.00) | 2.40 |" in report.format_report(results())
+
+
+def test_report_shows_the_slowest_rate_and_the_rate_of_scoring() -> None:
+    text = report.format_report(results())
+    assert "Slowest relative to fastest: 50% (rows/s, all steps), 50% (rows per CPU second" in text
+    assert "| `ranker score`, Parquet to Parquet | 55 (50 – 60) | 55% (50% – 60%) |" in text
+
+
+def test_settings_are_valid_and_have_the_shared_shape(logs: Path) -> None:
     config = load_config(logs / "ranker.toml", list(shape.SETTINGS))
     assert (config.model.experts, config.model.expert_layers) == (shape.EXPERTS, shape.EXPERT_LAYERS)
     assert config.training.batch_size == shape.BATCH
 
 
-def test_rivals_get_the_rows_that_ranker_trains_on(tmp_path: Path) -> None:
+def test_restored_rows_are_those_that_ranker_trains_on(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop")
     table = shop.table(40)
     shop.write(table.set_column(table.column_names.index("seconds"), "seconds", table["seconds"].fill_null(1.0)))
@@ -83,15 +84,15 @@ def test_rivals_get_the_rows_that_ranker_trains_on(tmp_path: Path) -> None:
     for cleaned in shop.reader().scan():
         fitter.add(cleaned.rows)
     encoder = fitter.encoder()
-    examples = LabeledBatch.concat(list(read_split(shop.reader(), config.logs, encoder, "train")))
-    write(tmp_path / "rows", config, examples, {name: space.size for name, space in encoder.id_mappings.items()})
+    batch = LabeledBatch.concat(list(read_split(shop.reader(), config.logs, encoder, "train")))
+    write(tmp_path / "rows", config, batch, {name: mapping.size for name, mapping in encoder.id_mappings.items()})
     rows = restore(tmp_path / "rows")
-    assert np.array_equal(rows.y, examples.labels)
-    assert np.array_equal(rows.x["user_id"], examples.inputs.ids[:, 0])
-    assert np.array_equal(np.stack([rows.x[name] for name in rows.dense], 1), examples.inputs.dense)
+    assert np.array_equal(rows.y, batch.labels)
+    assert np.array_equal(rows.x["user_id"], batch.inputs.ids[:, 0])
+    assert np.array_equal(np.stack([rows.x[name] for name in rows.dense], 1), batch.inputs.dense)
     assert rows.tasks == {"click": True, "watch": False}
     (tags,) = (feature for feature in rows.sparse if feature.name == "tags")
-    (bag,) = examples.inputs.bags
+    (bag,) = batch.inputs.bags
     ids = [part.tolist() for part in np.split(bag.values, np.cumsum(bag.lengths)[:-1])]
     assert [[i - 1 for i in row if i] for row in rows.x["tags"].tolist()] == ids
     assert rows.x["tags"].max() < tags.rows
@@ -99,7 +100,7 @@ def test_rivals_get_the_rows_that_ranker_trains_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_is_measured(tmp_path: Path) -> None:
+def test_main_measures_everything(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.training", "--quick", "--threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(
@@ -108,23 +109,23 @@ def test_everything_is_measured(tmp_path: Path) -> None:
         env=environment,
         check=True,
     )
-    found = json.loads((tmp_path / "docs" / "results" / "training.json").read_text())
-    assert set(found) == set(PARTS)
-    (turn,) = found["rivals"]["measured"]["turns"]
-    installed = {name for name, (package, *_) in RIVALS.items() if importlib.util.find_spec(package)}
+    measured = json.loads((tmp_path / "docs" / "results" / "training.json").read_text())
+    assert set(measured) == set(PARTS)
+    (turn,) = measured["libraries"]["measured"]["turns"]
+    installed = {name for name, (package, *_) in LIBRARIES.items() if importlib.util.find_spec(package)}
     assert set(turn) == installed | set(OURS)
     assert turn["ranker"]["all_experts"] > 0
     assert turn["ranker"]["after_convergence"] > 0
-    assert all(rate > 0 for rate in found["score"]["measured"]["score"])
+    assert all(rate > 0 for rate in measured["score"]["measured"]["score"])
     text = (tmp_path / "docs" / "benchmarks.md").read_text()
     assert text.count("\n### ") == len(PARTS)
 
 
-def test_published_results_are_of_these_sizes() -> None:
-    found = json.loads((ROOT / "docs" / "results" / "training.json").read_text())
-    assert set(found) == set(PARTS)
-    assert len(found["rivals"]["measured"]["turns"]) == FULL.repeats
-    assert set(RIVALS) | set(OURS) == set(found["rivals"]["measured"]["turns"][0])
-    assert set(CHOSEN) == set(found["chosen"]["measured"]["turns"][0])
-    assert [row["rows"] for row in found["rows"]["measured"]][: len(FULL.rows)] == list(FULL.rows)
-    assert report.text(found) in (ROOT / "docs" / "benchmarks.md").read_text()
+def test_published_results_have_the_current_sizes() -> None:
+    published = json.loads((ROOT / "docs" / "results" / "training.json").read_text())
+    assert set(published) == set(PARTS)
+    assert len(published["libraries"]["measured"]["turns"]) == FULL.repeats
+    assert set(LIBRARIES) | set(OURS) == set(published["libraries"]["measured"]["turns"][0])
+    assert set(CHOSEN) == set(published["chosen"]["measured"]["turns"][0])
+    assert [row["rows"] for row in published["rows"]["measured"]][: len(FULL.rows)] == list(FULL.rows)
+    assert report.format_report(published) in (ROOT / "docs" / "benchmarks.md").read_text()

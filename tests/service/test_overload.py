@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipelines.bench.attacks import ATTACKS
-from pipelines.bench.bench import bench
-from pipelines.bench.overload import ADMITTED
+from pipelines.bench.benchmark import run_benchmark
+from pipelines.bench.overload import MAX_ADMITTED
 from pipelines.bench.sizes import QUICK
 
 pytestmark = [
@@ -29,8 +29,8 @@ LARGE = 1_000
 
 def measured(part: str, seconds: float) -> dict[str, Any]:
     """One turn of a part of ``ranker bench``, with the reference model."""
-    sizes = replace(QUICK, crowd=LARGE, crowd_seconds=seconds)
-    (found,) = bench(None, sizes, 1, [part])
+    sizes = replace(QUICK, overload_candidates=LARGE, overload_seconds=seconds)
+    (found,) = run_benchmark(None, sizes, 1, [part])
     (turn,) = found[part]["measured"]["turns"]
     return dict(turn)
 
@@ -53,7 +53,7 @@ def test_at_five_times_its_capacity_it_goes_on_at_its_capacity() -> None:
     assert crowd["failed"]["429"] > answers(crowd)
     assert answers_per_cpu_second(crowd) >= 0.6 * min(map(answers_per_cpu_second, (alone, after)))
     # nobody waits for more than those who were admitted (Little's law), and who is refused does not wait for them
-    assert crowd["p50"] <= 2 * 1000 * ADMITTED / crowd["per_second"]
+    assert crowd["p50"] <= 2 * 1000 * MAX_ADMITTED / crowd["per_second"]
     assert crowd["failed_p50"]["429"] <= min(50, crowd["p50"] / 4)
     assert turn["grown"] < 1.05
 

@@ -1,4 +1,4 @@
-"""The arithmetic of docs/scaling.md, and that its tables are those of the results beside it."""
+"""Tests of the capacity tables of docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.bench import capacity
-from tests.pipelines.bench.test_report import results
+from benchmarks.serving import capacity
+from tests.support.bench_results import serving_results
 
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_replicas() -> None:
-    assert capacity.replicas(1_000, rate=500) == 3  # two cores at half of 500 each: 500 a replica
+def test_replicas_includes_a_spare_one() -> None:
+    assert capacity.replicas(1_000, rate=500) == 3  # A replica of two cores serves 500 requests/s at half its peak.
     assert capacity.replicas(1_001, rate=500) == 4
-    assert capacity.replicas(0.1, rate=500) == 2, "one may be lost"
+    assert capacity.replicas(0.1, rate=500) == 2
 
 
-def test_http_decides_where_it_was_measured() -> None:
-    measured = results()
-    assert "HTTP, ids" in capacity.text(measured)
-    measured.pop("http")
-    assert "upper bound" in capacity.text(measured)
+def test_format_capacity_prefers_rates_over_http() -> None:
+    results = serving_results()
+    assert "HTTP, ids" in capacity.format_capacity(results)
+    results.pop("http")
+    assert "upper bound" in capacity.format_capacity(results)
     with pytest.raises(LookupError):
-        capacity.text({})
+        capacity.format_capacity({})
 
 
-def test_a_table_holds_what_the_formula_says() -> None:
-    engines = {"frozen, onnxruntime": [0.0018], "look-up of ids": [0.0002]}  # 2 ms: 500 requests/s
-    text = capacity.text({"engines": {"threads": 1, "measured": {"sizes": {"100": engines}}}})
+def test_format_capacity_follows_the_documented_formula() -> None:
+    seconds = {"frozen, onnxruntime": [0.0018], "look-up of ids": [0.0002]}  # 2 ms: 500 requests/s
+    text = capacity.format_capacity({"engines": {"threads": 1, "measured": {"sizes": {"100": seconds}}}})
     assert "| 1,000 | 4.0 | 3 | 175 |" in text  # 3 replicas × 2 cores × 0.04 × 730
     assert "500 candidates" not in text
 
 
-def test_the_document_has_what_the_results_beside_it_give() -> None:
-    measured = json.loads((DOCS / "results" / "serving.json").read_text())
-    assert capacity.text(measured) in (DOCS / "scaling.md").read_text(), "ranker bench --docs docs writes it"
+def test_published_capacity_tables_match_the_published_results() -> None:
+    results = json.loads((DOCS / "results" / "serving.json").read_text())
+    assert capacity.format_capacity(results) in (DOCS / "scaling.md").read_text(), "run python -m benchmarks.serving"

@@ -1,4 +1,4 @@
-"""Attackers do what their names say."""
+"""Tests of the attacking clients."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.attacks import ATTACKS, EMPTY, HEAD
+from pipelines.bench.attacks import ATTACKS, END_OF_HEAD, HEAD
 
 
-class Victim(socketserver.ThreadingTCPServer):
-    """Keeps what each connection sends, until it ends."""
+class RecordingServer(socketserver.ThreadingTCPServer):
+    """Server that records the bytes of each connection."""
 
     daemon_threads, request_queue_size = True, 2_000
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Reader)
+        super().__init__(("127.0.0.1", 0), ConnectionRecorder)
         self.received: list[bytearray] = []
         self.changed = threading.Condition()
 
@@ -29,8 +29,8 @@ class Victim(socketserver.ThreadingTCPServer):
     def port(self) -> int:
         return int(self.server_address[1])
 
-    def until(self, connections: int, size: int) -> list[bytes]:
-        """What came, once so many connections have sent so much in all."""
+    def wait_for(self, connections: int, size: int) -> list[bytes]:
+        """Wait until the connections have sent a number of bytes in total; return the bytes of each."""
         with self.changed:
             assert self.changed.wait_for(
                 lambda: len(self.received) >= connections and sum(map(len, self.received)) >= size, timeout=60
@@ -38,64 +38,64 @@ class Victim(socketserver.ThreadingTCPServer):
             return list(map(bytes, self.received))
 
 
-class Reader(socketserver.BaseRequestHandler):
+class ConnectionRecorder(socketserver.BaseRequestHandler):
     def handle(self) -> None:
-        victim: Any = self.server
-        mine = bytearray()
-        with victim.changed:
-            victim.received.append(mine)
-            victim.changed.notify()
+        server: Any = self.server
+        received = bytearray()
+        with server.changed:
+            server.received.append(received)
+            server.changed.notify()
         while piece := self.request.recv(65_536):
-            with victim.changed:
-                mine += piece
-                victim.changed.notify()
+            with server.changed:
+                received += piece
+                server.changed.notify()
 
 
 @pytest.fixture
-def victim() -> Iterator[Victim]:
-    with Victim() as victim:
-        threading.Thread(target=victim.serve_forever, daemon=True).start()
-        yield victim
-        victim.shutdown()
+def server() -> Iterator[RecordingServer]:
+    with RecordingServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
-def test_idle_connections_are_there_and_silent(victim: Victim) -> None:
-    with closing(ATTACKS["1,000 idle connections"](victim.port)) as rounds:
+def test_idle_connections_send_nothing(server: RecordingServer) -> None:
+    with closing(ATTACKS["1,000 idle connections"](server.port)) as rounds:
         next(rounds)
-        assert victim.until(1_000, 0) == [b""] * 1_000
+        assert server.wait_for(1_000, 0) == [b""] * 1_000
 
 
-def test_heads_and_bodies_come_byte_by_byte(victim: Victim) -> None:
-    with closing(ATTACKS["200 that come byte by byte"](victim.port)) as rounds:
+def test_slow_requests_send_heads_and_bodies_byte_by_byte(server: RecordingServer) -> None:
+    with closing(ATTACKS["200 connections sending byte by byte"](server.port)) as rounds:
         next(rounds)
-        victim.until(200, 200 * len(HEAD))
+        server.wait_for(200, 200 * len(HEAD))
         next(rounds)
-        texts = victim.until(200, 200 * (len(HEAD) + 2) + 100 * len(EMPTY))
+        texts = server.wait_for(200, 200 * (len(HEAD) + 2) + 100 * len(END_OF_HEAD))
     heads = [text for text in texts if b"\r\n\r\n" not in text]
     assert len(texts) == 200
     assert len(heads) == 100
 
 
-def test_headers_are_large(victim: Victim) -> None:
-    next(ATTACKS["headers of a megabyte"](victim.port))
-    (text,) = victim.until(1, 1_000_000)
+def test_large_headers_send_one_megabyte(server: RecordingServer) -> None:
+    next(ATTACKS["headers of 1 MB"](server.port))
+    (text,) = server.wait_for(1, 1_000_000)
     assert b"\r\n\r\n" not in text
 
 
-def test_bodies_end_half_way(victim: Victim) -> None:
-    rounds = ATTACKS["bodies that end half-way"](victim.port)
+def test_truncated_bodies_send_less_than_the_content_length(server: RecordingServer) -> None:
+    rounds = ATTACKS["truncated bodies"](server.port)
     next(rounds)
     next(rounds)
-    for text in victim.until(2, 8_000):
+    for text in server.wait_for(2, 8_000):
         head, body = text.split(b"\r\n\r\n")
         assert b"Content-Length: 9000" in head
         assert len(body) == 4_000
 
 
-def test_a_process_says_that_it_has_begun_and_goes_on(victim: Victim) -> None:
-    command = [sys.executable, "-m", "pipelines.bench.attacks", "headers of a megabyte", str(victim.port)]
+def test_process_prints_started_and_continues(server: RecordingServer) -> None:
+    command = [sys.executable, "-m", "pipelines.bench.attacks", "headers of 1 MB", str(server.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attack:
         assert attack.stdout is not None
-        assert attack.stdout.readline() == "begun\n"
-        victim.until(3, 2_000_000)
+        assert attack.stdout.readline() == "started\n"
+        server.wait_for(3, 2_000_000)
         attack.kill()

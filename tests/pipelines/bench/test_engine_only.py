@@ -1,4 +1,4 @@
-"""The engine alone is the service's, and counts what it did in all of the time."""
+"""Tests of the rate of the engine only."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench import bare
+from pipelines.bench import engine_only
 
 
-class Clocked:
-    """Takes a tenth of a second for a request, and a whole one for every fifth."""
+class SlowBackend:
+    """Backend with its own clock: a request takes 0.1 s, and every fifth 1 s."""
 
     def __init__(self) -> None:
-        self.now, self.asked = 0.0, []
+        self.now, self.sizes = 0.0, []
 
-    def scores(self, halves: Any, tasks: Any) -> None:
-        self.asked.append((len(halves), tuple(tasks)))
-        self.now += 1.0 if len(self.asked) % 5 == 0 else 0.1
+    def scores(self, batch: Any, tasks: Any) -> None:
+        self.sizes.append(len(batch))
+        self.now += 1.0 if len(self.sizes) % 5 == 0 else 0.1
 
 
-def test_slow_requests_count_as_much_as_they_take(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Clocked()
-    monkeypatch.setattr(bare, "select_backend", lambda *_: engine)
-    monkeypatch.setattr(bare.time, "perf_counter", lambda: engine.now)
-    found = bare.measure(reference, 10, 14.0, 1)
-    assert found == pytest.approx(1 / 0.28, rel=0.02)
-    assert {size for size, _ in engine.asked} == {10}
+def test_measure_divides_all_requests_by_the_whole_duration(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SlowBackend()
+    monkeypatch.setattr(engine_only, "select_backend", lambda *_: backend)
+    monkeypatch.setattr(engine_only.time, "perf_counter", lambda: backend.now)
+    rate = engine_only.measure(reference, 10, 14.0, 1)
+    assert rate == pytest.approx(1 / 0.28, rel=0.02)
+    assert set(backend.sizes) == {10}

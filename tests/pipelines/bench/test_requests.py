@@ -1,4 +1,4 @@
-"""Every form of a request is one that the service takes, and says the same."""
+"""Tests of the generated requests against the service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from pipelines.bench.requests import DIFFERENT, FORMS, Requests
+from pipelines.bench.requests import DISTINCT_REQUESTS, FORMS, Requests
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
 from ranking.frozen.ranker import FrozenRanker
@@ -26,39 +26,43 @@ def client(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield client
 
 
-def test_all_forms_of_a_request_get_the_same_answer(client: TestClient, ranker: FrozenRanker, reference: Path) -> None:
+def test_all_forms_of_a_request_get_the_same_response(
+    client: TestClient, ranker: FrozenRanker, reference: Path
+) -> None:
     requests = Requests(ranker, reference)
     table = requests.candidates(30)
-    answers = {}
+    responses = {}
     for form, write in FORMS.items():
         body = write(requests, table)
-        answer = client.post("/v1/rank", content=body.data, headers={"Content-Type": body.content_type, "Accept": JSON})
-        assert answer.status_code == 200, answer.text
-        answers[form] = answer.json()["items"]
-        assert len(answers[form]) == 30
-        assert all(item["missing"] == [] for item in answers[form])
-    first = {item["id"]: item["scores"] for item in answers["ids"]}
-    for items in answers.values():
+        response = client.post(
+            "/v1/rank", content=body.data, headers={"Content-Type": body.content_type, "Accept": JSON}
+        )
+        assert response.status_code == 200, response.text
+        responses[form] = response.json()["items"]
+        assert len(responses[form]) == 30
+        assert all(item["missing"] == [] for item in responses[form])
+    first = {item["id"]: item["scores"] for item in responses["ids"]}
+    for items in responses.values():
         for item in items:
             assert item["scores"] == pytest.approx(first[item["id"]], abs=1e-5)
 
 
-def test_ids_alone_carry_no_feature_that_can_be_looked_up(ranker: FrozenRanker, reference: Path) -> None:
+def test_form_ids_contains_no_feature_that_is_looked_up(ranker: FrozenRanker, reference: Path) -> None:
     parsed = RankRequest.model_validate_json(Requests(ranker, reference).body("ids", 5).data)
     assert parsed.user.features == {}
     assert len(parsed.context) == 8
     assert parsed.items.features == {}  # type: ignore[union-attr]
 
 
-def test_candidates_differ_and_bodies_do_too(ranker: FrozenRanker, reference: Path) -> None:
+def test_candidates_and_bodies_are_distinct(ranker: FrozenRanker, reference: Path) -> None:
     requests = Requests(ranker, reference)
-    assert len(set(requests.item_ids(requests.most))) == requests.most == 300
+    assert len(set(requests.item_ids(requests.max_candidates))) == requests.max_candidates == 300
     bodies = requests.bodies("ids", 10)
-    assert len(set(bodies)) == DIFFERENT
+    assert len(set(bodies)) == DISTINCT_REQUESTS
     assert requests.bodies("ids", 10) is bodies
 
 
-def test_what_has_no_table_comes_from_golden_rows(bundle_without_tables: Path) -> None:
+def test_features_without_a_table_come_from_golden_rows(bundle_without_tables: Path) -> None:
     ranker = bundle.load(bundle_without_tables)
     requests = Requests(ranker, bundle_without_tables)
     parsed = RankRequest.model_validate_json(requests.body("columns", 7).data)
@@ -66,7 +70,7 @@ def test_what_has_no_table_comes_from_golden_rows(bundle_without_tables: Path) -
     assert set(parsed.items.features) == set(ranker.schema.columns_of("item"))  # type: ignore[union-attr]
     by_id = RankRequest.model_validate_json(requests.body("ids", 7).data)
     assert set(by_id.user.features) == set(ranker.schema.columns_of("user"))
-    assert len(requests.halves(7)) == 7
+    assert len(requests.encoded(7)) == 7
 
 
 @pytest.fixture
@@ -74,5 +78,5 @@ def bundle_without_tables(ranker: FrozenRanker, reference: Path, tmp_path: Path)
     from dataclasses import replace
 
     rows = Requests(ranker, reference).candidates(20)
-    bundle.write_bundle(replace(ranker, tables={}, stored=None), rows, tmp_path / "bare")
-    return tmp_path / "bare"
+    bundle.write_bundle(replace(ranker, tables={}, stored=None), rows, tmp_path / "bundle")
+    return tmp_path / "bundle"

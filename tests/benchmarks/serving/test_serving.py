@@ -1,0 +1,92 @@
+"""Tests of ``python -m benchmarks.serving``: the report and the documents that it writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.serving import report
+from benchmarks.serving.__main__ import PARTS, main
+from pipelines.bench import benchmark
+from pipelines.bench.requests import FORMS
+from pipelines.bench.sizes import FULL, QUICK
+from ranking.errors import RankerError
+from tests.support.bench_results import serving_results
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replace the measurements with made-up results; with seven items, the second part fails."""
+    recorded: list[Any] = []
+
+    def run_benchmark(
+        folder: Any, sizes: Any, threads: int, only: Any, parts: Any, packages: Any
+    ) -> Iterator[dict[str, Any]]:
+        recorded.append((folder, sizes, threads, list(only)))
+        for number, part in enumerate(only):
+            if number and sizes.items == 7:
+                raise RankerError("a server did not start")
+            yield {part: serving_results()[part]}
+
+    monkeypatch.setattr(benchmark, "run_benchmark", run_benchmark)
+    return recorded
+
+
+def test_format_report_starts_with_the_targets_and_ends_with_litserve() -> None:
+    text = report.format_report(serving_results())
+    assert text.startswith("### Targets\n")
+    assert text.count("\n### ") == len(PARTS) + 1  # "http" has two tables.
+    assert "LitServe 0.2.19 and ranker on the same cores: 32 clients" in text
+    assert "| 2 | 10 | 300, 2 / 3 | 100, 2 / 6 | 3.00 (3.00 – 3.00) | batches of 32, 2 ms, ZeroMQ |" in text
+
+
+def test_main_writes_results_tables_and_plot(calls: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "benchmarks.md").write_text("# Mine\n")
+    assert main(["--docs", str(tmp_path)]) == 0
+    assert calls == [(None, FULL, 1, list(PARTS))]
+    assert json.loads((tmp_path / "results" / "serving.json").read_text()) == serving_results()
+    assert (tmp_path / "results" / "serving.svg").read_text().startswith("<svg ")
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert text.startswith("# Mine\n")
+    assert report.format_report(serving_results()) in text
+    assert "(results/serving.svg)" in text
+    assert "candidates" in (tmp_path / "scaling.md").read_text()
+
+
+@pytest.mark.usefixtures("calls")
+def test_main_keeps_parts_measured_before_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "benchmarks.md").write_text("# Mine\n")
+    assert main(["--docs", str(tmp_path), "--items", "7", "--only", "engines", "open"]) == 1
+    assert "a server did not start" in capsys.readouterr().err
+    results = json.loads((tmp_path / "results" / "serving.json").read_text())
+    assert set(results) == {"engines"}
+    assert report.format_report(results) in (tmp_path / "benchmarks.md").read_text()
+
+
+def test_published_tables_match_the_published_results() -> None:
+    results = json.loads((ROOT / "docs/results/serving.json").read_text())
+    assert set(results) == set(PARTS)
+    assert report.format_report(results) in (ROOT / "docs/benchmarks.md").read_text()
+
+
+@pytest.mark.slow
+def test_main_measures_everything(tmp_path: Path) -> None:
+    parts = set(PARTS) - {"overload", "attacks"}  # tests/service/test_overload.py measures these.
+    assert main(["--quick", "--docs", str(tmp_path), "--only", *parts]) == 0
+    results = json.loads((tmp_path / "results" / "serving.json").read_text())
+    measured = parts - (set() if importlib.util.find_spec("litserve") else {"litserve"})
+    assert set(results) == measured
+    loads = [load for turn in results["http"]["measured"]["turns"] for load in turn.values() if "failed" in load]
+    assert len(loads) == len(FORMS) * len(QUICK.candidates) * len(QUICK.clients)
+    assert all(load["failed"] == {} for load in loads)
+    engines = results["engines"]["measured"]["sizes"]["100"]
+    assert {"dense, eager", "frozen, torch", "frozen, onnxruntime", "roofline"} <= set(engines)
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert text.count("\n### ") == 1 + len(measured) + 1  # The targets, and "http" has two tables.
