@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pipelines.jobs.train import train
 from pipelines.runs import trackers as trackers_module
 from pipelines.runs.run import RunFolder
-from pipelines.runs.trackers import Trackers, numbers, settings
+from pipelines.runs.trackers import Trackers, flatten_numbers, flatten_settings
 from ranking.errors import ConfigError, RankerError
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ class TestATrackerThatFails:
         run = RunFolder.create(tmp_path / "run", config)
         run.tensorboard.write_text("no folder")
         trackers = Trackers(config, run)
-        trackers.check(RECORD)
+        trackers.log_check(RECORD)
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("warning: tensorboard failed and is told no more, the training goes on (")
+        assert line.startswith("warning: tensorboard failed and is disabled; the training continues (")
 
     def test_in_mid_training_does_not_end_it(
         self, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -151,7 +151,7 @@ class TestATrackerThatFails:
 def test_an_error_in_the_training_is_told(trackers: Callable[..., Trackers]) -> None:
     def diverge() -> None:
         with trackers("mlflow") as told:
-            told.check(RECORD)
+            told.log_check(RECORD)
             raise RankerError("the loss is not finite")
 
     with pytest.raises(RankerError):
@@ -163,13 +163,13 @@ def test_an_error_in_the_training_is_told(trackers: Callable[..., Trackers]) -> 
 
 def test_numbers_are_found_at_any_depth() -> None:
     tree = {**RECORD, "weights": {"click": [0.5, 0.25]}, "auc": None}
-    assert numbers(tree) == {
+    assert flatten_numbers(tree) == {
         "step": 5.0, "gamma": 0.5, "train/click": 0.25, "weights/click/0": 0.5, "weights/click/1": 0.25
     }  # fmt: skip
 
 
 def test_settings_are_named_by_section(shop: Shop) -> None:
-    flat = settings(shop.config())
+    flat = flatten_settings(shop.config())
     assert flat["training.learning_rate.gates"] == "0.01"
     assert flat["model.expert_layers"] == "[8]"
     assert not any(name.startswith(("features", "tasks")) for name in flat)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pipelines.training.labeled_batch import encode
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model
-from pipelines.training.torch_batch import DeviceBatch
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.model.mmoe import MMoE
 
@@ -27,7 +26,7 @@ def made(shop: Shop) -> tuple[MMoE, DeviceBatch]:
     fitter.add(batch.rows)
     encoder = fitter.encoder()
     model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
-    return model, DeviceBatch.from_labeled(encode(batch.rows, encoder))
+    return model, DeviceBatch.from_labeled(LabeledBatch.from_table(batch.rows, encoder))
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from pipelines.config.config import load_config
 from pipelines.jobs import train as training
+from pipelines.training.checkpoint import dense_parameters
 from pipelines.training.distributed import init_distributed
-from pipelines.training.model_state import trunk
 from pipelines.training.trainer import Trainer
 
 
@@ -25,7 +25,7 @@ def main() -> None:
 
     def watched(trainer: Trainer) -> None:
         fit(trainer)
-        for name, parameter in trunk(trainer._objective):
+        for name, parameter in dense_parameters(trainer._objective):
             first = parameter.detach().clone()
             dist.broadcast(first, 0)
             assert torch.equal(first, parameter), f"{name} differs on rank {dist.get_rank()}"
@@ -34,8 +34,8 @@ def main() -> None:
 
     Trainer.fit = watched  # type: ignore[method-assign]
     toml, folder, *trainings = sys.argv[1:]
-    with init_distributed() as world:
-        training.init_distributed = lambda: nullcontext(world)
+    with init_distributed() as context:
+        training.init_distributed = lambda: nullcontext(context)
         for number, settings in enumerate(trainings):
             training.train(load_config(Path(toml), settings.split()), Path(folder) / str(number))
 

@@ -11,7 +11,7 @@ from pipelines.config.config import load_config
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
 from pipelines.training.dataloader import BatchLoader
-from pipelines.training.labeled_batch import encode
+from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.encoder_fitter import EncoderFitter
 
 
@@ -28,7 +28,9 @@ def main(toml: Path) -> None:
     reader, fitter = LogReader(config.logs.path, schema, {}), EncoderFitter(schema)
     index = profile_log(reader, config.logs, schema, on_train=fitter.add).index
     surveyed = peak() - before
-    feed = BatchLoader(reader, index, partial(encode, encoder=fitter.encoder()), config.logs, config.training)
+    feed = BatchLoader(
+        reader, index, partial(LabeledBatch.from_table, encoder=fitter.encoder()), config.logs, config.training
+    )
     rows = sum(len(batch) for batch in feed.epoch(0))
     print(json.dumps({"rows": rows, "survey": surveyed, "all": peak() - before}))
 

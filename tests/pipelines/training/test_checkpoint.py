@@ -122,7 +122,7 @@ class TestTorn:
         latest = checkpoints.latest()
         assert latest is not None
         assert latest.state["step"] == 5
-        assert "step-6 is torn and left aside" in capsys.readouterr().err
+        assert "step-6 is damaged and skipped" in capsys.readouterr().err
 
     def test_drafts_are_none(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
         (tmp_path / ".step-6-draft").mkdir()
@@ -136,9 +136,9 @@ class TestOfAnotherModel:
         checkpoints.save(5, tensors(1.0), STATE)
         latest = checkpoints.latest()
         assert latest is not None
-        with pytest.raises(LogError, match="of another model or version"):
+        with pytest.raises(LogError, match="belongs to another model or version"):
             latest.load({"other": torch.zeros(1)})
-        with pytest.raises(LogError, match="of another model or version"):
+        with pytest.raises(LogError, match="belongs to another model or version"):
             latest.load({"weight": torch.zeros(4, 2)})
 
 
@@ -152,7 +152,7 @@ class TestFullDisk:
                 checkpoints.save(6, {"big": torch.zeros(1_000_000)}, STATE)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "the last whole one is of step 5" in str(caught.value)
+        assert "the latest complete one is of step 5" in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
         latest = checkpoints.latest()
         assert latest is not None

@@ -103,7 +103,7 @@ class TestAnEpoch:
     @QUICK
     @given(SIZES, WORLDS)
     def test_not_shuffled_gives_every_row_in_order(self, sizes: list[int], world: int) -> None:
-        ranks = feeds(sizes, world, shuffle=False)
+        ranks = feeds(sizes, world, shuffled=False)
         given = [list(feed.epoch(0)) for feed in ranks]
         assert [n for batches in given for n in rows(batches)] == list(range(sum(sizes)))
         assert {len(batches) for batches in given} == {ranks[0].steps()}
@@ -134,7 +134,7 @@ class TestAnEpoch:
 
     def test_of_no_rows_is_empty(self) -> None:
         for shuffled in (True, False):
-            (feed,) = feeds([], 1, shuffle=shuffled)
+            (feed,) = feeds([], 1, shuffled=shuffled)
             assert feed.steps() == 0
             assert list(feed.epoch(0)) == []
 

@@ -69,7 +69,7 @@ class TestTwoRanks:
     def test_tell_once_what_they_did(self, together: Path) -> None:
         assert json.loads((together / "stdout").read_text())["evaluation"]["rows"] > 0
         told = (together / "stderr").read_text()
-        assert told.count("the gates chose") == 1
+        assert told.count("the gates selected") == 1
         assert "Warning" not in told
 
     def test_leave_a_run_that_one_process_freezes(self, logs: Path, together: Path, tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ class TestTwoRanks:
     def test_need_a_batch_that_can_be_divided(
         self, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pipelines.jobs.train.init_distributed", lambda: nullcontext(DistContext(size=2)))
-        says = "training.batch_size = 63 is that of all 2 ranks together: choose a multiple of 2"
+        monkeypatch.setattr("pipelines.jobs.train.init_distributed", lambda: nullcontext(DistContext(world_size=2)))
+        says = "training.batch_size = 63 is the total over all 2 ranks: choose a multiple of 2"
         with pytest.raises(ConfigError, match=says):
             train(load_config(logs / "ranker.toml", [*SETTINGS, "training.batch_size=63"]), tmp_path / "run")
         assert not (tmp_path / "run").exists()
@@ -112,14 +112,14 @@ class TestALostRank:
         os.kill(victim, signal.SIGKILL)
         _, stderr = group.communicate(timeout=60)
         assert group.returncode != 0
-        assert "rank 0: another rank was lost, so that training stops here" in stderr
-        assert "--resume goes on from the last checkpoint" in stderr
+        assert "rank 0: training stopped because another rank failed" in stderr
+        assert "--resume continues from the last checkpoint" in stderr
         step = max(int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*"))
         assert not run.finished
 
         settings = [*self.LONG, "training.patience=1"]  # not the same configuration: refused, nothing is lost
         refused = started(ranks(logs, run.path, "--resume", settings=settings))
-        assert "begun with another training.patience" in refused.stderr
+        assert "started with another training.patience" in refused.stderr
         resumed: list[int] = []
 
         def look(line: dict[str, int]) -> None:

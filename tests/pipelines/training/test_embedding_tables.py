@@ -102,10 +102,10 @@ def tables() -> tuple[Embeddings, EmbeddingTables]:
 
 def test_stand_still_at_a_rate_of_zero(tables: tuple[Embeddings, EmbeddingTables]) -> None:
     embeddings, learning = tables
-    learning.set_rate(0.0)
-    before = {name: weight.clone() for name, weight in (learning.whole() or {}).items()}
+    learning.set_learning_rate(0.0)
+    before = {name: weight.clone() for name, weight in (learning.gather() or {}).items()}
     embeddings(drawn(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)).sum().backward()
-    assert all(torch.equal(before[name], weight) for name, weight in (learning.whole() or {}).items())
+    assert all(torch.equal(before[name], weight) for name, weight in (learning.gather() or {}).items())
 
 
 def test_give_their_state_as_it_is_and_take_it_back(tables: tuple[Embeddings, EmbeddingTables]) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pipelines.config.config import TrainingConfig
-from pipelines.training.expert_pruning import distil, keep_experts
-from pipelines.training.model_state import trunk
+from pipelines.training.checkpoint import dense_parameters
+from pipelines.training.expert_pruning import distill, keep_experts
+from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.optimizer import make_optimizer
-from pipelines.training.torch_batch import DeviceBatch
 from ranking.gates import Softmax
 from ranking.model.losses import task_losses
 from ranking.model.mmoe import MMoE
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 Trained = tuple[MMoE, DeviceBatch, torch.optim.Optimizer, dict[str, dict[str, Tensor]]]
-"""Model, batch, optimiser, and a copy of its state by parameter name."""
+"""Model, batch, optimizer, and a copy of its state by parameter name."""
 
 
-def step(model: MMoE, optimiser: torch.optim.Optimizer, batch: DeviceBatch, shop: Shop) -> None:
-    optimiser.zero_grad(set_to_none=True)
+def step(model: MMoE, optimizer: torch.optim.Optimizer, batch: DeviceBatch, shop: Shop) -> None:
+    optimizer.zero_grad(set_to_none=True)
     task_losses(model(batch.inputs), batch.labels, shop.schema.tasks).sum().backward()
-    optimiser.step()
+    optimizer.step()
 
 
 class TestGates:
@@ -34,19 +34,19 @@ class TestGates:
         self, make: Callable[[dict[str, Any]], MMoE], made: tuple[MMoE, DeviceBatch], shop: Shop
     ) -> None:
         model, (_, batch) = make({"kind": "attentive"}), made
-        optimiser = make_optimizer(model, TrainingConfig())
-        step(model, optimiser, batch, shop)
+        optimizer = make_optimizer(model, TrainingConfig())
+        step(model, optimizer, batch, shop)
         old = {id(parameter) for parameter in model.gate.parameters()}
-        distil(model, optimiser)
+        distill(model, optimizer)
         new = model.gate
         assert isinstance(new, Softmax)
         assert new.training
-        held = {id(p) for group in optimiser.param_groups for p in group["params"]}
-        assert held == {id(p) for _, p in trunk(model)}
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        assert held == {id(p) for _, p in dense_parameters(model)}
         assert not held & old
-        assert not {id(p) for p in optimiser.state} & old
+        assert not {id(p) for p in optimizer.state} & old
         before = [parameter.detach().clone() for parameter in new.parameters()]
-        step(model, optimiser, batch, shop)
+        step(model, optimizer, batch, shop)
         assert not any(torch.equal(p, b) for p, b in zip(new.parameters(), before, strict=True))
 
 
@@ -57,20 +57,20 @@ class TestKeepingExperts:
     def trained(self, made: tuple[MMoE, DeviceBatch], shop: Shop) -> Trained:
         """After three steps."""
         model, batch = made
-        optimiser = make_optimizer(model, TrainingConfig())
+        optimizer = make_optimizer(model, TrainingConfig())
         for _ in range(3):
-            step(model, optimiser, batch, shop)
+            step(model, optimizer, batch, shop)
         state = {
-            name: {key: value.clone() for key, value in optimiser.state[parameter].items()}
-            for name, parameter in trunk(model)
+            name: {key: value.clone() for key, value in optimizer.state[parameter].items()}
+            for name, parameter in dense_parameters(model)
         }
-        return model, batch, optimiser, state
+        return model, batch, optimizer, state
 
     def test_keeps_adams_moments_of_these_experts_and_of_everything_else(self, trained: Trained) -> None:
-        model, _, optimiser, before = trained
-        keep_experts(model, optimiser, list(self.KEPT))
-        for name, parameter in trunk(model):
-            after = optimiser.state[parameter]
+        model, _, optimizer, before = trained
+        keep_experts(model, optimizer, list(self.KEPT))
+        for name, parameter in dense_parameters(model):
+            after = optimizer.state[parameter]
             for moment in ("exp_avg", "exp_avg_sq"):
                 expected = before[name][moment]
                 expected = expected[list(self.KEPT)] if name.startswith("experts.") else expected
@@ -79,36 +79,36 @@ class TestKeepingExperts:
             assert torch.equal(after["step"], before[name]["step"]), name
 
     def test_keeps_no_state_and_no_parameter_of_the_others(self, trained: Trained) -> None:
-        model, _, optimiser, _ = trained
-        keep_experts(model, optimiser, list(self.KEPT))
-        parameters = {id(parameter) for _, parameter in trunk(model)}
-        assert {id(parameter) for parameter in optimiser.state} == parameters
-        assert {id(p) for group in optimiser.param_groups for p in group["params"]} == parameters
+        model, _, optimizer, _ = trained
+        keep_experts(model, optimizer, list(self.KEPT))
+        parameters = {id(parameter) for _, parameter in dense_parameters(model)}
+        assert {id(parameter) for parameter in optimizer.state} == parameters
+        assert {id(p) for group in optimizer.param_groups for p in group["params"]} == parameters
         assert model.active.tolist() == list(self.KEPT)
 
     def test_training_goes_on_with_these_experts(self, trained: Trained, shop: Shop) -> None:
-        model, batch, optimiser, _ = trained
-        keep_experts(model, optimiser, list(self.KEPT))
-        before = {name: parameter.detach().clone() for name, parameter in trunk(model)}
-        step(model, optimiser, batch, shop)
-        for name, parameter in trunk(model):
+        model, batch, optimizer, _ = trained
+        keep_experts(model, optimizer, list(self.KEPT))
+        before = {name: parameter.detach().clone() for name, parameter in dense_parameters(model)}
+        step(model, optimizer, batch, shop)
+        for name, parameter in dense_parameters(model):
             assert not torch.equal(parameter, before[name]), name
 
     def test_can_be_done_again(self, trained: Trained, shop: Shop) -> None:
-        model, batch, optimiser, before = trained
-        keep_experts(model, optimiser, list(self.KEPT))
-        keep_experts(model, optimiser, [3])
+        model, batch, optimizer, before = trained
+        keep_experts(model, optimizer, list(self.KEPT))
+        keep_experts(model, optimizer, [3])
         assert model.active.tolist() == [3]
         weight = dict(model.named_parameters())["experts.layers.0.weight"]
-        assert torch.equal(optimiser.state[weight]["exp_avg"], before["experts.layers.0.weight"]["exp_avg"][[3]])
-        step(model, optimiser, batch, shop)
+        assert torch.equal(optimizer.state[weight]["exp_avg"], before["experts.layers.0.weight"]["exp_avg"][[3]])
+        step(model, optimizer, batch, shop)
 
     def test_dropping_experts_that_no_gate_chose_changes_no_output(self, trained: Trained) -> None:
-        model, batch, optimiser, _ = trained
+        model, batch, optimizer, _ = trained
         with torch.no_grad():
             model.gate.z.uniform_(-1, 1)
         model.gate.finalize()
         model.eval()
         before = model(batch.inputs)
-        keep_experts(model, optimiser, model.gate.selection().experts_used)
+        keep_experts(model, optimizer, model.gate.selection().experts_used)
         torch.testing.assert_close(model(batch.inputs), before)

@@ -38,16 +38,16 @@ def learn(
     x: Tensor | None = None,
 ) -> GateSchedule:
     """Trains a gate alone: each expert costs something, another sum for each task."""
-    convergence = GateSchedule(config, gate, steps, budget)
-    optimiser = torch.optim.Adam(gate.parameters(), 0.01)
-    go_on(gate, convergence, optimiser, range(1, steps + 1), seed, x)
-    return convergence
+    schedule = GateSchedule(config, gate, steps, budget)
+    optimizer = torch.optim.Adam(gate.parameters(), 0.01)
+    go_on(gate, schedule, optimizer, range(1, steps + 1), seed, x)
+    return schedule
 
 
 def go_on(
     gate: Gate,
-    convergence: GateSchedule,
-    optimiser: torch.optim.Optimizer,
+    schedule: GateSchedule,
+    optimizer: torch.optim.Optimizer,
     steps: range,
     seed: int = 0,
     x: Tensor | None = None,
@@ -55,33 +55,33 @@ def go_on(
     """Trains a gate for these steps."""
     costs = torch.randn(gate.num_tasks, gate.num_experts, generator=torch.Generator().manual_seed(seed))
     for step in steps:
-        convergence.before(step)
+        schedule.begin_step(step)
         weights = gate(x)
         loss = (weights * costs).sum()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         if loss.requires_grad:
             loss.backward()
-            optimiser.step()
-        convergence.after(step, weights)
+            optimizer.step()
+        schedule.end_step(step, weights)
 
 
 class TestGamma:
     def test_stays_until_the_ramp(self) -> None:
-        convergence = make()
-        assert {convergence.gamma_at(step) for step in range(1, 51)} == {2.0}
+        schedule = make()
+        assert {schedule.gamma_at(step) for step in range(1, 51)} == {2.0}
 
     def test_falls_by_the_same_factor_at_every_step_of_the_ramp(self) -> None:
-        convergence = make()
-        ramp = [convergence.gamma_at(step) for step in range(50, 121)]
+        schedule = make()
+        ramp = [schedule.gamma_at(step) for step in range(50, 121)]
         factors = [after / before for before, after in pairwise(ramp)]
         assert factors == pytest.approx([factors[0]] * len(factors))
         assert factors[0] == pytest.approx(1e-3 ** (1 / 70))
 
     def test_reaches_its_final_value_at_the_end_of_the_ramp_and_keeps_it(self) -> None:
-        convergence = make()
-        assert convergence.last_step == 120
-        assert convergence.gamma_at(120) == pytest.approx(2e-3)
-        assert convergence.gamma_at(STEPS) == pytest.approx(2e-3)
+        schedule = make()
+        assert schedule.finalize_step == 120
+        assert schedule.gamma_at(120) == pytest.approx(2e-3)
+        assert schedule.gamma_at(STEPS) == pytest.approx(2e-3)
 
     @settings(deadline=None, max_examples=100)
     @given(steps=st.integers(1, 500), start=st.floats(0, 0.5), length=st.floats(0.01, 0.49))
@@ -89,17 +89,17 @@ class TestGamma:
         config = ConvergenceConfig(
             gamma=3.0, final_gamma=0.01, anneal_from=start, anneal_until=start + length, budget_at=0.0
         )
-        convergence = make(config, steps=steps)
-        gammas = [convergence.gamma_at(step) for step in range(1, steps + 1)]
+        schedule = make(config, steps=steps)
+        gammas = [schedule.gamma_at(step) for step in range(1, steps + 1)]
         assert all(after <= before for before, after in pairwise(gammas))
         assert all(0.0099 < gamma <= 3.0 for gamma in gammas)
 
     def test_is_set_on_the_gate_before_each_step(self) -> None:
         gate = DSelectK(1, 4, 2, CONFIG.gamma)
-        convergence = GateSchedule(CONFIG, gate, STEPS)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
         for step in (1, 60, 100):
-            convergence.before(step)
-            assert float(gate.gamma) == pytest.approx(convergence.gamma_at(step))
+            schedule.begin_step(step)
+            assert float(gate.gamma) == pytest.approx(schedule.gamma_at(step))
 
     def test_means_the_same_for_every_number_of_steps(self) -> None:
         short, long = make(steps=100), make(steps=1000)
@@ -109,8 +109,8 @@ class TestGamma:
 class TestAlpha:
     def gradient(self, step: int) -> Tensor | None:
         gate = DSelectK(2, 4, 2, CONFIG.gamma)
-        convergence = GateSchedule(CONFIG, gate, STEPS)
-        convergence.before(step)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
+        schedule.begin_step(step)
         (gate() * torch.arange(4)).sum().backward()
         return gate.alpha.grad
 
@@ -135,24 +135,24 @@ class TestAlpha:
 class TestEndOfTheSelection:
     @pytest.mark.parametrize("steps", [1, 2, 3, 10, 100])
     def test_comes_exactly_once_whatever_the_number_of_steps(self, steps: int) -> None:
-        convergence = make(steps=steps)
+        schedule = make(steps=steps)
         ends = []
         for step in range(1, steps + 1):
-            convergence.before(step)
-            assert convergence.phase() == ("selected" if ends else "selecting")
-            if convergence.after(step, torch.ones(3, 8)):
+            schedule.begin_step(step)
+            assert schedule.phase() == ("selected" if ends else "selecting")
+            if schedule.end_step(step, torch.ones(3, 8)):
                 ends.append(step)
-        assert ends == [convergence.last_step]
-        assert convergence.done
-        assert convergence.phase() == "selected"
+        assert ends == [schedule.finalize_step]
+        assert schedule.done
+        assert schedule.phase() == "selected"
 
     @pytest.mark.parametrize("experts", [1, 2, 3, 5, 8, 12])
     @pytest.mark.parametrize("seed", range(5))
     def test_finds_every_gate_exactly_binary(self, experts: int, seed: int) -> None:
         torch.manual_seed(seed)
         gate = DSelectK(2, experts, min(2, experts), CONFIG.gamma)
-        convergence = learn(gate, steps=80, seed=seed)
-        assert convergence.done
+        schedule = learn(gate, steps=80, seed=seed)
+        assert schedule.done
         selectors = gate.selectors()
         assert torch.equal(selectors.sum(-1), torch.ones(2, gate.k))
         assert bool(((selectors == 0) | (selectors == 1)).all())
@@ -168,10 +168,10 @@ class TestEndOfTheSelection:
     def test_needs_no_snap_where_the_ramp_could_do_its_work(self) -> None:
         for seed in range(5):
             torch.manual_seed(seed)
-            convergence = learn(DSelectK(2, 8, 2, CONFIG.gamma), seed=seed)
-            assert convergence.snapped_codes == 0
-            assert convergence.binary_at_step is not None
-            assert convergence.binary_at_step <= convergence.last_step
+            schedule = learn(DSelectK(2, 8, 2, CONFIG.gamma), seed=seed)
+            assert schedule.snapped_codes == 0
+            assert schedule.binary_at_step is not None
+            assert schedule.binary_at_step <= schedule.finalize_step
 
     def test_chooses_experts_that_cost_less_than_the_average(self) -> None:
         costs = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
@@ -183,48 +183,48 @@ class TestEndOfTheSelection:
 
     def test_snaps_codes_that_are_not_binary_yet_and_counts_their_selectors(self) -> None:
         gate = DSelectK(2, 8, 2, CONFIG.gamma)
-        convergence = GateSchedule(CONFIG, gate, STEPS)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
         with torch.no_grad():
             gate.z.fill_(1.0)
             gate.z[0, 1, 2] = 1e-6  # one code of one selector
-        convergence.before(convergence.last_step)
-        assert convergence.after(convergence.last_step, gate())
-        assert convergence.snapped_codes == 1
+        schedule.begin_step(schedule.finalize_step)
+        assert schedule.end_step(schedule.finalize_step, gate())
+        assert schedule.snapped_codes == 1
         assert bool(gate.converged().all())
-        assert convergence.binary_at_step == convergence.last_step
+        assert schedule.binary_at_step == schedule.finalize_step
 
     def test_notes_when_the_codes_became_binary_for_good(self) -> None:
         gate = DSelectK(1, 4, 1, CONFIG.gamma)
-        convergence = GateSchedule(CONFIG, gate, STEPS)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
 
         def step(number: int, z: float) -> None:
             with torch.no_grad():
                 gate.z.fill_(z)
-            convergence.before(number)
-            convergence.after(number, gate())
+            schedule.begin_step(number)
+            schedule.end_step(number, gate())
 
         step(1, 5.0)
-        assert convergence.binary_at_step == 1
+        assert schedule.binary_at_step == 1
         step(2, 0.1)
-        assert convergence.binary_at_step is None
+        assert schedule.binary_at_step is None
         step(3, -5.0)
         step(4, -5.0)
-        assert convergence.binary_at_step == 3
+        assert schedule.binary_at_step == 3
 
     def test_leaves_the_choice_as_it_is_for_the_rest_of_the_training(self) -> None:
         gate = DSelectK(3, 8, 2, CONFIG.gamma)
         choices = []
         costs = torch.randn(3, 8)
-        convergence = GateSchedule(CONFIG, gate, STEPS)
-        optimiser = torch.optim.Adam(gate.parameters(), 0.01)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
+        optimizer = torch.optim.Adam(gate.parameters(), 0.01)
         for number in range(1, STEPS + 1):
-            convergence.before(number)
-            optimiser.zero_grad()
+            schedule.begin_step(number)
+            optimizer.zero_grad()
             weights = gate()
             (weights * costs).sum().backward()
-            optimiser.step()
-            convergence.after(number, weights)
-            if convergence.done:
+            optimizer.step()
+            schedule.end_step(number, weights)
+            if schedule.done:
                 choices.append((gate.codes().tolist(), float(gate.gamma)))
         assert len(choices) == STEPS - 120 + 1
         assert all(choice == choices[0] for choice in choices)
@@ -265,13 +265,13 @@ class TestBudget:
         torch.manual_seed(seed)
         gate = make_gate(kind, experts, k)
         x = examples(seed=seed) if gate.per_example else None
-        convergence = learn(gate, steps=40, seed=seed, budget=budget, x=x)
+        schedule = learn(gate, steps=40, seed=seed, budget=budget, x=x)
         weights = gate.eval()(examples(500, seed + 1) if gate.per_example else None)
         assert bool(gate.converged().all())
         assert bool(((weights > 0).sum(-1) <= k).all())
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-        assert used(weights) <= set(convergence.experts)
-        assert len(convergence.experts) <= budget
+        assert used(weights) <= set(schedule.experts)
+        assert len(schedule.experts) <= budget
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("budget", [1, 2, 3, 4, 5, 6])
@@ -279,19 +279,19 @@ class TestBudget:
         torch.manual_seed(0)
         gate = make_gate(kind, 7, 2)
         x = examples() if gate.per_example else None
-        convergence = GateSchedule(CONFIG, gate, STEPS, budget)
+        schedule = GateSchedule(CONFIG, gate, STEPS, budget)
         weights = torch.rand(*gate(x).shape)
         for step in range(1, 50):
-            assert not convergence.after(step, weights)
-        assert convergence.experts == list(range(7))
-        assert convergence.budget_step == 50
-        assert convergence.after(50, weights)
+            assert not schedule.end_step(step, weights)
+        assert schedule.experts == list(range(7))
+        assert schedule.budget_step == 50
+        assert schedule.end_step(50, weights)
         total = weights.flatten(0, -2).sum(0)
-        assert convergence.experts == sorted(total.argsort(descending=True)[:budget].tolist())
-        assert used(gate(x)) <= set(convergence.experts)
+        assert schedule.experts == sorted(total.argsort(descending=True)[:budget].tolist())
+        assert used(gate(x)) <= set(schedule.experts)
         torch.testing.assert_close(gate(x).sum(-1), torch.ones(weights.shape[:-1]))
-        assert not convergence.done
-        assert not convergence.after(51, weights)
+        assert not schedule.done
+        assert not schedule.end_step(51, weights)
 
     @pytest.mark.parametrize("kind", KINDS[:4])
     @pytest.mark.parametrize("budget", [2, 3, 5])
@@ -299,24 +299,24 @@ class TestBudget:
         """Whatever is cheapest among them at the end, not what the cut happened to prefer."""
         torch.manual_seed(0)
         gate = make_gate(kind, 6, 1)
-        convergence = GateSchedule(CONFIG, gate, 400, budget)
+        schedule = GateSchedule(CONFIG, gate, 400, budget)
         keep = torch.zeros(3, 6)
         keep[:, :budget] = 1.0
         keep[:, 0] = 2.0
-        convergence.before(100)
-        convergence.after(100, keep)
-        assert convergence.experts == list(range(budget))
+        schedule.begin_step(100)
+        schedule.end_step(100, keep)
+        assert schedule.experts == list(range(budget))
         costs = torch.zeros(3, 6)
         costs[:, budget - 1] = -1.0
-        optimiser = torch.optim.Adam(gate.parameters(), 0.05)
+        optimizer = torch.optim.Adam(gate.parameters(), 0.05)
         for step in range(101, 241):
-            convergence.before(step)
+            schedule.begin_step(step)
             weights = gate()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (weights * costs).sum().backward()
-            optimiser.step()
-            convergence.after(step, weights)
-        assert convergence.experts == [budget - 1]
+            optimizer.step()
+            schedule.end_step(step, weights)
+        assert schedule.experts == [budget - 1]
         assert gate.selection().experts_used == [budget - 1]
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -337,25 +337,25 @@ class TestBudget:
         torch.manual_seed(0)
         gate = make_gate(kind, 6, 2)
         x = examples() if gate.per_example else None
-        convergence = learn(gate, steps=steps, budget=2, x=x)
-        assert convergence.done
-        assert len(used(gate(x))) <= len(convergence.experts) <= 2
+        schedule = learn(gate, steps=steps, budget=2, x=x)
+        assert schedule.done
+        assert len(used(gate(x))) <= len(schedule.experts) <= 2
 
 
 class TestGatesThatNeverConclude:
     @pytest.mark.parametrize("gate", [TopK(2, 4, 2), Softmax(2, 4), SharedBottom(2), TopK(2, 4, 2, input_size=5)])
     def test_are_done_from_the_start(self, gate: Gate) -> None:
         before = {name: value.clone() for name, value in gate.state_dict().items()}
-        convergence = GateSchedule(CONFIG, gate, STEPS)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
         x = examples()
         for step in range(1, STEPS + 1):
-            assert convergence.done
-            assert convergence.phase() == "selected"
-            convergence.before(step)
-            assert not convergence.after(step, gate(x))
-        assert convergence.binary_at_step is None
-        assert convergence.snapped_codes == 0
-        assert convergence.experts == list(range(gate.num_experts))
+            assert schedule.done
+            assert schedule.phase() == "selected"
+            schedule.begin_step(step)
+            assert not schedule.end_step(step, gate(x))
+        assert schedule.binary_at_step is None
+        assert schedule.snapped_codes == 0
+        assert schedule.experts == list(range(gate.num_experts))
         assert all(torch.equal(value, before[name]) for name, value in gate.state_dict().items())
         assert all(parameter.requires_grad for parameter in gate.parameters())
 
@@ -363,81 +363,81 @@ class TestGatesThatNeverConclude:
 class TestGatesThatConcludeOtherwise:
     def test_per_example_become_exact_for_every_example_at_the_last_step(self) -> None:
         gate = DSelectK(3, 6, 2, CONFIG.gamma, input_size=5)
-        convergence, x = GateSchedule(CONFIG, gate, STEPS), examples(400)
+        schedule, x = GateSchedule(CONFIG, gate, STEPS), examples(400)
         for step in range(1, 120):
-            convergence.before(step)
-            assert not convergence.after(step, gate(x))
+            schedule.begin_step(step)
+            assert not schedule.end_step(step, gate(x))
         assert not bool(gate.converged().any())
         assert bool(((gate(x) > 0).sum(-1) > 2).any())
-        convergence.before(120)
-        assert convergence.after(120, gate(x))
+        schedule.begin_step(120)
+        assert schedule.end_step(120, gate(x))
         assert bool(gate.converged().all())
-        assert convergence.binary_at_step == 120
+        assert schedule.binary_at_step == 120
         selectors = gate.selectors(examples(400, seed=1))
         assert bool(((selectors == 0) | (selectors == 1)).all())
-        assert convergence.experts == list(range(6))
+        assert schedule.experts == list(range(6))
         assert not gate.w.requires_grad
         assert gate.g.requires_grad
 
     @pytest.mark.parametrize("make_", [lambda: SoftmaxSelectors(3, 6, 2), lambda: GumbelSoftmax(3, 6)])
     def test_static_are_final_at_the_last_step_and_keep_what_they_use(self, make_: Callable[[], Gate]) -> None:
         gate = make_()
-        convergence = learn(gate)
-        assert convergence.done
-        assert convergence.binary_at_step == convergence.last_step == 120
+        schedule = learn(gate)
+        assert schedule.done
+        assert schedule.binary_at_step == schedule.finalize_step == 120
         assert bool(gate.converged().all())
-        assert convergence.experts == gate.selection().experts_used
-        assert set(convergence.experts) == used(gate.eval()())
+        assert schedule.experts == gate.selection().experts_used
+        assert set(schedule.experts) == used(gate.eval()())
         assert torch.equal(gate.train()(), gate.eval()())
 
     def test_attentive_ends_at_the_last_step_without_a_choice(self) -> None:
         gate = AttentiveGate(3, 4, 5, 8)
-        convergence = GateSchedule(CONFIG, gate, STEPS)
+        schedule = GateSchedule(CONFIG, gate, STEPS)
         ends = []
         for step in range(1, STEPS + 1):
-            convergence.before(step)
-            if convergence.after(step, torch.ones(64, 3, 4)):
+            schedule.begin_step(step)
+            if schedule.end_step(step, torch.ones(64, 3, 4)):
                 ends.append(step)
         assert ends == [120]
-        assert convergence.binary_at_step is None
-        assert convergence.experts == list(range(4))
+        assert schedule.binary_at_step is None
+        assert schedule.experts == list(range(4))
 
 
 class TestResumedTraining:
-    """From the state of gate and optimiser alone; only the step says where the schedule stands."""
+    """From the state of gate and optimizer alone; only the step says where the schedule stands."""
 
     @staticmethod
     def ends(kind: str, budget: int | None, stop: int) -> tuple[tuple[Gate, GateSchedule], tuple[Gate, GateSchedule]]:
-        """Gate and convergence of a training that ran through, and of one that was resumed after step ``stop``."""
+        """Gate and schedule of a training that ran through, and of one that was resumed after step ``stop``."""
 
         def made(seed: int) -> tuple[Gate, GateSchedule, torch.optim.Optimizer]:
             torch.manual_seed(seed)
             gate = make_gate(kind, 6, 2)
             return gate, GateSchedule(CONFIG, gate, STEPS, budget), torch.optim.Adam(gate.parameters(), 0.01)
 
-        gate, convergence, optimiser = made(0)
+        gate, schedule, optimizer = made(0)
         x = examples() if gate.per_example else None
-        go_on(gate, convergence, optimiser, range(1, stop + 1), x=x)
+        go_on(gate, schedule, optimizer, range(1, stop + 1), x=x)
         again, resumed, other = made(1)
         again.load_state_dict({name: value.clone() for name, value in gate.state_dict().items()})
-        other.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-        go_on(gate, convergence, optimiser, range(stop + 1, STEPS + 1), x=x)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        go_on(gate, schedule, optimizer, range(stop + 1, STEPS + 1), x=x)
         go_on(again, resumed, other, range(stop + 1, STEPS + 1), x=x)
-        return (gate, convergence), (again, resumed)
+        return (gate, schedule), (again, resumed)
 
     @pytest.mark.parametrize("kind", ["fold", "softmax_selectors", "per example"])
     @pytest.mark.parametrize("budget", [None, 3])
     @pytest.mark.parametrize("stop", [60, 100])
     def test_in_mid_ramp_ends_in_the_same_choice_bit_for_bit(self, kind: str, budget: int | None, stop: int) -> None:
-        (gate, convergence), (again, resumed) = self.ends(kind, budget, stop)
-        assert convergence.done
+        (gate, schedule), (again, resumed) = self.ends(kind, budget, stop)
+        assert schedule.done
         assert resumed.done
-        assert resumed.snapped_codes == convergence.snapped_codes
+        assert resumed.snapped_codes == schedule.snapped_codes
         assert all(torch.equal(value, again.state_dict()[name]) for name, value in gate.state_dict().items())
         x = examples() if gate.per_example else None
         assert gate.selection(x=x) == again.selection(x=x)
 
     @pytest.mark.parametrize("kind", ["fold", "softmax_selectors", "per example"])
     def test_after_the_cut_knows_the_experts_that_are_left(self, kind: str) -> None:
-        (_, convergence), (_, resumed) = self.ends(kind, 3, 85)
-        assert resumed.experts == convergence.experts
+        (_, schedule), (_, resumed) = self.ends(kind, 3, 85)
+        assert resumed.experts == schedule.experts

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.training.labeled_batch import LabeledBatch
-from pipelines.training.negative_sampling import downsample_negatives, samples_negatives
+from pipelines.training.negative_sampling import downsample_negatives, draw_uniforms
 from ranking.encoding.batch import EncodedBatch, Float32
 from ranking.schema import Task
 
@@ -35,7 +35,7 @@ def test_only_negatives_of_that_task_are_masked_and_only_rows_without_labels_are
     labels: list[tuple[float, ...]], step: int
 ) -> None:
     given_ = np.array(labels, np.float32)
-    uniform = samples_negatives(3, step, len(given_))
+    uniform = draw_uniforms(3, step, len(given_))
     found = downsample_negatives(batch(given_), TASKS, uniform)
     masked = given_.copy()
     for row in range(len(labels)):
@@ -45,25 +45,25 @@ def test_only_negatives_of_that_task_are_masked_and_only_rows_without_labels_are
     kept = left if len(left) >= 2 else list(range(len(labels)))
     assert found.users.tolist() == kept
     np.testing.assert_array_equal(found.labels, masked[kept], strict=True)
-    for part in (found.inputs.ids[:, 0], found.weights, found.side.ids[:, 0]):  # type: ignore[union-attr]
+    for part in (found.inputs.ids[:, 0], found.weights, found.position_inputs.ids[:, 0]):  # type: ignore[union-attr]
         assert part.tolist() == kept
 
 
 def test_the_share_of_the_negatives_is_kept() -> None:
     labels = np.zeros((20_000, 3), np.float32)
     labels[:5000, 0] = 1.0
-    found = downsample_negatives(batch(labels), TASKS, samples_negatives(0, 1, 20_000))
+    found = downsample_negatives(batch(labels), TASKS, draw_uniforms(0, 1, 20_000))
     negatives = int((found.labels[:, 0] == 0).sum())
     assert abs(negatives - 0.2 * 15_000) < 150
     assert int((found.labels[:, 0] == 1).sum()) == 5000
 
 
 def test_draws_are_the_same_for_the_same_step_and_others_for_another() -> None:
-    assert np.array_equal(samples_negatives(1, 2, 5), samples_negatives(1, 2, 5))
-    assert not np.array_equal(samples_negatives(1, 2, 5), samples_negatives(1, 3, 5))
-    assert not np.array_equal(samples_negatives(1, 2, 5), samples_negatives(2, 2, 5))
+    assert np.array_equal(draw_uniforms(1, 2, 5), draw_uniforms(1, 2, 5))
+    assert not np.array_equal(draw_uniforms(1, 2, 5), draw_uniforms(1, 3, 5))
+    assert not np.array_equal(draw_uniforms(1, 2, 5), draw_uniforms(2, 2, 5))
 
 
 def test_a_batch_from_which_nothing_is_taken_is_the_same() -> None:
     examples = batch(np.ones((4, 3), np.float32))
-    assert np.array_equal(downsample_negatives(examples, TASKS, samples_negatives(0, 1, 4)).labels, examples.labels)
+    assert np.array_equal(downsample_negatives(examples, TASKS, draw_uniforms(0, 1, 4)).labels, examples.labels)

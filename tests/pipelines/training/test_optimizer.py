@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pipelines.config.config import TrainingConfig
-from pipelines.training.model_state import trunk
+from pipelines.training.checkpoint import dense_parameters
+from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.optimizer import make_optimizer
-from pipelines.training.torch_batch import DeviceBatch
 from ranking.model.losses import UncertaintyWeighting
 from ranking.model.mmoe import MMoE
 from ranking.model.position_tower import PositionTower, PositionTowerConfig
@@ -23,7 +23,7 @@ class TestGroups:
     def test_hold_every_parameter_but_the_tables_once(self, made: tuple[MMoE, DeviceBatch]) -> None:
         model, _ = made
         held = [id(p) for group in make_optimizer(model, TrainingConfig()).param_groups for p in group["params"]]
-        assert sorted(held) == sorted(id(p) for _, p in trunk(model))
+        assert sorted(held) == sorted(id(p) for _, p in dense_parameters(model))
 
     def test_hold_the_weighting_before_the_gate_and_let_it_not_decay(
         self, made: tuple[MMoE, DeviceBatch], shop: Shop
@@ -58,19 +58,19 @@ class TestGroups:
 
     def test_decay_experts_and_towers_but_never_gates(self, made: tuple[MMoE, DeviceBatch]) -> None:
         model, _ = made
-        optimiser = make_optimizer(model, TrainingConfig(weight_decay=0.5))
-        decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
+        optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
+        decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
         assert {decay[id(p)] for p in model.gate.parameters()} == {0.0}
         assert {decay[id(p)] for p in model.experts.parameters()} == {0.5}
         assert {decay[id(p)] for p in model.towers.parameters()} == {0.5}
 
     def test_without_a_gradient_only_what_decays_moves(self, made: tuple[MMoE, DeviceBatch]) -> None:
         model, _ = made
-        optimiser = make_optimizer(model, TrainingConfig(weight_decay=0.5))
+        optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        optimiser.step()
+        optimizer.step()
         moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
         assert "experts.layers.0.weight" in moved
         assert not [name for name in moved if name.startswith("gate.")]
@@ -96,11 +96,11 @@ class TestGates:
             with torch.no_grad():
                 for parameter in model.gate.parameters():
                     parameter.fill_(0.75)
-            optimiser = make_optimizer(model, TrainingConfig(weight_decay=decay))
+            optimizer = make_optimizer(model, TrainingConfig(weight_decay=decay))
             for _ in range(3):
                 for parameter in model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
-                optimiser.step()
+                optimizer.step()
         decayed, free = (dict(model.named_parameters()) for model in models)
         assert not torch.equal(decayed["experts.layers.0.weight"], free["experts.layers.0.weight"])
         gates = [name for name in free if name.startswith("gate.")]
@@ -122,5 +122,5 @@ class TestGates:
     def test_without_parameters_have_no_group(self, make: Callable[[dict[str, Any]], MMoE]) -> None:
         model = make({"kind": "shared_bottom"})
         held = [id(p) for group in make_optimizer(model, TrainingConfig()).param_groups for p in group["params"]]
-        assert sorted(held) == sorted(id(p) for _, p in trunk(model))
+        assert sorted(held) == sorted(id(p) for _, p in dense_parameters(model))
         assert all(group["params"] for group in make_optimizer(model, TrainingConfig()).param_groups)

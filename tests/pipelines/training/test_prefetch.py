@@ -100,7 +100,7 @@ class TestInOrder:
 class TestTurns:
     def test_are_taken_in_their_order_whichever_thread_comes_first(self) -> None:
         turns = SharedIterator(iter(range(10)))
-        first, second, third = turns.turn(3), turns.turn(0), turns.turn(4)
+        first, second, third = turns.reserve(3), turns.reserve(0), turns.reserve(4)
         taken: dict[str, list[int]] = {}
         late = threading.Thread(target=lambda: taken.update(third=third()))
         late.start()
@@ -114,7 +114,7 @@ class TestTurns:
             raise OSError("gone")
 
         turns = SharedIterator(items())
-        first, second = turns.turn(2), turns.turn(2)
+        first, second = turns.reserve(2), turns.reserve(2)
         with pytest.raises(OSError, match="gone"):
             first()
         assert second() == []

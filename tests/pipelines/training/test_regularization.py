@@ -60,14 +60,14 @@ class Training:
 
     def __init__(self, settings: GateConfig) -> None:
         self.gate: Gate = build_gate(settings, TASKS, EXPERTS, INPUTS, 8, CONFIG.gamma)
-        self.convergence = GateSchedule(CONFIG, self.gate, STEPS)
-        self.penalty = Regularization(settings, CONFIG, self.convergence, STEPS)
+        self.schedule = GateSchedule(CONFIG, self.gate, STEPS)
+        self.penalty = Regularization(settings, CONFIG, self.schedule, STEPS)
 
     def to(self, step: int) -> Training:
         """Every step up to this one is done."""
         for number in range(1, step + 1):
-            self.convergence.before(number)
-            self.convergence.after(number, torch.ones(TASKS, EXPERTS))
+            self.schedule.begin_step(number)
+            self.schedule.end_step(number, torch.ones(TASKS, EXPERTS))
         return self
 
     def trace(self) -> ForwardOutput:
@@ -82,9 +82,9 @@ class Training:
         """Weight of one penalty at each step of the training, the first first."""
         weights = []
         for step in range(1, STEPS + 1):
-            self.convergence.before(step)
+            self.schedule.begin_step(step)
             weights.append(self.penalty.weights(step).get(name, 0.0))
-            self.convergence.after(step, torch.ones(TASKS, EXPERTS))
+            self.schedule.end_step(step, torch.ones(TASKS, EXPERTS))
         return weights
 
 
@@ -104,7 +104,7 @@ class TestSchedule:
     def test_overlap_that_would_fade_later_ends_with_the_choice(self) -> None:
         training = Training(DSelectKConfig(overlap_weight=0.4))
         late = CONFIG.model_copy(update={"overlap_until": 1.0})
-        penalty = Regularization(DSelectKConfig(overlap_weight=0.4), late, training.convergence, STEPS)
+        penalty = Regularization(DSelectKConfig(overlap_weight=0.4), late, training.schedule, STEPS)
         assert penalty.weights(120)["overlap"] == pytest.approx(0.16)
         training.to(120)
         assert penalty.weights(121) == {}
@@ -150,7 +150,7 @@ class TestSchedule:
 class TestWhatIsAdded:
     def test_is_every_penalty_by_its_weight(self) -> None:
         training = Training(DSelectKConfig(**EVERY_PENALTY)).to(69)
-        training.convergence.before(70)
+        training.schedule.begin_step(70)
         done = training.trace()
         weights, selectors = done.routing
         assert selectors is not None

@@ -105,7 +105,7 @@ class TestInterrupted:
             raise Interrupted("enough")
 
         with monkeypatch.context() as patched:
-            patched.setattr("pipelines.jobs.train._conclude", crash)
+            patched.setattr("pipelines.jobs.train._write_results", crash)
             with pytest.raises(Interrupted):
                 train(small("dselect_k"), tmp_path / "run")
         assert_same(whole, train(small("dselect_k"), tmp_path / "run", resume=True))
@@ -114,7 +114,7 @@ class TestInterrupted:
         config = load_config(logs / "ranker.toml", [*SETTINGS, "model.gate.kind=single_task"])
         config = config.model_copy(update={"tasks": config.tasks[:2], "serving": ServingConfig()})
         run = train(config, tmp_path / "run")
-        first, second = (RunFolder(run.of_task(task)) for task in config.task_names)
+        first, second = (RunFolder(run.task_folder(task)) for task in config.task_names)
         before = first.best.stat().st_mtime_ns
         for file in (run.selection, run.evaluation, second.selection):
             file.unlink()
@@ -134,7 +134,7 @@ class TestFullDisk:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # longer files fail as on a disk without space
         try:
-            with pytest.raises(OutputError, match=r"cannot be written .* free space, then give the same .* --resume"):
+            with pytest.raises(OutputError, match=r"cannot be written .* free space, then run the same .* --resume"):
                 train(small("dselect_k"), tmp_path / "run", resume=True)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -152,12 +152,12 @@ class TestResume:
         before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
         train(small("dselect_k"), tmp_path / "run", resume=True)
         assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
-        assert "training has finished already" in capsys.readouterr().err
+        assert "training has already finished" in capsys.readouterr().err
 
     def test_with_another_configuration_is_refused_by_name(self, logs: Path, tmp_path: Path) -> None:
         interrupted(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
         other = load_config(logs / "ranker.toml", [*SETTINGS, "training.learning_rate.gates=0.5", "model.experts=8"])
-        with pytest.raises(OutputError, match=r"begun with another model\.experts, training\.learning_rate\.gates"):
+        with pytest.raises(OutputError, match=r"started with another model\.experts, training\.learning_rate\.gates"):
             train(other, tmp_path / "run", resume=True)
 
     def test_may_change_what_no_weight_depends_on(self, logs: Path, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ class TestKilled:
         first = started(logs, tmp_path / "run", long)
         try:
             wait_for(lambda: any((tmp_path / "run" / "checkpoints").glob("step-*")))
-            with pytest.raises(OutputError, match="another process trains in this folder; name another one"):
+            with pytest.raises(OutputError, match="another process is training in this folder; name another one"):
                 train(load_config(logs / "ranker.toml", [*SETTINGS, long]), tmp_path / "run", resume=True)
         finally:
             first.kill()

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.training.labeled_batch import LabeledBatch, encode
-from pipelines.training.torch_batch import DeviceBatch
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from ranking.encoding.encoder_fitter import EncoderFitter
 
 if TYPE_CHECKING:
@@ -24,16 +23,16 @@ def examples(shop: Shop) -> LabeledBatch:
     (cleaned,) = shop.reader().scan()
     fitter = EncoderFitter(shop.schema)
     fitter.add(cleaned.rows)
-    return encode(cleaned.rows, fitter.encoder(), side=fitter.encoder())
+    return LabeledBatch.from_table(cleaned.rows, fitter.encoder(), position_encoder=fitter.encoder())
 
 
 def test_holds_what_the_examples_hold(examples: LabeledBatch) -> None:
     batch = DeviceBatch.from_labeled(examples)
     assert np.array_equal(batch.labels, examples.labels, equal_nan=True)
     assert np.array_equal(batch.weights, examples.weights)
-    assert examples.side is not None
-    assert batch.side is not None
-    for found, inputs in ((batch.inputs, examples.inputs), (batch.side, examples.side)):
+    assert examples.position_inputs is not None
+    assert batch.position_inputs is not None
+    for found, inputs in ((batch.inputs, examples.inputs), (batch.position_inputs, examples.position_inputs)):
         assert np.array_equal(found.ids, inputs.ids)
         assert np.array_equal(found.dense, inputs.dense)
         assert [bag.values.tolist() for bag in found.bags] == [bag.values.tolist() for bag in inputs.bags]
@@ -57,12 +56,12 @@ def test_shares_the_arrays_memory(examples: LabeledBatch) -> None:
 
 def test_lies_on_the_device_that_trains(examples: LabeledBatch) -> None:
     batch = DeviceBatch.from_labeled(examples, torch.device("meta"))
-    assert batch.side is not None
+    assert batch.position_inputs is not None
     tensors = [batch.labels, batch.weights]
-    for inputs in (batch.inputs, batch.side):
+    for inputs in (batch.inputs, batch.position_inputs):
         tensors += [inputs.ids, inputs.dense, *(tensor for bag in inputs.bags for tensor in (bag.values, bag.lengths))]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 def test_has_nothing_for_a_side_tower_that_nobody_trains(examples: LabeledBatch) -> None:
-    assert DeviceBatch.from_labeled(replace(examples, side=None)).side is None
+    assert DeviceBatch.from_labeled(replace(examples, position_inputs=None)).position_inputs is None

@@ -24,7 +24,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.checkpoint import dense_parameters
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
-from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
+from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch, read_split
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.trainer import Trainer
 from ranking.encoding.encoder_fitter import EncoderFitter

@@ -77,7 +77,10 @@ def bundle(trained: tuple[Shop, RunFolder]) -> Path:
     [
         (None, "feature 'position' is training_only: name it in model.side_tower.features"),
         ({"features": ["tab"]}, "feature 'position' is training_only: name it in model.side_tower.features"),
-        ({"features": ["position", "pos"]}, "model.side_tower.features names 'pos', which is not a feature; choose from user_id,"),
+        (
+            {"features": ["position", "pos"]},
+            "model.side_tower.features names 'pos', which is not a feature; choose from user_id,",
+        ),
         ({"features": ["position", "click"]}, "names 'click', which is a label, not a feature"),
         ({"features": ["position", "is_click"]}, "names 'is_click', which is a label, not a feature"),
         ({"features": ["position", "item_tab"]}, "names 'item_tab', a cross: name its parts"),

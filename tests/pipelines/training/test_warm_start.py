@@ -44,13 +44,13 @@ def new_days(shop: Shop, **replaced: pa.Array) -> None:
 
 
 def warmly(config: Config, folder: Path, earlier: RunFolder, *, reopened: bool = False, **how: Any) -> RunFolder:
-    return train(config, folder, warm=WarmStart(earlier, reopened), **how)
+    return train(config, folder, warm_start=WarmStart(earlier, reopened), **how)
 
 
 def filled(config: Config, run: RunFolder, earlier: RunFolder, *, reopened: bool) -> Any:
     """The model as a warm start begins."""
     model = build_model(config, Encoder.read(run.encoder, config.serving_schema))
-    WarmStart(earlier, reopened).fill(model)
+    WarmStart(earlier, reopened).initialize(model)
     return model.eval()
 
 
@@ -151,7 +151,7 @@ class TestSelection:
         config = shop.config(model={"gate": {"kind": "attentive"}})
         earlier = train(config, shop.folder / "earlier")
         assert warmly(config, shop.folder / "run", earlier).finished
-        with pytest.raises(ConfigError, match="go on without --reopen"):
+        with pytest.raises(ConfigError, match="omit --reopen"):
             warmly(config, shop.folder / "other", earlier, reopened=True)
 
 
@@ -190,7 +190,7 @@ class TestRefuses:
 
     def test_another_feature(self, shop: Shop, earlier: RunFolder) -> None:
         config = shop.config(model=BUDGET)
-        with pytest.raises(ConfigError, match=r"\[features\] differs from that of .*train from the start"):
+        with pytest.raises(ConfigError, match=r"\[features\] differs from that of .*train from scratch"):
             warmly(config.model_copy(update={"features": config.features[1:]}), shop.folder / "run", earlier)
 
     def test_ids_of_another_type(self, shop: Shop, earlier: RunFolder) -> None:
@@ -206,5 +206,5 @@ class TestRefuses:
         shop.write(table.set_column(table.column_names.index("item_id"), "item_id", numbers))
         earlier = train(shop.config(), shop.folder / "earlier")
         shop.write(shop.table(200))
-        with pytest.raises(LogError, match="ids differ from the earlier run's"):
+        with pytest.raises(LogError, match="type of ids differs from the earlier run"):
             warmly(shop.config(), shop.folder / "run", earlier)
