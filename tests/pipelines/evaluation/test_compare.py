@@ -218,7 +218,7 @@ class TestTrainingRows:
     def test_compare_on_training_rows_of_b_warns(
         self, with_tab: RunFolder, train_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        early = market_splits(6, 7)
+        early = split_settings(6, 7)
         late = train_run("late", logs=early)
         capsys.readouterr()
         compare(run_scorers(late), run_scorers(with_tab))  # the test split of A overlaps the training split of B
@@ -227,7 +227,7 @@ class TestTrainingRows:
         assert str(late.path) not in err
 
 
-def market_splits(validation: int, test: int) -> dict[str, Any]:
+def split_settings(validation: int, test: int) -> dict[str, Any]:
     """Return split settings: the days, counted from the first, on which validation and test begin."""
     return {
         "validation_from": FIRST_DAY.replace(day=1 + validation),
@@ -245,19 +245,19 @@ def test_compare_on_many_files_matches_rows_by_file_and_position(
         table = shop.with_value(table, "price", row, float("inf"))
     for part in range(3):
         shop.write(table.slice(200 * part, 200), f"part-{part}.parquet")
-    whole = train(shop.config(), shop.folder / "whole")
+    with_price = train(shop.config(), shop.folder / "with_price")
     features = [feature for feature in RAW_SCHEMA["features"] if feature["name"] != "price"]
-    part = train(shop.config(features=features), shop.folder / "part")
-    (a,), (b,) = run_scorers(part), run_scorers(whole)
+    without_price = train(shop.config(features=features), shop.folder / "without_price")
+    (a,), (b,) = run_scorers(without_price), run_scorers(with_price)
     result = compare([a], [b], shop.log)
     assert result["rows"] == 596
-    without_bad = Shop(tmp_path / "clean")
+    clean_shop = Shop(tmp_path / "clean")
     keep = [row for row in range(600) if row not in (3, 250, 251, 599)]
-    without_bad.write(table.take(keep))
-    for source, side in ((a, "a"), (b, "b")):
-        alone = evaluate(source, without_bad.log)["tasks"]["click"]
+    clean_shop.write(table.take(keep))
+    for source, key in ((a, "a"), (b, "b")):
+        expected = evaluate(source, clean_shop.log)["tasks"]["click"]
         for measure in BINARY:
-            assert result["tasks"]["click"]["measures"][measure][side] == pytest.approx(alone[measure])
+            assert result["tasks"]["click"]["measures"][measure][key] == pytest.approx(expected[measure])
 
 
 def test_user_draws_of_the_same_users_are_identical() -> None:

@@ -65,10 +65,10 @@ class TestBinaryTasks:
         assert result["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
 
     def test_binary_metrics_with_missing_labels_ignore_these_rows(self, metrics_of: Any) -> None:
-        whole = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
+        labeled = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
         masked = metrics_of(CLICK, [1, NAN, 0, 1, NAN, 0], [0.9, 0.99, 0.1, 0.4, 0.01, 0.6])
         values = {"rows", "positives", *BINARY}  # without intervals, because the draws are of all users
-        assert {name: masked[name] for name in values} == {name: whole[name] for name in values}
+        assert {name: masked[name] for name in values} == {name: labeled[name] for name in values}
 
     def test_binary_metrics_lie_inside_their_intervals(self, metrics_of: Any) -> None:
         random = np.random.default_rng(0)

@@ -319,8 +319,8 @@ class TestGateMetrics:
     @every_gate
     def test_format_gates_follows_the_task_tables(self, run_of: RunOf, gate: str) -> None:
         evaluation = read_json(run_of(gate).evaluation)
-        shown = format_evaluation(evaluation)
-        assert shown.endswith("\n\n" + format_gates(evaluation["gates"]))
+        text = format_evaluation(evaluation)
+        assert text.endswith("\n\n" + format_gates(evaluation["gates"]))
         result = evaluation["gates"]
         first, *rest = format_gates(result).splitlines()
         lines = rest[-len(result["table"]) :]

@@ -160,10 +160,10 @@ class TestEvaluationSlices:
         shop, run = run_with_slices
         last_day = shop.table(1000).slice(900)
         pq.write_table(last_day.filter(pc.equal(last_day["tab"], 3)), tmp_path / "tab-3.parquet")
-        alone = evaluate_all(run_scorers(run), tmp_path / "tab-3.parquet", [])
+        expected = evaluate_all(run_scorers(run), tmp_path / "tab-3.parquet", [])
         part = run.load_evaluation()["slices"]["tab"]["3"]
-        assert part["rows"] == alone["rows"]
-        for task, measures in alone["tasks"].items():
+        assert part["rows"] == expected["rows"]
+        for task, measures in expected["tasks"].items():
             for name, value in measures.items():
                 if not name.endswith("_interval"):  # the bootstrap draws other users
                     assert part["tasks"][task][name] == pytest.approx(value), (task, name)

@@ -130,16 +130,16 @@ class TestPage:
         assert {link["href"] for link in result.every("a")} == {f"#{tag['id']}" for tag in result.every("section")}
 
     def test_page_escapes_names_from_the_run(self, finished_run: RunFolder) -> None:
-        nasty = "<b onload=x>&\"'"
-        edit(finished_run.survey, lambda survey: survey["bad"].update({nasty: 3}))
-        edit(finished_run.survey, lambda survey: survey["null_rate"].update({nasty: 0.5}))
-        edit(finished_run.command, lambda command: command["argv"].append(nasty))
+        markup = "<b onload=x>&\"'"
+        edit(finished_run.survey, lambda survey: survey["bad"].update({markup: 3}))
+        edit(finished_run.survey, lambda survey: survey["null_rate"].update({markup: 0.5}))
+        edit(finished_run.command, lambda command: command["argv"].append(markup))
         edit(
             finished_run.evaluation,
-            lambda e: e["slices"].update({nasty: e["slices"].pop("tab")}),
+            lambda e: e["slices"].update({markup: e["slices"].pop("tab")}),
         )
-        edit(finished_run.evaluation, lambda e: e["slices"][nasty].update({nasty: e["slices"][nasty].pop("0")}))
-        edit(finished_run.selection, lambda s: s["tasks"].update({nasty: s["tasks"].pop("task_0")}))
+        edit(finished_run.evaluation, lambda e: e["slices"][markup].update({markup: e["slices"][markup].pop("0")}))
+        edit(finished_run.selection, lambda s: s["tasks"].update({markup: s["tasks"].pop("task_0")}))
         result = report_page(finished_run)
         assert not result.every("b")
         assert result.html.count("&lt;b onload=x&gt;") > 6

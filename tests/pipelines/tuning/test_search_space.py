@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from pipelines.config.config import load_config
-from pipelines.tuning.search_space import DEFAULTS, Range, override, search_space, suggest
+from pipelines.config.types import Range
+from pipelines.tuning.search_space import DEFAULTS, override, search_space, suggest
 from ranking.errors import ConfigError
 from tests.conftest import GATES
 from tests.pipelines.conftest import Shop

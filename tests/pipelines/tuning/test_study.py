@@ -211,19 +211,19 @@ class TestAbandonedTrials:
     def test_trial_that_died_while_recording_its_outcome_is_abandoned(self, study: StudyFolder) -> None:
         lease = study.lease(2, 0)
         assert lease is not None
-        lease.trial.set_user_attr("trial_outcome", "converged")
+        lease.trial.set_user_attr("outcome", "converged")
         lease.lock.close()
-        again = study.lease(2, 0)
-        assert again is not None
+        retry = study.lease(2, 0)
+        assert retry is not None
         assert outcomes(study)[0] == "abandoned"
-        assert again.trial.params == lease.trial.params
+        assert retry.trial.params == lease.trial.params
 
     def test_running_trial_is_not_leased_again(self, study: StudyFolder) -> None:
         lease = study.lease(2, 0)
         assert lease is not None
-        other = study.lease(2, 1)
-        assert other is not None
-        assert other.trial.number != lease.trial.number
+        second_lease = study.lease(2, 1)
+        assert second_lease is not None
+        assert second_lease.trial.number != lease.trial.number
         assert study.lease(2, 2) is None
 
 
