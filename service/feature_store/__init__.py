@@ -1,1 +1,1 @@
-"""Features by id from a store that several programs share and refresh, beside the tables of the bundles."""
+"""Online feature store: features by id, shared by several programs and fresher than the tables of the bundles."""

@@ -1,4 +1,4 @@
-"""A circuit breaker: what fails again and again is left alone for a while, so that requests do not wait for it."""
+"""Circuit breaker for a dependency that fails repeatedly."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import time
 
 
 class CircuitBreaker:
-    """Opens after so many failures in a row; then one attempt in a while is let through, until one succeeds.
+    """Opens after consecutive failures; while it is open, allows single probes until one succeeds.
 
     Args:
-        failures: in a row, that open it.
-        seconds: from one attempt to the next while it is open.
+        failures: Number of consecutive failures that open the circuit breaker.
+        seconds: Seconds between probes while it is open.
     """
 
     def __init__(self, failures: int, seconds: float) -> None:
-        self._most, self._seconds = failures, seconds
+        self._max_failures, self._seconds = failures, seconds
         self._failures = 0
-        self._next: float | None = None  # attempt, if it is open
+        self._next_probe: float | None = None  # ``time.monotonic()``; None while closed
 
     def allows(self) -> bool:
-        """Whether to make an attempt. While it is open that is the only one for ``seconds``, whatever becomes of it."""
-        if self._next is None:
+        """Return whether to make an attempt. While open, allows one attempt per interval, whatever its outcome."""
+        if self._next_probe is None:
             return True
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next_probe:
             return False
-        self._next = now + self._seconds
+        self._next_probe = now + self._seconds
         return True
 
-    def failed(self) -> bool:
-        """An attempt failed; whether that opened it."""
+    def record_failure(self) -> bool:
+        """Record a failed attempt and return whether it opened the circuit breaker."""
         self._failures += 1
-        opens = self._next is None and self._failures >= self._most
+        opens = self._next_probe is None and self._failures >= self._max_failures
         if opens:
-            self._next = time.monotonic() + self._seconds
+            self._next_probe = time.monotonic() + self._seconds
         return opens
 
-    def succeeded(self) -> bool:
-        """An attempt succeeded; whether that closed it."""
-        closes = self._next is not None
-        self._failures, self._next = 0, None
+    def record_success(self) -> bool:
+        """Record a successful attempt and return whether it closed the circuit breaker."""
+        closes = self._next_probe is not None
+        self._failures, self._next_probe = 0, None
         return closes

@@ -1,4 +1,4 @@
-"""The interface of a key-value store that holds features by id."""
+"""Interface of the key-value store that holds features by id."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 Failure = Literal["timeout", "unreachable", "error"]
-"""Reason why a store did not answer; ``error``: it rejected the command, such as for a wrong password."""
+"""Reason why a store did not answer. ``error``: it rejected the command, for example because of a wrong password."""
 
 
 class KeyValueStoreError(Exception):
     """A store did not answer.
 
     Args:
-        reason: label value for the metrics.
-        detail: message for the log; contains neither passwords nor keys.
+        reason: Label value for the metrics.
+        detail: Message for the log, without passwords and keys.
     """
 
     def __init__(self, reason: Failure, detail: str) -> None:
@@ -23,24 +23,24 @@ class KeyValueStoreError(Exception):
 
 
 class KeyValueStore(Protocol):
-    """Values by key.
+    """Store of byte strings by key.
 
     Attributes:
-        kind: type of the store, a label value of the metrics.
-        shown: address of the store in messages.
+        kind: Type of the store, a label value of the metrics.
+        address: Address of the store in messages, without password.
     """
 
     kind: str
-    shown: str
+    address: str
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Read the value of each key; None for keys that do not exist.
+        """Read the value of each key, None for keys that do not exist.
 
         Raises:
-            KeyValueStoreError: the store did not answer in time, or not at all.
+            KeyValueStoreError: The store did not answer in time, or not at all.
         """
         ...
 
     async def close(self) -> None:
-        """Close the connections of the store."""
+        """Close the connections to the store."""
         ...

@@ -1,4 +1,4 @@
-"""A timeout for others: time that this process itself was late does not count against them."""
+"""Timeout that does not count delays of the process's own event loop."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-LATE_SECONDS = 0.002
-"""By which an event loop may be late and still be called punctual; uvloop's clock counts in milliseconds."""
-EXTENSIONS = 3
-"""At most so often more time is given, so that a process that is always late waits for nobody for ever."""
+MAX_LAG_SECONDS = 0.002
+"""Delay up to which the event loop counts as punctual. uvloop's clock has a resolution of one millisecond."""
+MAX_EXTENSIONS = 3
+"""Maximum number of extensions, so that a permanently delayed event loop does not wait indefinitely."""
 
 
 class LagTolerantTimeout:
-    """As ``asyncio.timeout``, but an event loop that was late looks again before it gives up: the answer may be there.
+    """Like ``asyncio.timeout``, but extended when the event loop itself was delayed: the answer may have arrived.
 
-    Else a busy process would take itself for a slow store, leave it alone, and answer without it.
+    Otherwise a busy process would mistake its own delay for a slow store, and open the circuit breaker.
 
     Args:
-        seconds: that what is awaited inside may take.
+        seconds: Time limit of the enclosed block.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -28,22 +28,22 @@ class LagTolerantTimeout:
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
-        self._wait(self._seconds, EXTENSIONS)
+        self._schedule(self._seconds, MAX_EXTENSIONS)
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        await self._timeout.__aexit__(kind, error, trace)
+        await self._timeout.__aexit__(error_type, error, traceback)
 
-    def _wait(self, seconds: float, extensions: int) -> None:
+    def _schedule(self, seconds: float, extensions: int) -> None:
         due = self._loop.time() + seconds
-        self._timer = self._loop.call_at(due, self._is_due, due, extensions)
+        self._timer = self._loop.call_at(due, self._expire, due, extensions)
 
-    def _is_due(self, due: float, extensions: int) -> None:
-        late = self._loop.time() - due
-        if extensions and late > LATE_SECONDS:
-            self._wait(min(late, self._seconds), extensions - 1)
+    def _expire(self, due: float, extensions: int) -> None:
+        lag = self._loop.time() - due
+        if extensions and lag > MAX_LAG_SECONDS:
+            self._schedule(min(lag, self._seconds), extensions - 1)
         else:
             self._timeout.reschedule(self._loop.time())

@@ -1,10 +1,11 @@
-"""A request's user and items → what the store has of them; whatever goes wrong there, the request goes on without."""
+"""Lookup of a request's user and items in the feature store. If the store fails, the request continues without it."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,122 +19,135 @@ from service.engine.request_encoder import RequestEncoder
 from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
 from service.feature_store.circuit_breaker import CircuitBreaker
-from service.feature_store.decode import LOST, Fault, Reader
+from service.feature_store.decode import DEGRADING_FAULTS, Fault, ObjectDecoder
 from service.feature_store.key_value_store import KeyValueStore, KeyValueStoreError
+from service.feature_store.redis import RedisStore
+from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
 
-QUIET_SECONDS = 60.0
-"""From one line about what a store holds to the next."""
+FAULT_LOG_SECONDS = 60.0
+"""Minimum seconds between log lines about unusable values."""
 
 DEGRADED = StoreFeatures(degraded=True)
 
-Readers = Mapping[Owner, Reader]
+Decoders = Mapping[Owner, ObjectDecoder]
 
 
 class StoreLookup:
-    """Looks up in a store what requests leave out.
+    """Supplies the features that requests leave out from a key-value store.
 
     Args:
-        store: where.
-        prefix: of its keys.
-        breaker: that leaves a store alone that does not answer.
-        metrics: where fallbacks are counted.
+        store: Store to read.
+        prefix: Prefix of its keys.
+        breaker: Circuit breaker around the store.
+        metrics: Counts the fallbacks.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, breaker: CircuitBreaker, metrics: Metrics) -> None:
         self._store, self._prefix, self._breaker, self._metrics = store, prefix, breaker, metrics
-        self._readers: WeakKeyDictionary[RequestEncoder, Readers] = WeakKeyDictionary()
-        self._quiet_until = -QUIET_SECONDS
+        self._decoders: WeakKeyDictionary[RequestEncoder, Decoders] = WeakKeyDictionary()
+        self._next_fault_log = -FAULT_LOG_SECONDS
+
+    @classmethod
+    def from_settings(cls, settings: Settings, metrics: Metrics) -> Self | None:
+        """Create the lookup, or return None if ``store`` is not set. The store need not be available yet.
+
+        Raises:
+            ConfigError: The address has an unknown or invalid option.
+        """
+        store = RedisStore.from_settings(settings)
+        if store is None:
+            return None
+        breaker = CircuitBreaker(settings.store_breaker_failures, settings.store_breaker_seconds)
+        log.info("looking up items and users in %s, timeout %g ms", store.address, settings.store_timeout_ms)
+        return cls(store, settings.store_prefix, breaker, metrics)
 
     async def lookup(self, model: LoadedModel, request: ParsedRequest) -> StoreFeatures:
-        """What the store has for a request; never raises because of the store.
+        """Look up the features of a request's user and candidates; never raise because of the store.
 
         Args:
-            model: version that will score the request.
-            request: parsed request, not validated yet.
+            model: Version that will score the request.
+            request: Parsed request, not validated yet.
         """
-        readers = self._readers.get(model.encoder)
-        if readers is None:
+        decoders = self._decoders.get(model.encoder)
+        if decoders is None:
             owners: tuple[Owner, Owner] = ("item", "user")
-            readers = self._readers[model.encoder] = {owner: Reader(model.ranker, owner) for owner in owners}
-        wanted = _wanted(readers, request)
-        if not wanted:
+            decoders = {owner: ObjectDecoder(model.ranker, owner) for owner in owners}
+            self._decoders[model.encoder] = decoders
+        ids_to_read = _ids_to_read(decoders, request)
+        if not ids_to_read:
             return EMPTY
         if not self._breaker.allows():
             self._count("breaker_open")
             return DEGRADED
         keys = []
-        for owner, ids in wanted.items():
-            begin = key_prefix(self._prefix, model.name, owner)
-            keys += [f"{begin}{each}" for each in ids]
+        for owner, ids in ids_to_read.items():
+            prefix = key_prefix(self._prefix, model.name, owner)
+            keys += [f"{prefix}{entity_id}" for entity_id in ids]
         try:
             values = await self._store.read(keys)
         except KeyValueStoreError as error:
-            self._failed(error)
+            self._record_failure(error)
             return DEGRADED
-        if self._breaker.succeeded():
-            log.warning("the store %s answers again", self._store.shown)
-        return self._read(readers, wanted, values)
+        if self._breaker.record_success():
+            log.warning("store %s is available again", self._store.address)
+        return self._decode(decoders, ids_to_read, values)
 
     async def close(self) -> None:
-        """Gives the store's connections up."""
+        """Close the connections to the store."""
         await self._store.close()
 
-    def _read(
-        self, readers: Readers, wanted: Mapping[Owner, Sequence[int | str]], values: list[bytes | None]
+    def _decode(
+        self, decoders: Decoders, ids_to_read: Mapping[Owner, Sequence[int | str]], values: list[bytes | None]
     ) -> StoreFeatures:
-        columns, forms, faults = {}, [], set[Fault]()
+        columns, signatures, faults = {}, [], set[Fault]()
         start = 0
-        for owner, ids in wanted.items():
-            documents = readers[owner].read(values[start : start + len(ids)])
+        for owner, ids in ids_to_read.items():
+            decoded = decoders[owner].decode(values[start : start + len(ids)])
             start += len(ids)
-            columns[owner] = documents.columns
-            forms.append((owner, documents.form))
-            if documents.faults:
-                faults |= documents.faults.keys()
-                self._tell(list(documents.faults.values()))
+            columns[owner] = decoded.columns
+            signatures.append((owner, decoded.signature))
+            if decoded.faults:
+                faults |= decoded.faults.keys()
+                self._log_faults(list(decoded.faults.values()))
         for fault in faults:
             self._count(fault)
-        return StoreFeatures(columns, tuple(forms), degraded=not LOST.isdisjoint(faults))
+        return StoreFeatures(columns, tuple(signatures), degraded=not DEGRADING_FAULTS.isdisjoint(faults))
 
-    def _failed(self, error: KeyValueStoreError) -> None:
+    def _record_failure(self, error: KeyValueStoreError) -> None:
         self._count(error.reason)
-        if self._breaker.failed():
-            log.warning(
-                "the store %s fails (%s: %s): answers are degraded until it answers again",
-                self._store.shown,
-                error.reason,
-                error,
-            )
+        if self._breaker.record_failure():
+            message = "store %s is unavailable (%s: %s): responses are degraded until it recovers"
+            log.warning(message, self._store.address, error.reason, error)
 
-    def _tell(self, faults: list[str]) -> None:
+    def _log_faults(self, messages: list[str]) -> None:
         now = time.monotonic()
-        if now >= self._quiet_until:
-            self._quiet_until = now + QUIET_SECONDS
-            log.warning("the store %s holds what cannot be used: %s", self._store.shown, "; ".join(faults))
+        if now >= self._next_fault_log:
+            self._next_fault_log = now + FAULT_LOG_SECONDS
+            log.warning("store %s contains unusable values: %s", self._store.address, "; ".join(messages))
 
     def _count(self, reason: str) -> None:
         self._metrics.fallbacks.labels(self._store.kind, reason).inc()
 
 
-def _wanted(readers: Readers, asked: ParsedRequest) -> dict[Owner, Sequence[int | str]]:
-    """Ids of each owner of whom the request leaves out something that is read."""
-    user, candidates = asked.options.user, asked.candidates
-    wanted: dict[Owner, Sequence[int | str]] = {}
+def _ids_to_read(decoders: Decoders, request: ParsedRequest) -> dict[Owner, Sequence[int | str]]:
+    """Return the ids by owner, for owners of which the request leaves out a feature that the ranker reads."""
+    user, candidates = request.options.user, request.candidates
+    ids: dict[Owner, Sequence[int | str]] = {}
     if not len(candidates):
-        return wanted
-    if _leaves_out(candidates.features, readers["item"]):
-        wanted["item"] = to_list(candidates.ids)
-    if user.id is not None and any(user.features.get(column) is None for column in readers["user"].columns):
-        wanted["user"] = [user.id]
-    return wanted
+        return ids
+    if _is_incomplete(candidates.features, decoders["item"]):
+        ids["item"] = to_list(candidates.ids)
+    if user.id is not None and any(user.features.get(column) is None for column in decoders["user"].columns):
+        ids["user"] = [user.id]
+    return ids
 
 
-def _leaves_out(given: Mapping[str, Values], reader: Reader) -> bool:
-    """Whether a value of a column is not given that the reader reads."""
-    return any(column not in given or _has_null(given[column]) for column in reader.columns)
+def _is_incomplete(features: Mapping[str, Values], decoder: ObjectDecoder) -> bool:
+    """Whether a value of a column that the decoder reads is absent or null."""
+    return any(column not in features or _has_null(features[column]) for column in decoder.columns)
 
 
 def _has_null(values: Values) -> bool:

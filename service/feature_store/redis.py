@@ -1,4 +1,4 @@
-"""Redis as a store: one MGET a look-up."""
+"""Redis as a key-value store: one MGET per lookup."""
 
 from __future__ import annotations
 
@@ -6,125 +6,138 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import hiredis
 from redis.asyncio.connection import Connection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
-from redis.exceptions import ConnectionError as NoConnectionError
-from redis.exceptions import TimeoutError as TooLateError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ranking.artifacts.feature_store_keys import redact_address, unsupported_option_message
 from ranking.errors import ConfigError
 from service.feature_store.key_value_store import KeyValueStoreError
 from service.feature_store.lag_tolerant_timeout import LagTolerantTimeout
 from service.feature_store.redis_connection import PipelinedConnection
+from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
 
 CONNECT_SECONDS = 2.0
-"""In which a connection must stand; TLS and a password take longer than a look-up may."""
+"""Time limit for connecting. TLS and authentication take longer than a lookup may."""
 
-HANGS_SECONDS = 1.0
-"""Of silence after which a connection is given up: the other end may be gone without a word."""
+MAX_SILENT_SECONDS = 1.0
+"""Seconds without a response after which a connection is closed: the server may be gone without closing it."""
 
 OPTIONS: dict[str, Any] = {
-    "protocol": 2,  # nothing of the third is needed, and it costs a round trip to ask for it
+    "protocol": 2,  # RESP3 is not needed and costs a round trip
     "driver_info": None,
-    "retry": Retry(NoBackoff(), 0),  # a look-up that failed has its fallback already
-    "socket_timeout": None,  # ``read`` has a timeout of its own, around everything
+    "retry": Retry(NoBackoff(), 0),  # a failed lookup already has a fallback
+    "socket_timeout": None,  # ``read`` has its own timeout
     "socket_connect_timeout": CONNECT_SECONDS,
 }
 
 
 class RedisStore:
-    """Reads from one Redis over one connection, within a time.
+    """Reads from one Redis server over one connection, with a timeout.
 
-    The connection goes on being opened if whoever wanted it cannot wait: the next one finds it open.
+    Connecting continues in the background if the lookup that started it times out.
 
     Args:
-        url: address, see ``ranking.artifacts.feature_store_keys``.
-        seconds: that a look-up may take.
+        url: Address, see ``ranking.artifacts.feature_store_keys``.
+        seconds: Time limit of a lookup.
 
     Raises:
-        ConfigError: an option of the address means nothing.
+        ConfigError: The address has an unknown or invalid option.
     """
 
     kind = "redis"
 
     def __init__(self, url: str, seconds: float) -> None:
-        self.shown, self._seconds = redact_address(url), seconds
+        self.address, self._seconds = redact_address(url), seconds
         try:
             options: dict[str, Any] = OPTIONS | dict(parse_url(url))
-            connection = options.pop("connection_class", Connection)
-            connection(**options)
+            connection_class = options.pop("connection_class", Connection)
+            connection_class(**options)
         except (TypeError, ValueError, RedisError):
             raise ConfigError(f"store: {unsupported_option_message(url)}") from None
-        self._make = partial(connection, **options)
-        self._pipeline: PipelinedConnection | None = None
-        self._opening: asyncio.Task[PipelinedConnection] | None = None
+        self._create_connection = partial(connection_class, **options)
+        self._connection: PipelinedConnection | None = None
+        self._connecting: asyncio.Task[PipelinedConnection] | None = None
 
-    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The value of each key, None where there is none.
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self | None:
+        """Create the store without connecting, or return None if ``store`` is not set.
 
         Raises:
-            KeyValueStoreError: no answer, or none in time.
+            ConfigError: The address has an unknown or invalid option.
         """
-        command = hiredis.pack_command(("MGET", *keys))  # type: ignore[arg-type]  # its stub knows tuples of one
+        if settings.store is None:
+            return None
+        return cls(settings.store.get_secret_value(), settings.store_timeout_ms / 1000)
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Read the value of each key, None for keys that do not exist.
+
+        Raises:
+            KeyValueStoreError: The store did not answer in time, or not at all.
+        """
+        command = hiredis.pack_command(("MGET", *keys))  # type: ignore[arg-type]  # the stub only allows 1-tuples
         try:
             async with LagTolerantTimeout(self._seconds):
-                found: list[bytes | None] = await (await self._standing()).ask(command)
-                return found
-        except (TimeoutError, TooLateError):
-            if self._pipeline is not None and self._pipeline.silent_seconds > HANGS_SECONDS:
-                await self._pipeline.close()  # the next look-up opens another
+                connection = await self._get_connection()
+                values: list[bytes | None] = await connection.execute(command)
+                return values
+        except (TimeoutError, RedisTimeoutError):
+            if self._connection is not None and self._connection.silent_seconds > MAX_SILENT_SECONDS:
+                await self._connection.close()  # the next lookup reconnects
             raise KeyValueStoreError("timeout", f"no answer within {self._seconds * 1000:g} ms") from None
-        except (AuthenticationError, BusyLoadingError) as error:  # to redis-py they are failures of the connection
+        except (AuthenticationError, BusyLoadingError) as error:  # subclasses of RedisConnectionError
             raise KeyValueStoreError("error", str(error)) from None
-        except (NoConnectionError, OSError) as error:
+        except (RedisConnectionError, OSError) as error:
             raise KeyValueStoreError("unreachable", str(error)) from None
         except RedisError as error:
             raise KeyValueStoreError("error", str(error)) from None
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if _current_task_is_cancelled():
                 raise
-            raise KeyValueStoreError("unreachable", "the connection was given up") from None
-        except Exception as error:  # a connection that is lost in mid-use has no state that its methods could rely on
-            log.warning("the connection to the store %s failed", self.shown, exc_info=error)
+            raise KeyValueStoreError("unreachable", "the connection was closed") from None
+        except Exception as error:  # methods of redis-py's connection may fail in any way once it is lost
+            log.warning("the connection to the store %s failed", self.address, exc_info=error)
             raise KeyValueStoreError("unreachable", type(error).__name__) from None
 
     async def close(self) -> None:
-        """Gives the connection up."""
-        if self._opening is not None:
-            self._opening.cancel()
-        if self._pipeline is not None:
-            await self._pipeline.close()
+        """Close the connection."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            await self._connection.close()
 
-    async def _standing(self) -> PipelinedConnection:
-        """The connection, opened anew if it was lost; everybody waits for the same one."""
-        if self._pipeline is not None and self._pipeline.stands:
-            return self._pipeline
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(self._opened)
-        return await asyncio.shield(self._opening)
+    async def _get_connection(self) -> PipelinedConnection:
+        """Return the open connection, reconnecting if necessary. Concurrent lookups share one attempt."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._finish_connecting)
+        return await asyncio.shield(self._connecting)
 
-    async def _open(self) -> PipelinedConnection:
-        connection = self._make()
+    async def _connect(self) -> PipelinedConnection:
+        connection = self._create_connection()
         async with asyncio.timeout(CONNECT_SECONDS):
             await connection.connect()
-        self._pipeline = PipelinedConnection(connection)
-        return self._pipeline
+        self._connection = PipelinedConnection(connection)
+        return self._connection
 
-    def _opened(self, opening: asyncio.Task[PipelinedConnection]) -> None:
-        self._opening = None
-        if not opening.cancelled():
-            opening.exception()  # nobody may be left to whom it could be told
+    def _finish_connecting(self, task: asyncio.Task[PipelinedConnection]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()  # mark as retrieved: all lookups may have timed out already
 
 
-def _is_cancelled() -> bool:
-    """Whether somebody gave up what runs now; else it was something that it waits for."""
+def _current_task_is_cancelled() -> bool:
+    """Whether the current task was cancelled, as opposed to a task that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""One connection to Redis, on which commands follow each other without waiting for each other's answers."""
+"""Pipelined connection to Redis: commands are sent without waiting for earlier responses."""
 
 from __future__ import annotations
 
@@ -9,80 +9,81 @@ from copy import copy
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ConnectionError as NoConnectionError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 
 class PipelinedConnection:
-    """Answers come in the order of the commands; one that nobody waits for any more is dropped when it comes.
+    """Matches responses to commands by their order. The response of a cancelled command is discarded.
 
-    redis-py's pool keeps a connection for each command under way, and takes longer to hand it out than Redis to answer.
+    redis-py's pool needs one connection per concurrent command, and takes longer to acquire one than Redis to respond.
 
     Args:
-        connection: that stands; belongs to the pipeline from now on.
+        connection: Open connection; this object takes ownership of it.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._pending: deque[asyncio.Future[Any]] = deque()
         self._silent_since = 0.0
-        self._reading = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read_responses())
 
     @property
-    def stands(self) -> bool:
-        """Whether it can be used."""
-        return not self._reading.done()
+    def is_open(self) -> bool:
+        """Whether commands can be sent."""
+        return not self._reader.done()
 
     @property
     def silent_seconds(self) -> float:
-        """For how long no answer came although one is awaited, by whomever; 0 if none is."""
-        return time.monotonic() - self._silent_since if self._waiting else 0.0
+        """Seconds since the last response while at least one is pending, cancelled or not; otherwise 0."""
+        return time.monotonic() - self._silent_since if self._pending else 0.0
 
-    async def ask(self, command: bytes) -> Any:
-        """The answer to a packed command.
+    async def execute(self, command: bytes) -> Any:
+        """Send a packed command and return its response.
 
         Raises:
-            RedisError: Redis refuses, or the connection is lost.
+            RedisError: Redis rejects the command, or the connection is lost.
         """
-        answer = asyncio.get_running_loop().create_future()
-        if not self._waiting:
+        response = asyncio.get_running_loop().create_future()
+        if not self._pending:
             self._silent_since = time.monotonic()
-        self._waiting.append(answer)
-        await self._connection.send_packed_command(command, check_health=False)  # is written before anything is awaited
-        return await answer
+        self._pending.append(response)
+        # The command is written before the first suspension point, so that writes have the order of ``_pending``.
+        await self._connection.send_packed_command(command, check_health=False)
+        return await response
 
     async def close(self) -> None:
-        """Gives the connection up; who waits is told that it is lost."""
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        """Close the connection; pending commands fail with a connection error."""
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
 
-    async def _read(self) -> None:
-        """Hands answers to who waits for them until the connection is lost."""
-        lost: RedisError = NoConnectionError("the connection was given up")
+    async def _read_responses(self) -> None:
+        """Deliver responses until the connection is lost or closed."""
+        failure: RedisError = RedisConnectionError("the connection was closed")
         try:
             while True:
                 try:
-                    found = await self._connection.read_response()
-                except ResponseError as refusal:
-                    found = refusal
+                    result = await self._connection.read_response()
+                except ResponseError as error:
+                    result = error
                 self._silent_since = time.monotonic()
-                _hand(self._waiting.popleft(), found)
+                _deliver(self._pending.popleft(), result)
         except RedisError as error:
-            lost = error
+            failure = error
         except OSError as error:
-            lost = NoConnectionError(str(error))
+            failure = RedisConnectionError(str(error))
         except IndexError:
-            lost = NoConnectionError("Redis answered what nobody had asked")
+            failure = RedisConnectionError("Redis sent an unexpected response")
         finally:
             await self._connection.disconnect(nowait=True)
-            while self._waiting:
-                _hand(self._waiting.popleft(), copy(lost))  # one raised in several tasks would gather all tracebacks
+            while self._pending:
+                _deliver(self._pending.popleft(), copy(failure))  # a shared exception would collect all tracebacks
 
 
-def _hand(answer: asyncio.Future[Any], found: Any) -> None:
-    if answer.done():  # cancelled: too late
+def _deliver(response: asyncio.Future[Any], result: Any) -> None:
+    if response.done():  # the command was cancelled
         return
-    if isinstance(found, RedisError):
-        answer.set_exception(found)
+    if isinstance(result, RedisError):
+        response.set_exception(result)
     else:
-        answer.set_result(found)
+        response.set_result(result)

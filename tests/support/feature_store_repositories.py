@@ -1,4 +1,4 @@
-"""A real Redis, and the ranker made by hand as two repositories: one whose bundle has tables, one whose has none."""
+"""A Redis server, and repositories of a small ranker with and without feature tables."""
 
 from __future__ import annotations
 
@@ -18,38 +18,42 @@ from tests.support.redis_server import RedisServer, redis_server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
-    with redis_server() as running:
-        yield running
+    with redis_server() as server:
+        yield server
 
 
 @pytest.fixture
-def empty(server: RedisServer) -> RedisServer:
-    """The server, holding nothing."""
+def empty_redis(server: RedisServer) -> RedisServer:
+    """The Redis server without keys."""
     server.client.flushall()
     return server
 
 
 @pytest.fixture(scope="session")
-def with_tables(
+def repository_with_tables(
     hand_ranker: FrozenRanker, draw_rows: Callable[[int, int], pa.Table], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A repository; beside it lie the tables as users.parquet and items.parquet."""
-    folder = tmp_path_factory.mktemp("with_tables")
+    """A repository whose bundle has feature tables, next to these tables as users.parquet and items.parquet."""
+    folder = tmp_path_factory.mktemp("repository_with_tables")
     for owner, table in hand_ranker.tables.items():
         pq.write_table(table.table, folder / f"{owner}s.parquet")
-    return published(hand_ranker, hand_ranker.complete(draw_rows(20, 5)), folder)
+    return publish_ranker(hand_ranker, hand_ranker.complete(draw_rows(20, 5)), folder)
 
 
 @pytest.fixture(scope="session")
-def without_tables(
+def repository_without_tables(
     hand_ranker: FrozenRanker, draw_rows: Callable[[int, int], pa.Table], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The same model; what it knows by id can only come from a store."""
-    bare = dataclasses.replace(hand_ranker, tables={})
-    return published(bare, hand_ranker.complete(draw_rows(20, 5)), tmp_path_factory.mktemp("without_tables"))
+    """A repository of the same model without feature tables: features by id can only come from a store."""
+    ranker_without_tables = dataclasses.replace(hand_ranker, tables={})
+    return publish_ranker(
+        ranker_without_tables,
+        hand_ranker.complete(draw_rows(20, 5)),
+        tmp_path_factory.mktemp("repository_without_tables"),
+    )
 
 
-def published(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> Path:
+def publish_ranker(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> Path:
     bundle.write_bundle(ranker, golden, folder / "bundle")
     publish(folder / "bundle", folder / "repository", "feed")
     return folder / "repository"

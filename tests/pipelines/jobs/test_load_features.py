@@ -28,8 +28,8 @@ ITEMS: dict[str, Any] = {
 
 
 @pytest.fixture
-def bundle(with_tables: Path) -> Path:
-    return with_tables / "feed" / "1"
+def bundle(repository_with_tables: Path) -> Path:
+    return repository_with_tables / "feed" / "1"
 
 
 @pytest.fixture
@@ -53,22 +53,22 @@ def load(*argv: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def held(empty: RedisServer) -> dict[str, Any]:
+def held(empty_redis: RedisServer) -> dict[str, Any]:
     """What the store holds."""
-    keys = sorted(empty.client.keys())
-    return {key.decode(): json.loads(empty.client.get(key)) for key in keys}
+    keys = sorted(empty_redis.client.keys())
+    return {key.decode(): json.loads(empty_redis.client.get(key)) for key in keys}
 
 
-def test_items_become_a_json_object_a_key(empty: RedisServer, bundle: Path, items: Path) -> None:
-    code, out, err = load("items", "load", items, "--bundle", bundle, "--to", empty.url, "--model", "feed")
+def test_items_become_a_json_object_a_key(empty_redis: RedisServer, bundle: Path, items: Path) -> None:
+    code, out, err = load("items", "load", items, "--bundle", bundle, "--to", empty_redis.url, "--model", "feed")
     assert code == 0
-    assert held(empty) == {
+    assert held(empty_redis) == {
         "ranker:feed:item:7": {"genres": ["news"], "words": ["a"], "price": 1.5},
         "ranker:feed:item:8": {"genres": [], "words": None, "price": None},
         "ranker:feed:item:9": {"genres": None, "words": ["b", "c"], "price": 3.0},
     }
     assert json.loads(out) == {
-        "to": empty.url,
+        "to": empty_redis.url,
         "keys": "ranker:feed:item:*",
         "columns": ["genres", "words", "price"],
         "items": 3,
@@ -78,36 +78,36 @@ def test_items_become_a_json_object_a_key(empty: RedisServer, bundle: Path, item
 
 
 def test_users_of_a_folder_with_a_prefix_that_go_after_a_while(
-    empty: RedisServer, bundle: Path, tmp_path: Path
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "users"
     folder.mkdir()
     written(folder / "a.parquet", {"user_id": ["u1"], "age": [31]})
     written(folder / "b.parquet", {"user_id": ["ü2"], "country": ["C1"], "age": [None]})
     code, out, err = load(
-        "users", "load", folder, "--bundle", bundle, "--to", empty.url, "--prefix", "p", "--ttl", 1000
+        "users", "load", folder, "--bundle", bundle, "--to", empty_redis.url, "--prefix", "p", "--ttl", 1000
     )
     assert (code, json.loads(out)["users"]) == (0, 2)
-    assert held(empty) == {"p:hand:user:u1": {"age": 31.0}, "p:hand:user:ü2": {"country": "C1", "age": None}}
-    assert 900 < empty.client.ttl("p:hand:user:u1") <= 1000
+    assert held(empty_redis) == {"p:hand:user:u1": {"age": 31.0}, "p:hand:user:ü2": {"country": "C1", "age": None}}
+    assert 900 < empty_redis.client.ttl("p:hand:user:u1") <= 1000
     assert "not there, and as the bundle has them: liked, recent" in err
 
 
-def test_many_rows_in_several_row_groups(empty: RedisServer, bundle: Path, tmp_path: Path) -> None:
+def test_many_rows_in_several_row_groups(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
     count = 2_500
     file = written(
         tmp_path / "items.parquet", {"item_id": list(range(count)), "price": [1.0] * count}, row_group_size=1_100
     )
-    assert load("items", "load", file, "--bundle", bundle, "--to", empty.url)[0] == 0
-    assert empty.client.dbsize() == count
+    assert load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)[0] == 0
+    assert empty_redis.client.dbsize() == count
 
 
 def test_the_store_can_be_named_as_the_service_has_it(
-    empty: RedisServer, bundle: Path, items: Path, monkeypatch: pytest.MonkeyPatch
+    empty_redis: RedisServer, bundle: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RANKER_STORE", empty.url)
+    monkeypatch.setenv("RANKER_STORE", empty_redis.url)
     assert load("items", "load", items, "--bundle", bundle)[0] == 0
-    assert empty.client.dbsize() == 3
+    assert empty_redis.client.dbsize() == 3
     monkeypatch.delenv("RANKER_STORE")
     code, _, err = load("items", "load", items, "--bundle", bundle)
     assert (code, err) == (2, "ranker: name the store: --to redis://HOST:PORT/DB, or the variable RANKER_STORE\n")
@@ -128,20 +128,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("columns", "said"), WRONG)
 def test_a_wrong_row_is_named_before_anything_is_written(
-    empty: RedisServer, bundle: Path, tmp_path: Path, columns: dict[str, Any], said: str
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path, columns: dict[str, Any], said: str
 ) -> None:
     file = written(tmp_path / "items.parquet", columns, row_group_size=1)
-    code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty.url)
+    code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith(f"ranker: {file}: {said}")
-    assert empty.client.dbsize() == 0
+    assert empty_redis.client.dbsize() == 0
 
 
-def test_no_file_and_no_parquet(empty: RedisServer, bundle: Path, tmp_path: Path) -> None:
-    code, _, err = load("items", "load", tmp_path / "nothing", "--bundle", bundle, "--to", empty.url)
+def test_no_file_and_no_parquet(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
+    code, _, err = load("items", "load", tmp_path / "nothing", "--bundle", bundle, "--to", empty_redis.url)
     assert (code, "nothing: no such" in err) == (1, True)
     (tmp_path / "items.parquet").write_text("item_id,price")
-    code, _, err = load("items", "load", tmp_path / "items.parquet", "--bundle", bundle, "--to", empty.url)
+    code, _, err = load("items", "load", tmp_path / "items.parquet", "--bundle", bundle, "--to", empty_redis.url)
     assert (code, "items.parquet: cannot be read" in err) == (1, True)
 
 
@@ -159,19 +159,19 @@ def test_an_address_that_is_none(bundle: Path, items: Path, url: str) -> None:
 
 
 def test_a_store_that_refuses_says_how_much_it_holds_and_shows_no_value(
-    empty: RedisServer, bundle: Path, tmp_path: Path
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path
 ) -> None:
     count = 30_000
     words = [[os.urandom(50).hex()] for _ in range(count)]
     file = written(tmp_path / "items.parquet", {"item_id": list(range(count)), "words": words})
-    empty.client.config_set("maxmemory", empty.client.info("memory")["used_memory"] + 3_000_000)
+    empty_redis.client.config_set("maxmemory", empty_redis.client.info("memory")["used_memory"] + 3_000_000)
     try:
-        code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty.url)
+        code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)
     finally:
-        empty.client.config_set("maxmemory", 0)
+        empty_redis.client.config_set("maxmemory", 0)
     assert (code, out) == (1, "")
     line = err.splitlines()[-1]
     assert "cannot be written (command not allowed when used memory > 'maxmemory'" in line
     assert "of 30,000 items, each of them whole: mend it and load again" in line
     assert words[0][0][:20] not in err
-    assert 0 < empty.client.dbsize() < count
+    assert 0 < empty_redis.client.dbsize() < count

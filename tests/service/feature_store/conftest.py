@@ -1,4 +1,9 @@
-"""The ranker made by hand, published, and a real Redis."""
+"""Fixtures: a small ranker, repositories that serve it, and a Redis server."""
 
-from tests.support.feature_store_repositories import empty, server, with_tables, without_tables  # noqa: F401
+from tests.support.feature_store_repositories import (  # noqa: F401
+    empty_redis,
+    repository_with_tables,
+    repository_without_tables,
+    server,
+)
 from tests.support.hand_ranker import *  # noqa: F403

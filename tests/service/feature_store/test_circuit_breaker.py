@@ -1,4 +1,4 @@
-"""A breaker opens after failures in a row, lets one attempt through in a while, and closes when one succeeds."""
+"""The circuit breaker opens after consecutive failures, allows probes, and closes when one succeeds."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from service.feature_store.circuit_breaker import CircuitBreaker
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time; its one number can be changed."""
+    """Replace ``time.monotonic`` by the single number in the returned list."""
     now = [100.0]
     monkeypatch.setattr("service.feature_store.circuit_breaker.time.monotonic", lambda: now[0])
     return now
 
 
-def opened(clock: list[float]) -> CircuitBreaker:
+def open_breaker(clock: list[float]) -> CircuitBreaker:
     breaker = CircuitBreaker(failures=3, seconds=2.0)
-    assert [breaker.failed() for _ in range(3)] == [False, False, True]
+    assert [breaker.record_failure() for _ in range(3)] == [False, False, True]
     return breaker
 
 
-def test_failures_in_a_row_open_it(clock: list[float]) -> None:
+def test_breaker_opens_after_consecutive_failures(clock: list[float]) -> None:
     breaker = CircuitBreaker(failures=3, seconds=2.0)
-    breaker.failed()
-    breaker.failed()
+    breaker.record_failure()
+    breaker.record_failure()
     assert breaker.allows()
-    assert breaker.failed()
+    assert breaker.record_failure()
     assert not breaker.allows()
 
 
-def test_a_success_between_failures_does_not_let_it_open(clock: list[float]) -> None:
+def test_breaker_with_successes_between_failures_stays_closed(clock: list[float]) -> None:
     breaker = CircuitBreaker(failures=3, seconds=2.0)
     for _ in range(5):
-        assert not breaker.failed()
-        assert not breaker.failed()
-        assert not breaker.succeeded()  # nothing was open
+        assert not breaker.record_failure()
+        assert not breaker.record_failure()
+        assert not breaker.record_success()  # it was not open
     assert breaker.allows()
 
 
-def test_an_open_one_lets_one_attempt_through_in_a_while(clock: list[float]) -> None:
-    breaker = opened(clock)
+def test_open_breaker_allows_one_probe_per_interval(clock: list[float]) -> None:
+    breaker = open_breaker(clock)
     clock[0] += 1.9
     assert not breaker.allows()
     clock[0] += 0.1
     assert [breaker.allows() for _ in range(3)] == [True, False, False]
-    assert not breaker.failed()  # it was open
+    assert not breaker.record_failure()  # it was open already
     clock[0] += 2.0
     assert [breaker.allows() for _ in range(3)] == [True, False, False]
 
 
-def test_an_attempt_that_succeeds_closes_it(clock: list[float]) -> None:
-    breaker = opened(clock)
+def test_successful_probe_closes_the_breaker(clock: list[float]) -> None:
+    breaker = open_breaker(clock)
     clock[0] += 2.0
     assert breaker.allows()
-    assert breaker.succeeded()
+    assert breaker.record_success()
     assert [breaker.allows() for _ in range(3)] == [True, True, True]
-    assert [breaker.failed() for _ in range(3)] == [False, False, True]  # counted from nothing
+    assert [breaker.record_failure() for _ in range(3)] == [False, False, True]  # the count restarts
 
 
-def test_an_attempt_of_which_nobody_hears_does_not_keep_it_open(clock: list[float]) -> None:
-    breaker = opened(clock)
+def test_open_breaker_allows_the_next_probe_without_a_result_of_the_last(clock: list[float]) -> None:
+    breaker = open_breaker(clock)
     clock[0] += 2.0
     assert breaker.allows()
     clock[0] += 2.0

@@ -1,4 +1,4 @@
-"""What a service with a real Redis answers: the same numbers, whether features are sent, stored or in the bundle."""
+"""Responses with a Redis server: the same scores whether features are sent, stored, or in the bundle."""
 
 from __future__ import annotations
 
@@ -25,52 +25,55 @@ pytestmark = pytest.mark.parts
 
 
 @contextmanager
-def serving(repository: Path, **settings: Any) -> Iterator[TestClient]:
+def serve(repository: Path, **settings: Any) -> Iterator[TestClient]:
     with TestClient(create_app(Settings(repository=repository, store_timeout_ms=10_000, **settings))) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def known(with_tables: Path) -> Iterator[TestClient]:
-    """A service that knows users and items by its bundle."""
-    with serving(with_tables) as client:
+def bundle_client(repository_with_tables: Path) -> Iterator[TestClient]:
+    """Client of a service with features in its bundle."""
+    with serve(repository_with_tables) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def stored(without_tables: Path, server: RedisServer) -> Iterator[TestClient]:
-    """A service of the same model that knows nothing but by the store."""
-    with serving(without_tables, store=server.url) as client:
+def store_client(repository_without_tables: Path, server: RedisServer) -> Iterator[TestClient]:
+    """Client of a service of the same model with features only in the store."""
+    with serve(repository_without_tables, store=server.url) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def both(with_tables: Path, server: RedisServer) -> Iterator[TestClient]:
-    """A service that knows them by its bundle and by the store."""
-    with serving(with_tables, store=server.url) as client:
+def combined_client(repository_with_tables: Path, server: RedisServer) -> Iterator[TestClient]:
+    """Client of a service with features in its bundle and in the store."""
+    with serve(repository_with_tables, store=server.url) as client:
         yield client
 
 
 @pytest.fixture
-def loaded(empty: RedisServer, with_tables: Path) -> RedisServer:
-    """The store with the bundle's tables in it."""
+def loaded_redis(empty_redis: RedisServer, repository_with_tables: Path) -> RedisServer:
+    """The store with the rows of the bundle's tables."""
     for owner in ("items", "users"):
-        rows = with_tables.parent / f"{owner}.parquet"
-        bundle = with_tables / "feed" / "1"
+        rows = repository_with_tables.parent / f"{owner}.parquet"
+        bundle = repository_with_tables / "feed" / "1"
         with redirect_stdout(StringIO()):
-            assert main([owner, "load", str(rows), "--bundle", str(bundle), "--to", empty.url, "--model", "feed"]) == 0
-    return empty
+            assert (
+                main([owner, "load", str(rows), "--bundle", str(bundle), "--to", empty_redis.url, "--model", "feed"])
+                == 0
+            )
+    return empty_redis
 
 
 def rank(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
     response = client.post("/v1/rank", json=body | {"request_id": "r"})
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    body_json: dict[str, Any] = response.json()
+    return body_json
 
 
-def drawn(random: np.random.Generator) -> dict[str, Any]:
-    """A request with some features and some nulls; a few ids are known nowhere."""
+def draw_request(random: np.random.Generator) -> dict[str, Any]:
+    """Draw a request with some features, some nulls, and a few unknown ids."""
     ids = random.choice(ITEMS + 3, int(random.integers(1, 20)), replace=False).tolist()
     body: dict[str, Any] = {"context": {"tab": "home", "hour": 9}, "items": {"id": ids}}
     body["user"] = {"id": f"u{random.integers(USERS + 2)}"}
@@ -82,103 +85,128 @@ def drawn(random: np.random.Generator) -> dict[str, Any]:
     return body
 
 
-def test_the_store_gives_what_the_bundle_would(loaded: RedisServer, known: TestClient, stored: TestClient) -> None:
+def test_response_with_stored_features_equals_response_with_bundled_features(
+    loaded_redis: RedisServer, bundle_client: TestClient, store_client: TestClient
+) -> None:
     random = np.random.default_rng(0)
     for _ in range(30):
-        body = drawn(random)
-        assert rank(stored, body) == rank(known, body)
+        body = draw_request(random)
+        assert rank(store_client, body) == rank(bundle_client, body)
 
 
-def test_without_it_they_would_differ(empty: RedisServer, known: TestClient, stored: TestClient) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": list(range(9))}}
-    assert rank(stored, body)["items"] != rank(known, body)["items"]
-
-
-FRESH: dict[str, Any] = {"price": 77.5, "genres": ["news", "sport"], "words": []}
-YOUNG: dict[str, Any] = {"age": 19, "country": "C3", "recent": [4, 5, 6], "liked": []}
-
-
-def test_a_value_that_is_set_counts_as_one_that_is_sent(loaded: RedisServer, both: TestClient) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "context": {"tab": "home"}, "items": [{"id": 1}, {"id": 2}]}
-    sent = body | {"user": {"id": "u1", "features": YOUNG}, "items": [{"id": 1, "features": FRESH}, {"id": 2}]}
-    before, expected = rank(both, body), rank(both, sent)
-    assert before != expected
-    loaded.client.set("ranker:feed:item:1", json.dumps(FRESH))
-    loaded.client.set("ranker:feed:user:u1", json.dumps(YOUNG))
-    assert rank(both, body) == expected
-
-
-def test_what_is_sent_wins_and_what_the_store_lacks_is_the_bundles(
-    empty: RedisServer, both: TestClient, known: TestClient
+def test_response_without_stored_features_differs(
+    empty_redis: RedisServer, bundle_client: TestClient, store_client: TestClient
 ) -> None:
-    empty.client.set("ranker:feed:item:1", json.dumps({"price": 77.5, "genres": None}))
+    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": list(range(9))}}
+    assert rank(store_client, body)["items"] != rank(bundle_client, body)["items"]
+
+
+ITEM_FEATURES: dict[str, Any] = {"price": 77.5, "genres": ["news", "sport"], "words": []}
+USER_FEATURES: dict[str, Any] = {"age": 19, "country": "C3", "recent": [4, 5, 6], "liked": []}
+
+
+def test_stored_value_counts_like_a_sent_value(loaded_redis: RedisServer, combined_client: TestClient) -> None:
+    body: dict[str, Any] = {"user": {"id": "u1"}, "context": {"tab": "home"}, "items": [{"id": 1}, {"id": 2}]}
+    sent = body | {
+        "user": {"id": "u1", "features": USER_FEATURES},
+        "items": [{"id": 1, "features": ITEM_FEATURES}, {"id": 2}],
+    }
+    before, expected = rank(combined_client, body), rank(combined_client, sent)
+    assert before != expected
+    loaded_redis.client.set("ranker:feed:item:1", json.dumps(ITEM_FEATURES))
+    loaded_redis.client.set("ranker:feed:user:u1", json.dumps(USER_FEATURES))
+    assert rank(combined_client, body) == expected
+
+
+def test_sent_values_override_the_store_and_the_store_overrides_the_bundle(
+    empty_redis: RedisServer, combined_client: TestClient, bundle_client: TestClient
+) -> None:
+    empty_redis.client.set("ranker:feed:item:1", json.dumps({"price": 77.5, "genres": None}))
     body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2], "features": {"words": [["w1"], None]}}}
-    priced = {"id": [1, 2], "features": {"words": [["w1"], None], "price": [77.5, None]}}
-    assert rank(both, body) == rank(known, body | {"items": priced}) != rank(known, body)
-    cheap = {"id": [1, 2], "features": {"words": [["w1"], None], "price": [0.5, None]}}
-    assert rank(both, body | {"items": cheap}) == rank(known, body | {"items": cheap})
-    assert not rank(both, body)["degraded"]
+    with_stored_price = {"id": [1, 2], "features": {"words": [["w1"], None], "price": [77.5, None]}}
+    assert (
+        rank(combined_client, body)
+        == rank(bundle_client, body | {"items": with_stored_price})
+        != rank(bundle_client, body)
+    )
+    overridden = {"id": [1, 2], "features": {"words": [["w1"], None], "price": [0.5, None]}}
+    assert rank(combined_client, body | {"items": overridden}) == rank(bundle_client, body | {"items": overridden})
+    assert not rank(combined_client, body)["degraded"]
 
 
-def test_without_the_store_all_is_as_the_bundle_has_it_but_degraded(with_tables: Path, known: TestClient) -> None:
+def test_unreachable_store_degrades_to_the_features_of_the_bundle(
+    repository_with_tables: Path, bundle_client: TestClient
+) -> None:
     body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2, 3]}}
-    with serving(with_tables, store="redis://127.0.0.1:1") as client:
+    with serve(repository_with_tables, store="redis://127.0.0.1:1") as client:
         for _ in range(10):
-            assert rank(client, body) == rank(known, body) | {"degraded": True}
+            assert rank(client, body) == rank(bundle_client, body) | {"degraded": True}
         assert client.get("/v2/health/ready").status_code == 200
 
 
-def test_ids_are_the_same_as_integers_and_as_text(loaded: RedisServer, stored: TestClient) -> None:
-    integers = rank(stored, {"items": [{"id": 1}, {"id": 2}]})["items"]
-    texts = rank(stored, {"items": [{"id": "1"}, {"id": "2"}]})["items"]
+def test_integer_and_text_ids_read_the_same_keys(loaded_redis: RedisServer, store_client: TestClient) -> None:
+    integers = rank(store_client, {"items": [{"id": 1}, {"id": 2}]})["items"]
+    texts = rank(store_client, {"items": [{"id": "1"}, {"id": "2"}]})["items"]
     assert [item["score"] for item in integers] == [item["score"] for item in texts]
     assert [str(item["id"]) for item in integers] == [item["id"] for item in texts]
 
 
-def test_what_is_stored_is_not_missing(loaded: RedisServer, stored: TestClient) -> None:
-    loaded.client.set("ranker:feed:item:1", json.dumps(FRESH))
-    (item,) = rank(stored, {"context": {"tab": "home", "hour": 3}, "items": [{"id": 1}]})["items"]
+def test_stored_features_are_not_listed_as_missing(loaded_redis: RedisServer, store_client: TestClient) -> None:
+    loaded_redis.client.set("ranker:feed:item:1", json.dumps(ITEM_FEATURES))
+    (item,) = rank(store_client, {"context": {"tab": "home", "hour": 3}, "items": [{"id": 1}]})["items"]
     assert item["missing"] == ["user_id", "country", "liked", "recent", "age_band", "age"]
 
 
-def test_arrow_with_nulls(loaded: RedisServer, both: TestClient) -> None:
-    loaded.client.set("ranker:feed:item:2", json.dumps(FRESH))
-    rest = {"user": {"id": "u1"}, "request_id": "r"}
-    table = pa.table({"item_id": [1, 2, 3], "price": [9.5, None, 1.0]}, metadata={"request": json.dumps(rest)})
+def test_arrow_request_with_nulls_reads_the_store(loaded_redis: RedisServer, combined_client: TestClient) -> None:
+    loaded_redis.client.set("ranker:feed:item:2", json.dumps(ITEM_FEATURES))
+    header = {"user": {"id": "u1"}, "request_id": "r"}
+    table = pa.table({"item_id": [1, 2, 3], "price": [9.5, None, 1.0]}, metadata={"request": json.dumps(header)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    response = both.post("/v1/rank", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
-    assert response.json() == rank(both, rest | {"items": {"id": [1, 2, 3], "features": {"price": [9.5, None, 1.0]}}})
+    response = combined_client.post("/v1/rank", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
+    assert response.json() == rank(
+        combined_client, header | {"items": {"id": [1, 2, 3], "features": {"price": [9.5, None, 1.0]}}}
+    )
 
 
-def test_explanations_are_made_with_it(loaded: RedisServer, stored: TestClient, known: TestClient) -> None:
+def test_explanation_is_the_same_with_stored_features(
+    loaded_redis: RedisServer, store_client: TestClient, bundle_client: TestClient
+) -> None:
     body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2, 3]}, "explain": True}
-    assert rank(stored, body) == rank(known, body)
+    assert rank(store_client, body) == rank(bundle_client, body)
 
 
-def test_a_request_longer_than_a_batch(loaded: RedisServer, known: TestClient, without_tables: Path) -> None:
+def test_request_larger_than_a_batch_has_the_same_scores(
+    loaded_redis: RedisServer, bundle_client: TestClient, repository_without_tables: Path
+) -> None:
     body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": list(range(ITEMS))}}
-    with serving(without_tables, store=loaded.url, max_batch_rows=7) as client:
-        found, expected = rank(client, body), rank(known, body)
-    assert [item["id"] for item in found["items"]] == [item["id"] for item in expected["items"]]
-    assert [item["score"] for item in found["items"]] == pytest.approx([item["score"] for item in expected["items"]])
+    with serve(repository_without_tables, store=loaded_redis.url, max_batch_rows=7) as client:
+        response, expected = rank(client, body), rank(bundle_client, body)
+    assert [item["id"] for item in response["items"]] == [item["id"] for item in expected["items"]]
+    assert [item["score"] for item in response["items"]] == pytest.approx([item["score"] for item in expected["items"]])
 
 
-def test_prefix_and_model_keep_values_apart(loaded: RedisServer, without_tables: Path, stored: TestClient) -> None:
+def test_store_prefix_separates_values(
+    loaded_redis: RedisServer, repository_without_tables: Path, store_client: TestClient
+) -> None:
     body: dict[str, Any] = {"items": {"id": list(range(9))}}
-    with serving(without_tables, store=loaded.url, store_prefix="other") as client:
-        assert rank(client, body) != rank(stored, body)
+    with serve(repository_without_tables, store=loaded_redis.url, store_prefix="other") as client:
+        assert rank(client, body) != rank(store_client, body)
 
 
-def test_a_wrong_request_is_refused_as_ever(loaded: RedisServer, stored: TestClient) -> None:
-    response = stored.post("/v1/rank", json={"items": [{"id": 1, "features": {"price": "high"}}]})
+def test_invalid_request_with_a_store_is_rejected_with_the_field(
+    loaded_redis: RedisServer, store_client: TestClient
+) -> None:
+    response = store_client.post("/v1/rank", json={"items": [{"id": 1, "features": {"price": "high"}}]})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == "items[0].features.price"
 
 
-def test_answers_name_the_time_that_it_took(loaded: RedisServer, without_tables: Path) -> None:
-    with serving(without_tables, store=loaded.url, server_timing=True) as client:
+def test_server_timing_header_contains_the_store_stage(
+    loaded_redis: RedisServer, repository_without_tables: Path
+) -> None:
+    with serve(repository_without_tables, store=loaded_redis.url, server_timing=True) as client:
         times = client.post("/v1/rank", json={"items": [{"id": 1}]}).headers["Server-Timing"]
     assert [part.split(";")[0] for part in times.split(", ")] == [
         "parse",
