@@ -1,1 +1,1 @@
-"""Everything offline: logs in, bundle out."""
+"""Offline pipelines and the ``ranker`` command line: logs, training, evaluation, publication and tuning."""

@@ -1,1 +1,1 @@
-"""Adapters that write impression logs."""
+"""Adapters that convert or generate impression logs."""

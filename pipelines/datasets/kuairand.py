@@ -1,7 +1,7 @@
-"""KuaiRand (Gao et al., CIKM 2022): a short-video feed with 8 binary feedback signals and watch time.
+"""Adapter for KuaiRand (Gao et al., CIKM 2022), a short-video feed with 8 binary feedback signals and watch time.
 
-Reads the original files, as CSV or as Parquet: the standard-policy logs (``log/`` or ``log_standard_*``), the user
-features and the basic video features. The random-exposure log is left out: another policy chose those videos.
+Reads the original files as CSV or Parquet: the logs of the standard policy (``log/`` or ``log_standard_*``), the user
+features and the basic video features. The random-exposure log is ignored, because another policy chose its videos.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pipelines.datasets.write import feature, task, write_logs
 from ranking.artifacts.atomic_files import check_creatable
 from ranking.errors import LogError
 
-CHINA = 8 * 3_600_000
-"""The feed's local time in milliseconds from UTC."""
+UTC_OFFSET_MS = 8 * 3_600_000
+"""Offset of the feed's local time (China) from UTC in milliseconds."""
 UNKNOWN = -124
-"""KuaiRand's sentinel for "not known"."""
+"""Sentinel value of KuaiRand for an unknown number."""
 
 SIGNALS = {
     "click": ("is_click", 1.0, "engagement"),
@@ -33,7 +33,7 @@ SIGNALS = {
     "forward": ("is_forward", 10.0, "satisfaction"),
     "hate": ("is_hate", 10.0, "satisfaction"),
 }
-"""Task → label column, loss weight, group. Rarer signals weigh more: see docs/results.md."""
+"""Label column, loss weight and group of each task. Rare signals have larger weights: see docs/results.md."""
 
 OBJECTIVE = {"click": 1.0, "long_view": 1.0, "like": 5.0, "follow": 10.0, "forward": 10.0, "hate": -10.0}
 
@@ -44,14 +44,14 @@ VIDEO_NUMBERS = ["video_duration", "server_width", "server_height"]
 
 
 def convert(raw: Path, out: Path) -> None:
-    """Writes ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
+    """Write ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
 
     The log keeps every original column and adds ``time`` (local), ``hour``, ``weekday``, ``watch_time`` (seconds) and
-    ``upload_age`` (days from upload to impression). Training ends with 2 May 2022, validation is 3 May, test 4 May.
+    ``upload_age`` (days from upload to impression). The days up to 2 May 2022 train, 3 May validates and 4 May tests.
 
     Raises:
-        LogError: a file is missing or lacks a column.
-        OutputError: ``out`` holds something already, or cannot be written.
+        LogError: a file is missing, cannot be read, or has no such column.
+        OutputError: ``out`` is not empty, or cannot be written.
     """
     check_creatable(out)
     videos = _read(raw, "video_features_basic")
@@ -61,7 +61,7 @@ def convert(raw: Path, out: Path) -> None:
         log = _impressions(_read_log(raw), uploaded)
         users, items = _users(users), _items(videos, log)
     except KeyError as error:
-        raise LogError(f"{raw}: a file lacks a column: {error.args[0]}; restore KuaiRand's original files") from None
+        raise LogError(f"{raw}: a column is missing: {error.args[0]}; restore the original files of KuaiRand") from None
     write_logs(out, _config(), log, users, items)
 
 
@@ -70,7 +70,7 @@ def _read(raw: Path, name: str) -> pa.Table:
         f for folder in (raw, raw / "data") for f in sorted(folder.glob(f"{name}*")) if f.suffix in (".csv", ".parquet")
     ]
     if not files:
-        raise LogError(f"{raw}: no {name}*.csv or .parquet there; --raw names KuaiRand's folder")
+        raise LogError(f"{raw}: no file {name}*.csv or {name}*.parquet; --raw must name the folder of KuaiRand")
     return _table(files)
 
 
@@ -82,7 +82,7 @@ def _read_log(raw: Path) -> pa.Table:
         if f.suffix in (".csv", ".parquet")
     ]
     if not files:
-        raise LogError(f"{raw}: no log/**/*.parquet and no log_standard_* there; --raw names KuaiRand's folder")
+        raise LogError(f"{raw}: no file log/**/*.parquet or log_standard_*; --raw must name the folder of KuaiRand")
     return _table(files)
 
 
@@ -97,7 +97,7 @@ def _table(files: list[Path]) -> pa.Table:
 
 
 def _impressions(log: pa.Table, uploaded: pa.Table) -> pa.Table:
-    local = pc.add(log["time_ms"], CHINA).cast(pa.timestamp("ms"))
+    local = pc.add(log["time_ms"], UTC_OFFSET_MS).cast(pa.timestamp("ms"))
     seconds = pc.divide(log["play_time_ms"].cast(pa.float64()), 1000.0)
     row = pc.index_in(log["video_id"], uploaded["video_id"])
     upload = uploaded["upload_dt"].cast(pa.date32()).take(row).cast(pa.timestamp("ms"))
@@ -121,7 +121,7 @@ def _users(users: pa.Table) -> pa.Table:
 def _items(videos: pa.Table, log: pa.Table) -> pa.Table:
     columns = {c: _without_sentinel(videos[c]) for c in ["video_id", *VIDEO_IDS, *VIDEO_NUMBERS]}
     columns["tag"] = pc.split_pattern(videos["tag"].cast(pa.string()), ",")
-    end = pc.max(log["time"])  # a bundle is published when the log ends: that is the age that look-up gives
+    end = pc.max(log["time"])  # items in a bundle have the age at which it is published, when the log ends
     upload = videos["upload_dt"].cast(pa.date32()).cast(pa.timestamp("ms"))
     columns["upload_age"] = _days_between(upload, end)
     return pa.table(columns)

@@ -1,7 +1,7 @@
-"""A generated feed log with a known truth: latent factors of users and items, labels from a latent mixture of experts.
+"""Generator of a feed log with known truth: latent factors of users and items, labels from a latent mixture of experts.
 
-Every row carries the true probability (or mean) of each label as ``true_TASK``, so that the best possible AUC and RMSE
-can be computed. The same rows and seed give the same files.
+Every row has the true probability (or mean) of each label as ``true_TASK``, so that the best possible AUC and RMSE can
+be computed. The same number of rows and the same seed give identical files.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from ranking.artifacts.atomic_files import check_creatable
 Array = npt.NDArray[np.float64]
 
 FACTORS = 6
-"""Latent factors of a user and of an item."""
+"""Number of latent factors of each user and item."""
 EXPERTS = 4
-"""Experts of the true mixture; each task mixes two of them."""
+"""Number of experts in the true mixture; each task mixes two of them."""
 HIDDEN = 12
-"""Units of a true expert."""
+"""Number of hidden units of a true expert."""
 DAYS = 10
-"""Eight train, one validates, one tests."""
-EPOCH_STEPS = 150
-"""Steps that gates need to choose their experts."""
+"""Number of days in the log: eight train, one validates and one tests."""
+MIN_EPOCH_STEPS = 150
+"""Number of steps that gates need to select their experts."""
 FIRST_DAY = datetime(2026, 1, 1)
 
 
 @dataclass(frozen=True)
 class Truth:
-    """One task of the generator.
+    """True model of one task.
 
     Attributes:
-        name: the task.
-        experts: the two true experts that it mixes.
-        level: base rate of a binary task; mean of a regression.
-        spread: standard deviation of the logit, or of the mean of a regression.
+        name: name of the task.
+        experts: the two true experts that the task mixes.
+        level: base rate of a binary task; mean of a regression task.
+        spread: standard deviation of the logit, or of the mean of a regression task.
         group: engagement or satisfaction.
-        weight: loss weight in the ranker.toml; rarer tasks weigh more.
-        noise: standard deviation of a regression's label around its mean; 0 for a binary task.
-        known: share of the rows in which the label is known at all.
+        weight: loss weight in the ranker.toml; rare tasks have larger weights.
+        noise: standard deviation of a regression label around its mean; 0 for a binary task.
+        label_rate: fraction of the rows that have the label.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Truth:
     group: str
     weight: float = 1.0
     noise: float = 0.0
-    known: float = 1.0
+    label_rate: float = 1.0
 
 
 TRUTHS = (
@@ -67,7 +67,7 @@ TRUTHS = (
     Truth("follow", (2, 3), 0.01, 1.8, "satisfaction", weight=10.0),
     Truth("dislike", (1, 3), 0.005, 1.8, "satisfaction", weight=10.0),
     Truth("watch_time", (0, 1), 2.0, 0.6, "engagement", noise=0.8),
-    Truth("rating", (2, 3), 3.4, 0.6, "satisfaction", noise=0.7, known=0.3),
+    Truth("rating", (2, 3), 3.4, 0.6, "satisfaction", noise=0.7, label_rate=0.3),
 )
 
 OBJECTIVE = {"click": 1.0, "long_view": 1.0, "like": 5.0, "share": 10.0, "follow": 10.0, "dislike": -20.0}
@@ -82,49 +82,50 @@ def generate(
     users: int | None = None,
     items: int | None = None,
 ) -> None:
-    """Writes ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
+    """Write ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
 
     Args:
         out: new folder.
-        rows: impressions.
-        seed: of everything that is drawn.
-        conflict: how far tasks disagree, from 0 (all follow one signal) to 1 (tasks that share no true expert follow
-            independent signals): signals of tasks with other experts correlate at 1 − conflict, those with the same
-            experts at 1. Default: every task mixes its two experts in its own way.
-        users: how many there are; default: one for 20 impressions, at least 50.
-        items: how many there are; default: one for 100 impressions, at least 50.
+        rows: number of impressions.
+        seed: seed of all random draws.
+        conflict: degree of conflict between tasks, from 0 (all tasks follow one signal) to 1 (independent signals).
+            The signals of two tasks correlate at 1 − conflict if their experts differ, and at 1 if they are the same.
+            Default: every task mixes its two experts in its own way.
+        users: number of users; default: one per 20 impressions, at least 50.
+        items: number of items; default: one per 100 impressions, at least 50.
 
     Raises:
-        OutputError: ``out`` holds something already, or cannot be written.
+        OutputError: ``out`` is not empty, or cannot be written.
     """
     check_creatable(out)
     random = np.random.default_rng(seed)
-    of_users, user_factors = _users(users or max(50, rows // 20), random)
-    of_items, item_factors = _items(items or max(50, rows // 100), random)
+    user_table, user_factors = _users(users or max(50, rows // 20), random)
+    item_table, item_factors = _items(items or max(50, rows // 100), random)
     user = random.choice(len(user_factors), rows, p=_power_law(len(user_factors), 0.6))
     item = random.choice(len(item_factors), rows, p=_power_law(len(item_factors), 0.8))
     second = np.sort(random.integers(DAYS * 86_400, size=rows))
     surface = random.choice(3, rows, p=[0.6, 0.3, 0.1])
     log: dict[str, Any] = {
         "time": np.datetime64(FIRST_DAY, "ms") + (second * 1000).astype("timedelta64[ms]"),
-        "user_id": of_users["user_id"].take(pa.array(user)),
-        "item_id": of_items["item_id"].take(pa.array(item)),
+        "user_id": user_table["user_id"].take(pa.array(user)),
+        "item_id": item_table["item_id"].take(pa.array(item)),
         "surface": pa.array(np.array(["home", "search", "related"])[surface]),
         "hour": second // 3600 % 24,
     }
     x = np.hstack([user_factors[user], item_factors[item], user_factors[user] * item_factors[item], np.eye(3)[surface]])
     log |= _labels(x, conflict, random)
-    write_logs(out, _config(rows), pa.table(log), users=of_users, items=of_items)
+    write_logs(out, _config(rows), pa.table(log), users=user_table, items=item_table)
 
 
 def _power_law(count: int, exponent: float) -> Array:
-    """Probabilities that fall with the rank's power."""
-    weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
-    return weights / weights.sum()
+    """Return probabilities proportional to rank ** −exponent."""
+    weights: Array = np.arange(1, count + 1, dtype=np.float64) ** -exponent
+    probabilities: Array = weights / weights.sum()
+    return probabilities
 
 
 def _users(count: int, random: np.random.Generator) -> tuple[pa.Table, Array]:
-    """Users as a table, and their latent factors; the table shows the factors through noise, groups and gaps."""
+    """Return the user table and the latent factors; the table has noisy, grouped and partly missing factors."""
     factors = random.standard_normal((count, FACTORS))
     age = np.clip(np.round(35 + 10 * factors[:, 0] + 3 * random.standard_normal(count)), 13, 90)
     activity = np.exp(1.0 + 0.6 * factors[:, 1] + 0.2 * random.standard_normal(count))
@@ -140,7 +141,7 @@ def _users(count: int, random: np.random.Generator) -> tuple[pa.Table, Array]:
 
 
 def _items(count: int, random: np.random.Generator) -> tuple[pa.Table, Array]:
-    """Items as a table, and their latent factors."""
+    """Return the item table and the latent factors."""
     factors = random.standard_normal((count, FACTORS))
     price = np.exp(2.0 + 0.7 * factors[:, 0] + 0.2 * random.standard_normal(count))
     table = {
@@ -155,13 +156,13 @@ def _items(count: int, random: np.random.Generator) -> tuple[pa.Table, Array]:
 
 
 def _group(values: Array, prefix: str, groups: int) -> pa.Array:
-    """Names of equally large groups of neighbouring values."""
+    """Return group names; groups contain adjacent values and have equal sizes."""
     rank = np.argsort(np.argsort(values))
     return pa.array([f"{prefix}{g}" for g in rank * groups // len(values)])
 
 
 def _tags(factors: Array, prefix: str, random: np.random.Generator) -> pa.Array:
-    """Two tags for each row, a noisy level of each factor, and sometimes one that means nothing."""
+    """Return a noisy level of each factor as a tag, and sometimes an additional tag without meaning."""
     levels = np.clip(np.round((factors + 0.2 * random.standard_normal(factors.shape)) * 2 + 5), 0, 10).astype(int)
     noise = random.random(len(factors)) < 0.3
     return pa.array(
@@ -173,7 +174,7 @@ def _tags(factors: Array, prefix: str, random: np.random.Generator) -> pa.Array:
 
 
 def _labels(x: Array, conflict: float | None, random: np.random.Generator) -> dict[str, pa.Array]:
-    """Labels and their truth from the latent mixture."""
+    """Return the labels and their true probabilities or means."""
     signal_of = _mixed_signals(x, random) if conflict is None else _conflicting_signals(x, conflict, random)
     columns: dict[str, pa.Array] = {}
     for truth in TRUTHS:
@@ -186,13 +187,13 @@ def _labels(x: Array, conflict: float | None, random: np.random.Generator) -> di
         else:
             mean = _sigmoid(signal + _bias_for(truth.level, signal))
             label = (random.random(len(mean)) < mean).astype(np.int8)
-        columns[truth.name] = pa.array(label, mask=random.random(len(mean)) >= truth.known)
+        columns[truth.name] = pa.array(label, mask=random.random(len(mean)) >= truth.label_rate)
         columns[f"true_{truth.name}"] = pa.array(mean)
     return columns
 
 
 def _mixed_signals(x: Array, random: np.random.Generator) -> Callable[[Truth], Array]:
-    """Each task mixes its two experts and reads the mixture out in its own way."""
+    """Return signals for which each task mixes its two experts and projects the mixture in its own way."""
     experts = [_expert(x, random) for _ in range(EXPERTS)]
 
     def signal(truth: Truth) -> Array:
@@ -204,28 +205,31 @@ def _mixed_signals(x: Array, random: np.random.Generator) -> Callable[[Truth], A
 
 
 def _conflicting_signals(x: Array, conflict: float, random: np.random.Generator) -> Callable[[Truth], Array]:
-    """One signal for all tasks, and one for each pair of experts; squared weights 1 − conflict and conflict."""
+    """Return sums of a common signal (weight √(1 − conflict)) and a signal per pair of experts (weight √conflict)."""
     pairs = list(dict.fromkeys(truth.experts for truth in TRUTHS))
-    drawn = [_standardised(_expert(x, random) @ random.standard_normal(HIDDEN)) for _ in [None, *pairs]]
-    common, *own = np.linalg.qr(np.stack(drawn, 1))[0].T  # uncorrelated in these very rows
+    drawn = [_standardize(_expert(x, random) @ random.standard_normal(HIDDEN)) for _ in [None, *pairs]]
+    common, *own = np.linalg.qr(np.stack(drawn, 1))[0].T  # exactly uncorrelated in these rows
     return lambda truth: np.sqrt(1 - conflict) * common + np.sqrt(conflict) * own[pairs.index(truth.experts)]
 
 
 def _expert(x: Array, random: np.random.Generator) -> Array:
-    """A tanh layer of the latent truth [rows, HIDDEN]."""
-    return np.tanh(x @ (random.standard_normal((x.shape[1], HIDDEN)) / np.sqrt(x.shape[1])))
+    """Return the output of a random tanh layer [rows, HIDDEN]."""
+    outputs: Array = np.tanh(x @ (random.standard_normal((x.shape[1], HIDDEN)) / np.sqrt(x.shape[1])))
+    return outputs
 
 
-def _standardised(signal: Array) -> Array:
-    return (signal - signal.mean()) / (signal.std() or 1.0)
+def _standardize(signal: Array) -> Array:
+    standardized: Array = (signal - signal.mean()) / (signal.std() or 1.0)
+    return standardized
 
 
 def _sigmoid(logits: Array) -> Array:
-    return 1 / (1 + np.exp(-logits))
+    probabilities: Array = 1 / (1 + np.exp(-logits))
+    return probabilities
 
 
 def _bias_for(rate: float, logits: Array) -> float:
-    """The bias with which the mean probability is the base rate, by bisection."""
+    """Return the bias for which the mean probability equals the base rate, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -234,9 +238,12 @@ def _bias_for(rate: float, logits: Array) -> float:
 
 
 def _batch_size(rows: int) -> int:
-    """The largest power of two with which an epoch has enough steps; from 32, so that batch norm sees enough rows."""
-    fitting = rows * (DAYS - 2) // DAYS // EPOCH_STEPS
-    return min(512, max(32, 1 << max(0, fitting.bit_length() - 1)))
+    """Return the largest power of two, from 32 to 512, that leaves an epoch enough steps.
+
+    Batch norm needs at least 32 rows.
+    """
+    limit = rows * (DAYS - 2) // DAYS // MIN_EPOCH_STEPS
+    return min(512, max(32, 1 << max(0, limit.bit_length() - 1)))
 
 
 def _config(rows: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every adapter writes: a partitioned log, its side tables, and a ranker.toml that reads them."""
+"""Output of every adapter: a log partitioned by day, its side tables and a ranker.toml that describes them."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ import tomli_w
 
 from ranking.artifacts.atomic_files import atomic_directory
 
-GROUP_ROWS = 131_072
-"""Rows of a row group: fewer than a training shuffles together, so that each group is decoded once a pass."""
+ROW_GROUP_SIZE = 131_072
+"""Rows per row group: fewer than the shuffle buffer of training, so that each group is decoded once per pass."""
 
 
-def feature(name: str, kind: str, owner: str, **more: Any) -> dict[str, Any]:
-    """One ``[[features]]`` entry."""
-    return {"name": name, "kind": kind, "owner": owner, **more}
+def feature(name: str, kind: str, owner: str, **options: Any) -> dict[str, Any]:
+    """Return a ``[[features]]`` entry."""
+    return {"name": name, "kind": kind, "owner": owner, **options}
 
 
-def task(name: str, kind: str, **more: Any) -> dict[str, Any]:
-    """One ``[[tasks]]`` entry."""
-    return {"name": name, "kind": kind, **more}
+def task(name: str, kind: str, **options: Any) -> dict[str, Any]:
+    """Return a ``[[tasks]]`` entry."""
+    return {"name": name, "kind": kind, **options}
 
 
 def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table, items: pa.Table) -> None:
-    """Writes ``ranker.toml``, ``log/date=YYYY-MM-DD/part-0.parquet``, ``users.parquet`` and ``items.parquet``.
+    """Write ``ranker.toml``, ``log/date=YYYY-MM-DD/part-0.parquet``, ``users.parquet`` and ``items.parquet``.
 
     Args:
-        out: new or empty folder; appears whole or not at all.
-        config: the ranker.toml without the paths; datetimes as ISO text.
-        log: one row an impression, with the time column that the configuration names.
-        users: features by user id.
-        items: features by item id.
+        out: new or empty folder; it is created atomically.
+        config: content of the ranker.toml without the paths; split bounds as ISO 8601 text.
+        log: one row per impression, with the time column that the configuration names.
+        users: user features by id.
+        items: item features by id.
 
     Raises:
-        OutputError: ``out`` holds something already, or cannot be written.
+        OutputError: ``out`` is not empty, or cannot be written.
     """
-    splits = {key: datetime.fromisoformat(value) for key, value in config["logs"].items()}
+    bounds = {key: datetime.fromisoformat(value) for key, value in config["logs"].items()}
     paths = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
     log = log.drop_columns([c for c in ("date",) if c in log.column_names])
     day = pc.strftime(log[config["columns"]["time"]], "%Y-%m-%d")
     with atomic_directory(out) as draft:
-        (draft / "ranker.toml").write_text(tomli_w.dumps({**config, "logs": {**paths, **splits}}))
+        (draft / "ranker.toml").write_text(tomli_w.dumps({**config, "logs": {**paths, **bounds}}))
         for date in sorted(pc.unique(day).to_pylist()):
             folder = draft / "log" / f"date={date}"
             folder.mkdir(parents=True)
             rows = log.filter(pc.equal(day, date))
-            pq.write_table(rows, folder / "part-0.parquet", row_group_size=GROUP_ROWS)
+            pq.write_table(rows, folder / "part-0.parquet", row_group_size=ROW_GROUP_SIZE)
         pq.write_table(users, draft / "users.parquet")
         pq.write_table(items, draft / "items.parquet")

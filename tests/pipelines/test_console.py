@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.console import LINE_SECONDS, Progress, print_status
+from pipelines.console import LINE_INTERVAL_SECONDS, Progress, print_status
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """A clock that only the test moves."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,13 +33,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
         yield clock
 
 
-def test_messages_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_status_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     print_status("half way")
     assert capsys.readouterr() == ("", "half way\n")
 
 
-class TestWithoutATerminal:
-    def test_a_line_at_the_end_says_how_many_and_how_long(
+class TestProgressWithoutTerminal:
+    def test_close_without_terminal_prints_count_and_duration(
         self, clock: Clock, capsys: pytest.CaptureFixture[str]
     ) -> None:
         progress = Progress("reading", unit="rows")
@@ -49,10 +49,10 @@ class TestWithoutATerminal:
         progress.close()
         assert capsys.readouterr() == ("", "reading: 1,234 rows in 2.5 s\n")
 
-    def test_a_line_now_and_then_says_how_far(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_advance_without_terminal_prints_a_line_per_interval(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress("training", unit="steps", total=2000)
         for _ in range(10):
-            clock.now += LINE_SECONDS / 4
+            clock.now += LINE_INTERVAL_SECONDS / 4
             progress.advance(100, "loss 0.5")
         lines = capsys.readouterr().err.splitlines()
         assert lines == [
@@ -60,23 +60,23 @@ class TestWithoutATerminal:
             "training: 800 of 2,000 steps loss 0.5",
         ]
 
-    def test_without_a_total_or_a_note_the_line_leaves_them_out(
+    def test_advance_without_total_and_note_prints_only_the_count(
         self, clock: Clock, capsys: pytest.CaptureFixture[str]
     ) -> None:
         progress = Progress("reading", unit="rows")
-        clock.now += LINE_SECONDS
+        clock.now += LINE_INTERVAL_SECONDS
         progress.advance(7)
         assert capsys.readouterr().err == "reading: 7 rows\n"
 
-    def test_nothing_is_said_before_its_time(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_advance_within_the_interval_prints_nothing(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress("reading", unit="rows")
         for _ in range(1000):
             progress.advance(1)
         assert capsys.readouterr() == ("", "")
 
 
-class TestOnATerminal:
-    def test_a_bar_is_drawn_and_the_last_line_says_how_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestProgressOnTerminal:
+    def test_progress_on_terminal_draws_a_bar_and_a_final_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         progress = Progress("training", unit="steps", total=10)
@@ -85,7 +85,7 @@ class TestOnATerminal:
         progress.close()
         assert "training: 10 steps in " in terminal.getvalue().splitlines()[-1]
 
-    def test_messages_stand_above_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_print_status_on_terminal_prints_above_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         progress = Progress("training", unit="steps", total=10)
@@ -95,3 +95,12 @@ class TestOnATerminal:
         assert before.endswith("\r")
         assert "training:   0%" in before
         assert "training:   0%" in after
+
+
+@pytest.mark.parametrize(("rank", "expected"), [("0", "done\n"), ("1", "")])
+def test_print_status_prints_only_on_the_first_rank(
+    rank: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    print_status("done")
+    assert capsys.readouterr().err == expected

@@ -45,50 +45,48 @@ def log(converted: Path) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def found(config: Config) -> LogProfile:
+def profile(config: Config) -> LogProfile:
     schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     return profile_log(reader, config.logs, schema)
 
 
-class TestLog:
-    def test_keeps_every_impression(self, log: pa.Table) -> None:
+class TestConvertedLog:
+    def test_convert_keeps_every_impression(self, log: pa.Table) -> None:
         assert log.num_rows == IMPRESSIONS
 
-    def test_keeps_every_original_column_and_value(self, log: pa.Table, raw: pa.Table) -> None:
+    def test_convert_keeps_every_original_column_and_value(self, log: pa.Table, raw: pa.Table) -> None:
         columns = [c for c in raw.column_names if c != "date"]
         keys = [(c, "ascending") for c in columns]
         assert log.select(columns).sort_by(keys).equals(raw.select(columns).sort_by(keys))
 
-    def test_holds_each_impression_once_after_duplicates_and_nothing_bad(self, found: LogProfile) -> None:
-        assert sum(found.rows.values()) == DISTINCT
-        assert found.duplicates == IMPRESSIONS - DISTINCT
-        assert not found.bad
+    def test_profile_of_converted_log_has_known_duplicates_and_no_bad_rows(self, profile: LogProfile) -> None:
+        assert sum(profile.rows.values()) == DISTINCT
+        assert profile.duplicates == IMPRESSIONS - DISTINCT
+        assert not profile.bad
 
-    def test_times_are_local(self, log: pa.Table) -> None:
+    def test_converted_times_are_local(self, log: pa.Table) -> None:
         utc = log["time_ms"].cast(pa.timestamp("ms"))
         hours = pc.divide(pc.subtract(log["time"].cast(pa.int64()), utc.cast(pa.int64())), 3_600_000)
         assert pc.unique(hours).to_pylist() == [8]
         assert log["time"].type.tz is None
 
-    def test_local_times_agree_with_the_day_and_hour_that_the_data_set_notes(
-        self, log: pa.Table, raw: pa.Table
-    ) -> None:
+    def test_converted_times_match_the_day_and_hour_columns_of_the_data_set(self, log: pa.Table, raw: pa.Table) -> None:
         local = pc.add(raw["time_ms"], 8 * 3_600_000).cast(pa.timestamp("ms"))
         same_day = pc.equal(pc.strftime(local, "%Y%m%d").cast(pa.int32()), raw["date"])
         assert pc.mean(same_day.cast(pa.int8())).as_py() > 0.98
         noted = log["hourmin"].to_numpy() // 100
         assert np.median(log["hour"].to_numpy() - noted) == 0
 
-    def test_hour_and_weekday_are_of_the_local_time(self, log: pa.Table) -> None:
+    def test_converted_hour_and_weekday_are_local(self, log: pa.Table) -> None:
         for row in log.slice(0, IMPRESSIONS).take(list(range(0, IMPRESSIONS, 5000))).to_pylist():
             assert row["hour"] == row["time"].hour
             assert row["weekday"] == row["time"].weekday()
 
-    def test_watch_time_is_in_seconds(self, log: pa.Table) -> None:
+    def test_converted_watch_time_is_in_seconds(self, log: pa.Table) -> None:
         assert np.allclose(log["watch_time"].to_numpy() * 1000, log["play_time_ms"].to_numpy())
 
-    def test_upload_age_is_in_days(self, log: pa.Table, kuairand_raw: Path) -> None:
+    def test_converted_upload_age_is_in_days(self, log: pa.Table, kuairand_raw: Path) -> None:
         videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
         uploaded = dict(zip(videos["video_id"].to_pylist(), videos["upload_dt"].to_pylist(), strict=True))
         for row in log.take(list(range(0, IMPRESSIONS, 5000))).to_pylist():
@@ -97,50 +95,48 @@ class TestLog:
 
 
 class TestConfiguration:
-    def test_has_the_eight_signals_and_watch_time(self, config: Config) -> None:
+    def test_config_has_the_eight_signals_and_watch_time(self, config: Config) -> None:
         assert set(config.task_names) == TASKS
         kinds = {task.name: task.kind for task in config.tasks}
         assert kinds == {**dict.fromkeys(TASKS, "binary"), "watch_time": "regression"}
 
-    def test_has_no_feature_from_after_the_impression(self, config: Config, raw: pa.Table) -> None:
+    def test_config_has_no_feature_from_after_the_impression(self, config: Config, raw: pa.Table) -> None:
         signals = {c for c in raw.column_names if c.startswith("is_")}
         columns = {feature.column for feature in config.features}
         assert signals
         assert not columns & (AFTER_THE_IMPRESSION | signals)
         assert not columns & {task.label for task in config.tasks}
 
-    def test_tab_is_context(self, config: Config) -> None:
+    def test_config_has_tab_as_context_feature(self, config: Config) -> None:
         (tab,) = [feature for feature in config.features if feature.name == "tab"]
         assert tab.owner == "context"
 
-    def test_trains_up_to_2_may_validates_on_the_3rd_and_tests_on_the_4th(
-        self, found: LogProfile, log: pa.Table
-    ) -> None:
+    def test_config_validates_on_3_may_and_tests_on_4_may(self, profile: LogProfile, log: pa.Table) -> None:
         days = pc.strftime(log["time"], "%Y-%m-%d").to_pylist()
-        assert min(days) == "2022-04-24"  # local time, a few minutes before the first partition's day
+        assert min(days) == "2022-04-24"  # local time, a sample minutes before the first partition's day
         assert max(days) == "2022-05-04"
         distinct = log.drop_columns(["date"]).group_by([c for c in log.column_names if c != "date"]).aggregate([])
         day = np.array(pc.strftime(distinct["time"], "%Y-%m-%d").to_pylist())
-        assert found.rows == {
+        assert profile.rows == {
             "train": int((day <= "2022-05-02").sum()),
             "validation": int((day == "2022-05-03").sum()),
             "test": int((day == "2022-05-04").sum()),
         }
 
-    def test_objective_asks_for_what_people_like_and_against_what_they_hate(self, config: Config) -> None:
+    def test_objective_has_positive_like_and_negative_hate(self, config: Config) -> None:
         assert config.objective["like"] > 0
         assert config.objective["hate"] < 0
 
 
 class TestSideTables:
     @pytest.mark.parametrize("side", ["users", "items"])
-    def test_hold_null_where_the_data_set_has_its_sentinel(self, converted: Path, side: str) -> None:
+    def test_side_tables_contain_no_sentinel(self, converted: Path, side: str) -> None:
         table = pq.read_table(converted / f"{side}.parquet")
         for name in table.column_names:
             if pa.types.is_integer(table[name].type) or pa.types.is_floating(table[name].type):
                 assert not pc.any(pc.equal(table[name], UNKNOWN)).as_py(), name
 
-    def test_turn_every_sentinel_into_a_null(self, converted: Path, kuairand_raw: Path) -> None:
+    def test_users_have_null_for_every_sentinel(self, converted: Path, kuairand_raw: Path) -> None:
         users = pq.read_table(converted / "users.parquet")
         original = pq.read_table(kuairand_raw / "user_features_pure.parquet").select(users.column_names)
         sentinels = 0
@@ -150,13 +146,13 @@ class TestSideTables:
             sentinels += before.count(UNKNOWN)
         assert sentinels > 0
 
-    def test_hold_tags_as_lists(self, converted: Path, kuairand_raw: Path) -> None:
+    def test_items_have_tags_as_lists(self, converted: Path, kuairand_raw: Path) -> None:
         videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
         tags = [None if tag is None else tag.split(",") for tag in videos["tag"].to_pylist()]
         assert pq.read_table(converted / "items.parquet")["tag"].to_pylist() == tags
         assert any(len(tag) > 1 for tag in tags if tag)
 
-    def test_age_of_a_video_is_that_at_the_end_of_the_log(self, converted: Path, log: pa.Table) -> None:
+    def test_items_have_upload_age_at_the_end_of_the_log(self, converted: Path, log: pa.Table) -> None:
         items = pq.read_table(converted / "items.parquet")
         at_end = dict(zip(items["video_id"].to_pylist(), items["upload_age"].to_pylist(), strict=True))
         row = log.sort_by([("time", "descending")]).slice(0, 1).to_pylist()[0]
@@ -164,12 +160,12 @@ class TestSideTables:
 
 
 class TestLayouts:
-    """The data set comes as CSV from its authors and as Parquet here; both give the same rows."""
+    """The data set exists as CSV and as Parquet; both give the same rows."""
 
     LOGS = ("log_standard_4_08_to_4_21_pure", "log_standard_4_22_to_5_08_pure")
 
     @pytest.fixture
-    def few(self, raw: pa.Table, kuairand_raw: Path) -> dict[str, pa.Table]:
+    def sample(self, raw: pa.Table, kuairand_raw: Path) -> dict[str, pa.Table]:
         """A few rows of each original table."""
         log = raw.take(list(range(0, IMPRESSIONS, 3000)))
         users = pq.read_table(kuairand_raw / "user_features_pure.parquet")
@@ -184,57 +180,57 @@ class TestLayouts:
         }
 
     def rows(self, folder: Path) -> pa.Table:
-        """The log as training sees it, completed with users and items, in order of time."""
+        """Return the log as training reads it, completed with users and items, sorted by time."""
         config = load_config(folder / "ranker.toml")
         schema = config.serving_schema
-        batches = LogReader(config.logs.path, schema, load_tables(config.logs, schema)).scan()
+        chunks = LogReader(config.logs.path, schema, load_tables(config.logs, schema)).scan()
         columns = [feature.column for feature in schema.features] + [task.label for task in schema.tasks]
-        table = pa.concat_tables(
-            [batch.rows.select(["time", *columns]) for batch in batches], promote_options="default"
-        )
+        table = pa.concat_tables([chunk.rows.select(["time", *columns]) for chunk in chunks], promote_options="default")
         return table.sort_by([("time", "ascending"), ("user_id", "ascending"), ("video_id", "ascending")])
 
     @pytest.fixture
-    def expected(self, few: dict[str, pa.Table], tmp_path: Path) -> pa.Table:
-        """What the Parquet layout gives."""
+    def expected(self, sample: dict[str, pa.Table], tmp_path: Path) -> pa.Table:
+        """Rows that the Parquet layout gives."""
         original = tmp_path / "parquet"
         for i, name in enumerate(self.LOGS):
             (original / "log" / f"date=2022042{i}").mkdir(parents=True)
-            log = few[name].drop_columns(["date"])
+            log = sample[name].drop_columns(["date"])
             pq.write_table(log, original / "log" / f"date=2022042{i}" / "part-0.parquet")
         for name in ("user_features_pure", "video_features_basic_pure"):
-            pq.write_table(few[name], original / f"{name}.parquet")
+            pq.write_table(sample[name], original / f"{name}.parquet")
         convert(original, tmp_path / "from_parquet")
         return self.rows(tmp_path / "from_parquet")
 
     @pytest.mark.parametrize("sub_folder", [".", "data"])
-    def test_csv(self, few: dict[str, pa.Table], expected: pa.Table, tmp_path: Path, sub_folder: str) -> None:
+    def test_csv_layout_gives_the_same_rows_as_parquet(
+        self, sample: dict[str, pa.Table], expected: pa.Table, tmp_path: Path, sub_folder: str
+    ) -> None:
         original = tmp_path / "csv" / sub_folder
         original.mkdir(parents=True)
-        for name, table in few.items():
+        for name, table in sample.items():
             pa_csv.write_csv(table, original / f"{name}.csv")
         (original / "log_random_4_22_to_5_08_pure.csv").write_text("another policy chose these\n")
         convert(tmp_path / "csv", tmp_path / "from_csv")
         rows = self.rows(tmp_path / "from_csv")
-        assert rows.num_rows == expected.num_rows == few[self.LOGS[0]].num_rows + few[self.LOGS[1]].num_rows
+        assert rows.num_rows == expected.num_rows == sample[self.LOGS[0]].num_rows + sample[self.LOGS[1]].num_rows
         for name in expected.column_names:
             assert rows[name].to_pylist() == expected[name].to_pylist(), name
 
-    def test_parquet_under_the_names_of_the_csv_files(
-        self, few: dict[str, pa.Table], expected: pa.Table, tmp_path: Path
+    def test_parquet_files_with_csv_names_give_the_same_rows(
+        self, sample: dict[str, pa.Table], expected: pa.Table, tmp_path: Path
     ) -> None:
         (tmp_path / "flat").mkdir()
-        for name, table in few.items():
+        for name, table in sample.items():
             pq.write_table(table, tmp_path / "flat" / f"{name}.parquet")
         convert(tmp_path / "flat", tmp_path / "from_flat")
         assert self.rows(tmp_path / "from_flat").to_pylist() == expected.to_pylist()
 
     @pytest.mark.parametrize("missing", ["log_standard", "user_features", "video_features_basic"])
-    def test_a_missing_file_is_named_with_the_folder(
-        self, few: dict[str, pa.Table], tmp_path: Path, missing: str
+    def test_missing_file_is_named_with_the_folder(
+        self, sample: dict[str, pa.Table], tmp_path: Path, missing: str
     ) -> None:
         (tmp_path / "csv").mkdir()
-        for name, table in few.items():
+        for name, table in sample.items():
             if not name.startswith(missing):
                 pa_csv.write_csv(table, tmp_path / "csv" / f"{name}.csv")
         with pytest.raises(LogError) as caught:
@@ -254,18 +250,18 @@ class TestLayouts:
             ("video_features_basic_pure", "tag"),
         ],
     )
-    def test_a_missing_column_is_named(self, few: dict[str, pa.Table], tmp_path: Path, file: str, column: str) -> None:
+    def test_missing_column_is_named(self, sample: dict[str, pa.Table], tmp_path: Path, file: str, column: str) -> None:
         (tmp_path / "csv").mkdir()
-        for name, table in few.items():
+        for name, table in sample.items():
             if name != self.LOGS[0]:
                 written = table.drop_columns([column]) if name == file else table
                 pa_csv.write_csv(written, tmp_path / "csv" / f"{name}.csv")
         with pytest.raises(LogError, match=column):
             convert(tmp_path / "csv", tmp_path / "out")
 
-    def test_a_damaged_file_is_named(self, few: dict[str, pa.Table], tmp_path: Path) -> None:
+    def test_damaged_file_is_named(self, sample: dict[str, pa.Table], tmp_path: Path) -> None:
         (tmp_path / "csv").mkdir()
-        for name, table in few.items():
+        for name, table in sample.items():
             pa_csv.write_csv(table, tmp_path / "csv" / f"{name}.csv")
         with (tmp_path / "csv" / "user_features_pure.csv").open("a") as file:
             file.write("1,2,3\n")
@@ -273,7 +269,7 @@ class TestLayouts:
             convert(tmp_path / "csv", tmp_path / "out")
 
 
-def test_an_existing_folder_is_never_written_over(kuairand_raw: Path, tmp_path: Path) -> None:
+def test_convert_into_nonempty_folder_is_rejected(kuairand_raw: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(OutputError, match="exists and is never overwritten"):
         convert(kuairand_raw, tmp_path)

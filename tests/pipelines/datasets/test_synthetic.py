@@ -56,13 +56,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-class TestDraws:
-    def test_the_same_seed_gives_the_same_files_byte_for_byte(self, tmp_path: Path) -> None:
+class TestSeed:
+    def test_generate_with_the_same_seed_gives_identical_files(self, tmp_path: Path) -> None:
         for name in ("first", "second"):
             generate(tmp_path / name, 2000, seed=5)
         assert contents(tmp_path / "first") == contents(tmp_path / "second")
 
-    def test_another_seed_gives_another_log(self, tmp_path: Path) -> None:
+    def test_generate_with_another_seed_gives_another_log(self, tmp_path: Path) -> None:
         for seed in (5, 6):
             generate(tmp_path / str(seed), 2000, seed=seed)
         first, second = contents(tmp_path / "5"), contents(tmp_path / "6")
@@ -71,7 +71,7 @@ class TestDraws:
 
 
 class TestFiles:
-    def test_are_a_log_partitioned_by_day_two_side_tables_and_a_ranker_toml(self, logs: Path) -> None:
+    def test_generate_writes_daily_partitions_side_tables_and_config(self, logs: Path) -> None:
         assert {f.name for f in logs.iterdir()} == {"ranker.toml", "log", "users.parquet", "items.parquet"}
         assert sorted(f.name for f in (logs / "log").iterdir()) == [f"date=2026-01-{day:02d}" for day in range(1, 11)]
         for fragment in ds.dataset(logs / "log", format="parquet", partitioning="hive").get_fragments():
@@ -79,42 +79,42 @@ class TestFiles:
             days = pc.unique(pc.strftime(fragment.to_table()["time"], "%Y-%m-%d")).to_pylist()
             assert days == [str(key)]
 
-    def test_hold_as_many_rows_as_asked_for(self, log: pa.Table) -> None:
+    def test_generated_log_has_the_requested_number_of_rows(self, log: pa.Table) -> None:
         assert log.num_rows == ROWS
 
     @pytest.mark.parametrize("rows", [1, 2, 50, 777])
-    def test_hold_as_many_rows_as_asked_for_in_a_small_log(self, tmp_path: Path, rows: int) -> None:
+    def test_generated_small_log_has_the_requested_number_of_rows(self, tmp_path: Path, rows: int) -> None:
         generate(tmp_path / "logs", rows)
         log = pq.read_table(tmp_path / "logs" / "log")
         assert log.num_rows == rows
         assert all(np.isfinite(log[f"true_{task}"].to_numpy()).all() for task in [*BASE_RATES, *REGRESSIONS])
 
-    def test_know_every_user_and_item_of_the_log_once(self, large: Path, log: pa.Table) -> None:
+    def test_side_tables_have_every_user_and_item_of_the_log_once(self, large: Path, log: pa.Table) -> None:
         for side, key in (("users", "user_id"), ("items", "item_id")):
             ids = pq.read_table(large / f"{side}.parquet")[key].to_pylist()
             assert len(ids) == len(set(ids))
             assert set(log[key].to_pylist()) <= set(ids)
 
-    def test_are_not_written_over_others(self, tmp_path: Path) -> None:
+    def test_generate_into_nonempty_folder_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text("keep")
         with pytest.raises(OutputError, match="exists and is never overwritten: name another folder") as caught:
             generate(tmp_path, 100)
         assert str(caught.value).startswith(f"{tmp_path} ")
         assert [f.name for f in tmp_path.iterdir()] == ["mine.txt"]
 
-    def test_may_go_into_an_empty_folder(self, tmp_path: Path) -> None:
+    def test_generate_into_empty_folder_is_accepted(self, tmp_path: Path) -> None:
         generate(tmp_path, 100)
         assert (tmp_path / "ranker.toml").is_file()
 
 
 class TestConfiguration:
-    def test_loads_with_eight_tasks(self, large: Path) -> None:
+    def test_generated_config_has_eight_tasks(self, large: Path) -> None:
         config = load_config(large / "ranker.toml")
         kinds = {task.name: task.kind for task in config.tasks}
         assert kinds == {**dict.fromkeys(BASE_RATES, "binary"), **dict.fromkeys(REGRESSIONS, "regression")}
         assert {task.group for task in config.tasks} == {"engagement", "satisfaction"}
 
-    def test_has_features_of_every_kind_and_owner_and_none_from_after_the_impression(self, large: Path) -> None:
+    def test_generated_config_has_every_feature_kind_and_owner_and_no_label_as_feature(self, large: Path) -> None:
         config = load_config(large / "ranker.toml")
         assert {feature.kind for feature in config.features} == {"categorical", "bag", "numeric"}
         assert {feature.owner for feature in config.features} == {"user", "item", "context"}
@@ -124,10 +124,10 @@ class TestConfiguration:
         assert not [column for column in columns if column.startswith("true_")]
 
     @pytest.mark.parametrize(("rows", "size"), [(2_000, 32), (20_000, 64), (100_000, 512), (1_000_000, 512)])
-    def test_has_batches_that_leave_an_epoch_of_a_small_log_its_steps(self, rows: int, size: int) -> None:
+    def test_generated_batch_size_grows_with_the_log(self, rows: int, size: int) -> None:
         assert synthetic._config(rows)["training"] == {"batch_size": size}
 
-    def test_finds_nothing_bad_in_the_log(self, large: Path) -> None:
+    def test_profile_of_generated_log_has_no_bad_rows(self, large: Path) -> None:
         config = load_config(large / "ranker.toml")
         schema = config.serving_schema
         found = profile_log(LogReader(config.logs.path, schema, load_tables(config.logs, schema)), config.logs, schema)
@@ -142,22 +142,22 @@ class TestConfiguration:
 
 class TestLabels:
     @pytest.mark.parametrize(("task", "rate"), BASE_RATES.items())
-    def test_binary_ones_have_their_base_rate(self, log: pa.Table, task: str, rate: float) -> None:
+    def test_binary_labels_have_their_base_rate(self, log: pa.Table, task: str, rate: float) -> None:
         assert set(pc.unique(log[task]).to_pylist()) == {0, 1}
         assert pc.mean(log[task]).as_py() == pytest.approx(rate, rel=0.15)
 
-    def test_ratings_are_known_for_three_rows_in_ten(self, log: pa.Table) -> None:
+    def test_ratings_exist_for_30_percent_of_the_rows(self, log: pa.Table) -> None:
         known = 1 - log["rating"].null_count / ROWS
         assert known == pytest.approx(0.3, abs=0.01)
         assert all(log[task].null_count == 0 for task in [*BASE_RATES, "watch_time"])
 
-    def test_watch_times_are_seconds_that_log1p_takes(self, log: pa.Table) -> None:
+    def test_watch_times_are_not_negative(self, log: pa.Table) -> None:
         assert pc.min(log["watch_time"]).as_py() >= 0
 
 
 class TestTruth:
     @pytest.mark.parametrize("task", BASE_RATES)
-    def test_of_a_binary_task_is_calibrated_in_every_fifth_of_the_rows(self, log: pa.Table, task: str) -> None:
+    def test_true_probability_is_calibrated_in_every_quintile(self, log: pa.Table, task: str) -> None:
         truth, label = log[f"true_{task}"].to_numpy(), log[task].to_numpy()
         assert truth.min() > 0
         assert truth.max() < 1
@@ -165,19 +165,21 @@ class TestTruth:
             deviation = np.sqrt((truth[fifth] * (1 - truth[fifth])).sum())
             assert abs(label[fifth].sum() - truth[fifth].sum()) < 4 * deviation + 1
 
-    def test_of_a_rating_is_its_mean_in_every_fifth_of_the_rows(self, log: pa.Table) -> None:
+    def test_true_rating_is_the_mean_in_every_quintile(self, log: pa.Table) -> None:
         known = log.filter(log["rating"].is_valid())
         truth, label = known["true_rating"].to_numpy(), known["rating"].to_numpy()
         for fifth in np.array_split(np.argsort(truth), 5):
             assert label[fifth].mean() == pytest.approx(truth[fifth].mean(), abs=4 * 0.7 / np.sqrt(len(fifth)))
 
-    def test_of_a_watch_time_is_the_mean_of_its_logarithm(self, log: pa.Table) -> None:
+    def test_true_watch_time_is_the_mean_of_the_logarithm(self, log: pa.Table) -> None:
         truth, label = log["true_watch_time"].to_numpy(), np.log1p(log["watch_time"].to_numpy())
         typical = np.abs(truth - 2.0) < 0.6  # far from 0, where times are cut off
         assert label[typical].mean() == pytest.approx(truth[typical].mean(), abs=0.03)
 
     @pytest.mark.parametrize("task", BASE_RATES)
-    def test_ranks_better_than_any_feature(self, features: dict[str, Array], log: pa.Table, task: str) -> None:
+    def test_true_probability_ranks_better_than_every_feature(
+        self, features: dict[str, Array], log: pa.Table, task: str
+    ) -> None:
         label = log[task].to_numpy().astype(float)
         best = auc(label, log[f"true_{task}"].to_numpy())
         assert best is not None
@@ -190,7 +192,7 @@ class TestTruth:
 
 class TestPopularity:
     @pytest.mark.parametrize(("key", "exponent"), [("user_id", 0.6), ("item_id", 0.8)])
-    def test_falls_with_a_power_of_the_rank(self, log: pa.Table, key: str, exponent: float) -> None:
+    def test_popularity_follows_a_power_law(self, log: pa.Table, key: str, exponent: float) -> None:
         counts = np.sort(pc.value_counts(log[key]).field("counts").to_numpy())[::-1][:100]
         slope, _ = np.polyfit(np.log(np.arange(1, 101)), np.log(counts), 1)
         assert -slope == pytest.approx(exponent, abs=0.1)
@@ -198,9 +200,7 @@ class TestPopularity:
 
 class TestConflict:
     @pytest.mark.parametrize("degree", [0.0, 0.3, 1.0])
-    def test_sets_how_far_the_signals_of_tasks_with_other_experts_correlate(
-        self, tmp_path: Path, degree: float
-    ) -> None:
+    def test_conflict_sets_the_correlation_of_task_signals(self, tmp_path: Path, degree: float) -> None:
         generate(tmp_path / "log", 5_000, conflict=degree)
         log = pq.read_table(tmp_path / "log" / "log")
         binary = ["click", "long_view", "share", "like", "dislike"]
@@ -211,15 +211,17 @@ class TestConflict:
         expected = np.where(group[:, None] == group, 1.0, 1 - degree)
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
-    def test_keeps_the_base_rates(self, tmp_path: Path) -> None:
+    def test_conflict_keeps_the_base_rates(self, tmp_path: Path) -> None:
         generate(tmp_path / "log", 20_000, conflict=0.5)
         log = pq.read_table(tmp_path / "log" / "log")
         for task, rate in BASE_RATES.items():
             assert np.mean(log[f"true_{task}"].to_numpy()) == pytest.approx(rate, abs=0.001)
 
     @pytest.mark.parametrize("wrong", ["-0.1", "1.1", "nan", "much"])
-    def test_is_a_number_from_0_to_1(self, tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_conflict_outside_0_to_1_is_rejected(
+        self, tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit) as stopped:
             main(["logs", "synthetic", "--out", str(tmp_path / "log"), f"--conflict={wrong}"])
         assert stopped.value.code == 2
-        assert "no number from 0 to 1" in capsys.readouterr().err
+        assert "is not a number from 0 to 1" in capsys.readouterr().err

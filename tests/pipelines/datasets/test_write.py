@@ -20,7 +20,7 @@ ITEMS = pa.table({"item_id": ["v0", "v1"]})
 
 @pytest.fixture
 def log() -> pa.Table:
-    """Twelve rows, one every six hours from 30 December, not in order of time."""
+    """Twelve rows, one per six hours from 30 December, in random order."""
     times = [datetime(2025, 12, 30) + timedelta(hours=6 * (n * 5 % 12)) for n in range(12)]
     return pa.table({"at": times, "n": range(12), "user_id": ["u0", "u1"] * 6, "item_id": ["v0"] * 12})
 
@@ -40,7 +40,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
 
 
-def test_writes_a_partition_a_day_two_side_tables_and_the_configuration(
+def test_write_logs_creates_daily_partitions_side_tables_and_config(
     tmp_path: Path, log: pa.Table, config: dict[str, Any]
 ) -> None:
     write_logs(tmp_path / "out", config, log, USERS, ITEMS)
@@ -56,7 +56,7 @@ def test_writes_a_partition_a_day_two_side_tables_and_the_configuration(
     assert pq.read_table(tmp_path / "out" / "items.parquet") == ITEMS
 
 
-def test_keeps_every_row_and_column_in_the_partition_of_its_day(
+def test_write_logs_keeps_every_row_and_column_in_the_partition_of_its_day(
     tmp_path: Path, log: pa.Table, config: dict[str, Any]
 ) -> None:
     write_logs(tmp_path / "out", config, log, USERS, ITEMS)
@@ -65,13 +65,15 @@ def test_keeps_every_row_and_column_in_the_partition_of_its_day(
     assert all(row["at"].date().isoformat() == row["date"] for row in written.to_pylist())
 
 
-def test_the_partition_takes_the_place_of_a_date_column(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+def test_write_logs_replaces_date_column_by_the_partition_key(
+    tmp_path: Path, log: pa.Table, config: dict[str, Any]
+) -> None:
     write_logs(tmp_path / "out", config, log.append_column("date", pa.array([20251230] * 12)), USERS, ITEMS)
     file = tmp_path / "out" / "log" / "date=2026-01-01" / "part-0.parquet"
     assert pq.read_schema(file).names == log.column_names
 
 
-def test_the_configuration_loads_and_finds_the_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+def test_written_config_names_the_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     write_logs(tmp_path / "out", config, log, USERS, ITEMS)
     loaded = load_config(tmp_path / "out" / "ranker.toml")
     assert loaded.logs.path == tmp_path / "out" / "log"
@@ -83,7 +85,7 @@ def test_the_configuration_loads_and_finds_the_files(tmp_path: Path, log: pa.Tab
     assert loaded.tasks[0].transform == "log1p"
 
 
-def test_the_configuration_can_move_with_its_files(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+def test_written_config_uses_relative_paths(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     write_logs(tmp_path / "out", config, log, USERS, ITEMS)
     written = tomllib.loads((tmp_path / "out" / "ranker.toml").read_text())
     assert written["logs"]["path"] == "log"
@@ -91,13 +93,15 @@ def test_the_configuration_can_move_with_its_files(tmp_path: Path, log: pa.Table
     assert load_config(tmp_path / "moved" / "ranker.toml").logs.path == tmp_path / "moved" / "log"
 
 
-def test_makes_the_folders_above(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+def test_write_logs_creates_parent_folders(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     write_logs(tmp_path / "a" / "b" / "out", config, log, USERS, ITEMS)
     assert (tmp_path / "a" / "b" / "out" / "ranker.toml").is_file()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_refuses_what_exists(tmp_path: Path, log: pa.Table, config: dict[str, Any], kind: str) -> None:
+def test_write_logs_into_existing_path_is_rejected(
+    tmp_path: Path, log: pa.Table, config: dict[str, Any], kind: str
+) -> None:
     out = tmp_path / "out"
     if kind == "file":
         out.write_text("mine")
@@ -108,7 +112,7 @@ def test_refuses_what_exists(tmp_path: Path, log: pa.Table, config: dict[str, An
     assert (out.read_text() == "mine") if kind == "file" else (out / "mine").is_dir()
 
 
-def test_leaves_nothing_if_it_fails_half_way(
+def test_write_logs_that_fails_leaves_no_files(
     tmp_path: Path, log: pa.Table, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = pq.write_table
@@ -124,7 +128,7 @@ def test_leaves_nothing_if_it_fails_half_way(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+def test_unwritable_path_is_named(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(OutputError) as caught:
         write_logs(tmp_path / "file" / "out", config, log, USERS, ITEMS)
