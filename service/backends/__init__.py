@@ -1,1 +1,1 @@
-"""Backends that execute the frozen graph: one interface, one file per backend."""
+"""Backends that execute the frozen graph; importing the package imports no library."""

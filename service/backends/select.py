@@ -1,4 +1,4 @@
-"""Which backend runs a bundle, by what it carries, what the machine has and what the operator says."""
+"""Selects the backend of a bundle from its contents, the hardware and the settings."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from service.backends.onnx import OnnxBackend
 BackendName = Literal["auto", "torch", "onnxruntime", "cuda"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
 
-DEVICES = ("/dev/nvidia*", "/dev/nvhost*", "/dev/dxg")
-"""One of these is there where there is a GPU; importing PyTorch to ask it takes seconds and 200 MB."""
+GPU_DEVICE_PATTERNS = ("/dev/nvidia*", "/dev/nvhost*", "/dev/dxg")
+"""Device files of GPU drivers. If none exists, PyTorch is not imported, which would take seconds and 200 MB."""
 
 
 def select_backend(
     ranker: FrozenRanker, backend: BackendName = "auto", threads: int = 1, precision: Precision = "float32"
 ) -> Backend:
-    """The runtime of a bundle.
+    """Create the backend of a ranker.
 
     Args:
-        ranker: what scores.
-        backend: as the operator says; ``auto``: a GPU if there is one, else the ONNX body; the reference for a
-            per-example gate, which neither can run, and for a bundle without a body.
-        threads: that one call may use on a CPU.
-        precision: of a GPU's products.
+        ranker: ranker to execute.
+        backend: requested backend. ``auto`` selects ``torch`` for a bundle without a body (such as one with a
+            per-example gate), else ``cuda`` if there is a GPU, else ``onnxruntime``.
+        threads: number of CPU threads per call.
+        precision: precision of the matrix products on a GPU.
 
     Raises:
-        BundleError: the bundle does not carry what this backend needs, or the machine has no GPU, or no PyTorch.
+        BundleError: the bundle lacks what the backend needs, or the machine has no GPU or no PyTorch.
     """
     if backend == "auto":
         backend = "torch" if ranker.body is None else "cuda" if has_gpu() else "onnxruntime"
-    return OnnxBackend(ranker, threads) if backend == "onnxruntime" else _on_torch(ranker, backend, threads, precision)
+    if backend == "onnxruntime":
+        return OnnxBackend(ranker, threads)
+    return _create_torch_backend(ranker, backend, threads, precision)
 
 
 def has_gpu() -> bool:
-    """Whether PyTorch is there and finds a GPU."""
-    if not any(map(glob, DEVICES)):
+    """Return whether PyTorch is installed and detects a GPU."""
+    if not any(map(glob, GPU_DEVICE_PATTERNS)):
         return False
     try:
         import torch
@@ -48,7 +50,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _on_torch(ranker: FrozenRanker, backend: BackendName, threads: int, precision: Precision) -> Backend:
+def _create_torch_backend(ranker: FrozenRanker, backend: BackendName, threads: int, precision: Precision) -> Backend:
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""The frozen graph itself, in PyTorch and float64: slow, exact, and there for every gate."""
+"""The reference backend: the frozen graph in PyTorch and float64, slow but exact, for every gate."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from service.backends.base import Precision, Scores
 
 
 class TorchBackend:
-    """Runs ``FrozenGraph``.
+    """Executes ``FrozenGraph``.
 
     Args:
-        ranker: what scores.
+        ranker: ranker to execute.
     """
 
-    backend = "torch"
+    name = "torch"
     precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker) -> None:
-        self._ranker, self._sides = ranker, SharedItemSplitter(ranker.encoder)
+        self._ranker, self._splitter = ranker, SharedItemSplitter(ranker.encoder)
 
-    def scores(self, halves: RequestBatch, tasks: Sequence[str]) -> Scores:
-        """Scores [candidates, tasks] float32."""
-        return self._ranker.finished(self._ranker.outputs(self._sides.merge(halves), tasks), tasks)
+    def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
+        """Return scores [candidates, tasks] float32."""
+        return self._ranker.finished(self._ranker.outputs(self._splitter.merge(batch), tasks), tasks)

@@ -1,4 +1,4 @@
-"""Who may come in: candidates are counted from a request's arrival until its answer, wherever in between they wait."""
+"""Admission control: bounds the candidates and requests in the process, from arrival to response."""
 
 from __future__ import annotations
 
@@ -6,109 +6,111 @@ import asyncio
 
 from service.engine.errors import QueueFullError
 
-REMEMBERED = 16
-"""Requests over which the average size is taken."""
+AVERAGING_REQUESTS = 16
+"""Number of requests over which the average number of candidates is smoothed."""
 
 
 class Admission:
-    """Bounds the candidates, and the requests, that have come and are not answered.
+    """Bounds the candidates and the requests that are being processed. Not thread-safe.
 
-    Bounding all of them bounds how long any of them waits, be it for the event loop or for the inference thread. The
-    candidates of a request are not known before it is read; until then it counts for as many as the latest ones had.
-
-    Not for several threads.
+    Bounding all of them bounds the time that any of them waits, for the event loop or for the inference thread. The
+    number of candidates is unknown until a request is parsed; until then the request counts with the recent average.
 
     Args:
-        max_rows: candidates. One request may always enter an empty service, however many it has.
-        max_requests: because small ones cost more than their candidates.
+        max_rows: maximum number of candidates. An idle service accepts one request of any size.
+        max_requests: maximum number of requests, because small requests cost more than their candidates.
 
     Attributes:
-        rows: candidates inside.
-        requests: inside.
+        rows: number of admitted candidates.
+        requests: number of admitted requests.
     """
 
     def __init__(self, max_rows: int, max_requests: int) -> None:
         self._max_rows, self._max_requests = max_rows, max_requests
-        self._usual = 0.0
+        self._average_rows = 0.0
         self.rows = self.requests = 0
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for a request that is not read yet."""
+        """Whether there is no room for a request that has not been parsed yet."""
         if not self.requests:
             return False
-        return self.requests >= self._max_requests or self.rows + self._usual > self._max_rows
+        return self.requests >= self._max_requests or self.rows + self._average_rows > self._max_rows
 
     def try_acquire(self) -> Permit | None:
-        """Admits a request that is not read yet; None if the service is full."""
+        """Admit a request that has not been parsed yet; return None if the service is full."""
         if self.full:
             return None
-        usual = int(self._usual)
-        self.rows += usual
-        self.requests += 1
-        return Permit(self, usual)
+        rows = int(self._average_rows)
+        self.add(1, rows)
+        return Permit(self, rows)
 
-    def _recount(self, before: int, rows: int) -> None:
-        """A request that counted for ``before`` has ``rows``."""
-        self._usual += (rows - self._usual) / REMEMBERED
-        if self.requests > 1 and self.rows - before + rows > self._max_rows:
+    def recount(self, estimate: int, rows: int) -> None:
+        """Replace the estimated number of candidates of an admitted request by the actual one.
+
+        Raises:
+            QueueFullError: there is no room for so many candidates.
+        """
+        self._average_rows += (rows - self._average_rows) / AVERAGING_REQUESTS
+        if self.requests > 1 and self.rows - estimate + rows > self._max_rows:
             raise QueueFullError
-        self.rows += rows - before
+        self.rows += rows - estimate
 
-    def _add(self, requests: int, rows: int) -> None:
+    def add(self, requests: int, rows: int) -> None:
+        """Change the numbers of admitted requests and candidates."""
         self.requests += requests
         self.rows += rows
 
 
 class Permit:
-    """Of a request that was admitted; whoever took it hands it back when the request is answered or given up.
+    """Admission of one request; the component that acquired it releases it after the response.
 
     Args:
-        admission: that gave it.
-        rows: that the request counts for.
+        admission: admission control that issued the permit.
+        rows: estimated number of candidates.
 
     Attributes:
-        rows: the same now.
-        task: that works on the request, while it can be given up.
-        abandoned: whether the client is gone.
+        rows: number of candidates that the request counts with.
+        task: task that processes the request, while it may be cancelled.
+        cancelled: whether the client has disconnected.
     """
 
-    __slots__ = ("_admission", "_counts", "_left", "cancelled", "rows", "task")
+    __slots__ = ("_admission", "_counted", "_released", "cancelled", "rows", "task")
 
     def __init__(self, admission: Admission, rows: int) -> None:
         self._admission, self.rows = admission, rows
         self.task: asyncio.Task[object] | None = None
         self.cancelled = False
-        self._counts, self._left = True, False
+        self._counted, self._released = True, False
 
     def count(self, rows: int) -> None:
-        """The request has been read: from now on it counts for what it has.
+        """Replace the estimated number of candidates by the actual one, once the request is parsed.
 
         Raises:
-            QueueFullError: that is more than there is room for beside the others.
+            QueueFullError: there is no room for so many candidates.
         """
-        self._admission._recount(self.rows, rows)
+        self._admission.recount(self.rows, rows)
         self.rows = rows
 
     def suspend(self) -> None:
-        """The rest of the request is still to come: it counts for nothing, or slow clients would keep others out."""
-        if self._counts:
-            self._counts = False
-            self._admission._add(-1, -self.rows)
+        """Stop counting the request while the rest of its body arrives, so that slow clients do not block others."""
+        if self._counted:
+            self._counted = False
+            self._admission.add(-1, -self.rows)
 
-    def restore(self) -> None:
-        """The rest has come."""
-        if not (self._counts or self._left):
-            self._counts = True
-            self._admission._add(1, self.rows)
+    def resume(self) -> None:
+        """Count a suspended request again, once its body is complete."""
+        if not (self._counted or self._released):
+            self._counted = True
+            self._admission.add(1, self.rows)
 
     def cancel(self) -> None:
-        """The client is gone: work on the request ends."""
+        """Cancel the processing of the request, because its client has disconnected."""
         self.cancelled = True
         if self.task is not None:
             self.task.cancel()
 
     def release(self) -> None:
-        """The request is answered or given up."""
+        """Stop counting the request for good."""
         self.suspend()
-        self._left = True
+        self._released = True

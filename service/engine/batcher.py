@@ -1,4 +1,4 @@
-"""Batches without a timer: one thread scores what waits, and what arrives meanwhile is the next batch."""
+"""Continuous batching: one thread scores the queued requests while the next batch accumulates."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from service.engine.errors import DeadlineExceededError, ScoringError
-from service.engine.scheduler import BatchSlice, K, QueueEntry, Scheduler, W
+from service.engine.scheduler import BatchSlice, KeyT, QueueEntry, Scheduler, WorkT
 
-R = TypeVar("R")
+ResultT = TypeVar("ResultT")
 Reply = tuple[asyncio.Future[Any], Any]
-"""Where an answer or an error goes."""
+"""A future, and the results or the error that it receives."""
 
 
-class Batcher(Generic[K, W, R]):
-    """Gathers the rows of concurrent requests into batches and scores them on a thread of its own.
+class Batcher(Generic[KeyT, WorkT, ResultT]):
+    """Gathers the rows of concurrent requests into batches and scores them on its own thread.
 
-    Batches grow with the load: requests that meet an idle thread are scored at once, those together that the event loop
-    has read at one go.
+    There is no batching delay: an idle thread starts at once, with all requests that the event loop read in the same
+    iteration. Under load, batches grow up to ``max_rows``.
 
     Args:
-        score: key, works → a result or an error for each; only called from the thread.
-        max_rows: of one batch; larger requests are split.
+        score: function that scores a batch, called only from the batcher's thread. It takes the key and the works of
+            the batch and returns a result or an error for each work.
+        max_rows: maximum number of rows per batch; larger requests are split.
     """
 
-    def __init__(self, score: Callable[[K, Sequence[W]], Sequence[R | Exception]], max_rows: int) -> None:
+    def __init__(self, score: Callable[[KeyT, Sequence[WorkT]], Sequence[ResultT | Exception]], max_rows: int) -> None:
         self._score = score
-        self._queue: Scheduler[K, W] = Scheduler(max_rows)
-        self._changed = threading.Condition()  # guards the queue and _closed
+        self._scheduler: Scheduler[KeyT, WorkT] = Scheduler(max_rows)
+        self._changed = threading.Condition()  # guards the scheduler and _closed
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
-    async def submit(self, key: K, work: W, rows: int, deadline: float = math.inf) -> list[R]:
-        """Results when its turn has come; who is cancelled leaves the queue.
+    async def submit(self, key: KeyT, work: WorkT, rows: int, deadline: float = math.inf) -> list[ResultT]:
+        """Queue work and wait for its results; cancellation removes it from the queue.
 
         Args:
-            key: only requests of the same key share a batch.
-            work: what is scored.
-            rows: how many rows that is, at least 1.
+            key: batch key; only requests with the same key share a batch.
+            work: rows to score.
+            rows: number of rows, at least 1.
             deadline: ``time.monotonic()`` after which scoring must not start.
 
         Returns:
-            Of the work's parts, in order; one unless it was split.
+            Results of the slices of the work, in order; one unless the work was split.
 
         Raises:
-            DeadlineExceededError: it passed.
-            ScoringError: ``score`` failed on a batch with some of these rows.
-            Exception: what ``score`` gave as this work's error.
+            DeadlineExceededError: the deadline passed before scoring started.
+            ScoringError: ``score`` failed on a batch with rows of this work.
+            Exception: the error that ``score`` returned for this work.
             RuntimeError: the batcher is closed.
         """
         loop = asyncio.get_running_loop()
@@ -60,18 +61,18 @@ class Batcher(Generic[K, W, R]):
         with self._changed:
             if self._closed:
                 raise RuntimeError("the batcher is closed")
-            self._queue.add(entry)
-        loop.call_soon(self._wake)  # once those have joined that were read together with this one
+            self._scheduler.add(entry)
+        loop.call_soon(self._wake)  # after all requests of this event loop iteration are queued
         try:
-            found: list[R] = await entry.reply
-            return found
+            results: list[ResultT] = await entry.reply
+            return results
         except asyncio.CancelledError:
             with self._changed:
-                self._queue.remove(entry)
+                self._scheduler.remove(entry)
             raise
 
     def close(self) -> None:
-        """Finishes what is queued and refuses what comes later."""
+        """Score the queued work, then stop the thread; ``submit`` fails from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -86,29 +87,31 @@ class Batcher(Generic[K, W, R]):
             pass
 
     def _run_once(self) -> bool:
-        """Waits for work and does a batch of it; False if the batcher is closed and nothing is left to do."""
+        """Wait for work and score one batch; return False if the batcher is closed and the queue is empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            if not self._queue:
+            self._changed.wait_for(lambda: self._scheduler or self._closed)
+            if not self._scheduler:
                 return False
-            parts, late = self._queue.take(time.monotonic())
-        replies: list[Reply] = [(entry.reply, DeadlineExceededError()) for entry in late]
-        _deliver(replies + (self._scored(parts) if parts else []))
+            slices, expired = self._scheduler.take(time.monotonic())
+        replies: list[Reply] = [
+            (entry.reply, DeadlineExceededError("the deadline passed before scoring started")) for entry in expired
+        ]
+        _deliver(replies + (self._score_batch(slices) if slices else []))
         return True
 
-    def _scored(self, parts: Sequence[BatchSlice[K, W]]) -> list[Reply]:
-        """Replies to the requests that this batch completes or fails."""
+    def _score_batch(self, slices: Sequence[BatchSlice[KeyT, WorkT]]) -> list[Reply]:
+        """Score a batch and return the replies to the requests that it completes or fails."""
         try:
-            results = self._score(parts[0].entry.key, [part.work for part in parts])
-            pairs = list(zip(parts, results, strict=True))
+            results = self._score(slices[0].entry.key, [part.work for part in slices])
+            pairs = list(zip(slices, results, strict=True))
         except Exception as error:
-            pairs = [(part, _failed(error)) for part in parts]
+            pairs = [(part, _scoring_error(error)) for part in slices]
         replies: list[Reply] = []
         for part, result in pairs:
             entry = part.entry
             if isinstance(result, Exception):
                 with self._changed:
-                    self._queue.remove(entry)
+                    self._scheduler.remove(entry)
                 replies.append((entry.reply, result))
                 continue
             entry.results.append(result)
@@ -117,26 +120,26 @@ class Batcher(Generic[K, W, R]):
         return replies
 
 
-def _failed(cause: Exception) -> ScoringError:
-    """An error for each request: one exception raised in several tasks would gather the tracebacks of all."""
+def _scoring_error(cause: Exception) -> ScoringError:
+    """Return a new error per request: one exception raised in several tasks would collect the tracebacks of all."""
     error = ScoringError(str(cause))
     error.__cause__ = cause
     return error
 
 
 def _deliver(replies: Sequence[Reply]) -> None:
-    """Hands all replies over at once, because every wake-up of an event loop costs tens of microseconds."""
+    """Deliver all replies with one wake-up per event loop; each wake-up costs tens of microseconds."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Reply]] = {}
     for reply in replies:
         by_loop.setdefault(reply[0].get_loop(), []).append(reply)
-    for loop, some in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(_resolve, some)
+    for loop, loop_replies in by_loop.items():
+        with suppress(RuntimeError):  # the event loop is closed, so nothing waits for the replies
+            loop.call_soon_threadsafe(_resolve, loop_replies)
 
 
 def _resolve(replies: Sequence[Reply]) -> None:
     for future, result in replies:
-        if future.done():  # cancelled meanwhile
+        if future.done():  # cancelled in the meantime
             continue
         if isinstance(result, Exception):
             future.set_exception(result)

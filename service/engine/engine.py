@@ -1,4 +1,4 @@
-"""The engine behind the API: checks a request, waits for its scores, puts its candidates in order."""
+"""The ranking engine: validates a request, scores it in a batch and sorts its candidates."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from service.engine.feature_store import FeatureStore
 from service.engine.model import LoadedModel
 from service.engine.request import EMPTY
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
-from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score
+from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score_batch
 from service.engine.validation import ParsedRequest, to_invalid_request
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 
 
 class Engine:
-    """One per process; all models share its inference thread, so that requests queue for the cores, not fight for them.
+    """Ranks requests; one instance per process.
+
+    All models share one inference thread, so that requests queue for the CPU cores instead of competing for them.
 
     Args:
-        max_batch_rows: candidates that are scored at a time.
-        metrics: where they are counted.
+        max_batch_rows: maximum number of candidates per batch.
+        metrics: receives queue and scoring metrics.
         feature_store: source of features that requests leave out; None: only the bundle's tables.
-        default_deadline_ms: of requests that name none; None: they wait for as long as it takes.
-        max_deadline_ms: the latest deadline, also of those; None: any.
+        default_deadline_ms: deadline of requests that set none; None: no deadline.
+        max_deadline_ms: upper bound on every request's deadline, including requests that set none; None: no bound.
     """
 
     def __init__(
@@ -41,97 +43,105 @@ class Engine:
         max_deadline_ms: float | None = None,
     ) -> None:
         self._metrics, self._feature_store = metrics, feature_store
-        self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(self._score, max_batch_rows)
-        self._default_ms = math.inf if default_deadline_ms is None else default_deadline_ms
-        self._most_ms = math.inf if max_deadline_ms is None else max_deadline_ms
-        self._ranking = 0
+        self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(self._score_batch, max_batch_rows)
+        self._default_deadline_ms = math.inf if default_deadline_ms is None else default_deadline_ms
+        self._max_deadline_ms = math.inf if max_deadline_ms is None else max_deadline_ms
+        self._active_requests = 0
 
     @property
     def busy(self) -> bool:
         """Whether a request is being ranked."""
-        return self._ranking > 0
+        return self._active_requests > 0
 
     async def rank(
-        self, served: LoadedModel, asked: ParsedRequest, stages: StageTimer, *, counted: bool = True
+        self, model: LoadedModel, request: ParsedRequest, timer: StageTimer, *, counted: bool = True
     ) -> RankResult:
-        """Ranks a request; if it is cancelled before its turn, it is not scored.
+        """Rank the candidates of a request; a request that is cancelled while it is queued is not scored.
 
         Args:
-            served: what scores.
-            asked: what is ranked, and how.
-            stages: of the request; its deadline counts from its arrival.
-            counted: whether it is part of what metrics say of scoring.
+            model: version that scores the request.
+            request: parsed request.
+            timer: stage timer of the request; the deadline counts from its arrival.
+            counted: whether the scoring metrics count the request.
 
         Raises:
             DeadlineExceededError: the deadline passed before scoring started.
             InvalidRequestError: a field of the request is invalid.
-            ScoringError: the runtime failed.
+            ScoringError: the backend failed.
         """
-        self._ranking += 1
+        self._active_requests += 1
         try:
-            return await self._rank(served, asked, stages, counted)
+            deadline_ms = min(request.options.deadline_ms or self._default_deadline_ms, self._max_deadline_ms)
+            _check_deadline(deadline_ms, timer)
+            prepared = await self._prepare(model, request, deadline_ms, timer)
+            try:
+                return await self._score(model, prepared, deadline_ms, timer, counted)
+            except InvalidInputError as error:
+                raise to_invalid_request(error, model.ranker.schema) from None
         finally:
-            self._ranking -= 1
+            self._active_requests -= 1
 
-    async def _rank(self, served: LoadedModel, asked: ParsedRequest, stages: StageTimer, counted: bool) -> RankResult:
-        deadline_ms = min(asked.options.deadline_ms or self._default_ms, self._most_ms)
-        _require_time(deadline_ms, stages)
+    async def _prepare(
+        self, model: LoadedModel, request: ParsedRequest, deadline_ms: float, timer: StageTimer
+    ) -> PreparedRequest:
+        """Look up features in the feature store and validate the request."""
         stored = EMPTY
         if self._feature_store is not None:
-            stages.end("parse")
-            stored = await self._feature_store.lookup(served, asked)
-            stages.end("store")
-            _require_time(deadline_ms, stages)
-        prepared = prepare(served.ranker, served.encoder, asked, stored)
-        stages.end("parse")
-        try:
-            return await self._ranked(served, prepared, deadline_ms, stages, counted)
-        except InvalidInputError as error:
-            raise to_invalid_request(error, served.ranker.schema) from None
+            timer.end("parse")
+            stored = await self._feature_store.lookup(model, request)
+            timer.end("store")
+            _check_deadline(deadline_ms, timer)
+        prepared = prepare(model.ranker, model.encoder, request, stored)
+        timer.end("parse")
+        return prepared
 
-    async def _ranked(
-        self, served: LoadedModel, prepared: PreparedRequest, deadline_ms: float, stages: StageTimer, counted: bool
+    async def _score(
+        self, model: LoadedModel, prepared: PreparedRequest, deadline_ms: float, timer: StageTimer, counted: bool
     ) -> RankResult:
-        request, asked_for = prepared.request, [task.name for task in prepared.tasks]
-        if not len(request):
-            (missing,) = served.encoder.missing(served.encoder(request), request.counts)
-            return sort_candidates(prepared, np.empty((0, len(asked_for)), np.float32), missing)
-        tasks = tuple(sorted(asked_for))
-        deadline = stages.arrived + deadline_ms / 1000
-        self._metrics.queue_rows.inc(len(request))
+        """Score a request in one or more batches and sort its candidates."""
+        features, requested = prepared.request, [task.name for task in prepared.tasks]
+        if not len(features):
+            (missing,) = model.encoder.missing(model.encoder(features), features.counts)
+            return sort_candidates(prepared, np.empty((0, len(requested)), np.float32), missing)
+        tasks = tuple(sorted(requested))
+        deadline = timer.arrived + deadline_ms / 1000
+        self._metrics.queue_rows.inc(len(features))
         try:
             parts = await self._batcher.submit(
-                (served, tasks), QueuedRequest(request, stages, counted), len(request), deadline
+                (model, tasks), QueuedRequest(features, timer, counted), len(features), deadline
             )
         except DeadlineExceededError:
-            raise _late(deadline_ms, stages) from None
+            raise _deadline_exceeded(deadline_ms, timer) from None
         finally:
-            self._metrics.queue_rows.dec(len(request))
+            self._metrics.queue_rows.dec(len(features))
         scored = RequestScores.concat(parts)
-        return sort_candidates(prepared, scored.scores[:, [tasks.index(task) for task in asked_for]], scored.missing)
+        return sort_candidates(prepared, scored.scores[:, [tasks.index(task) for task in requested]], scored.missing)
 
     def close(self) -> None:
-        """Finishes what is queued."""
+        """Score the queued requests, then stop the inference thread."""
         self._batcher.close()
 
-    def _score(self, key: BatchKey, batch: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
-        found = score(key, batch)
-        right = [
-            each for each, work in zip(found, batch, strict=True) if isinstance(each, RequestScores) and work.counted
+    def _score_batch(self, key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
+        """Score a batch and record its metrics."""
+        results = score_batch(key, requests)
+        counted = [
+            result
+            for result, queued in zip(results, requests, strict=True)
+            if isinstance(result, RequestScores) and queued.counted
         ]
-        if right:
-            scores = np.concatenate([each.scores for each in right])
+        if counted:
             model, tasks = key
-            missing = sum(each.missing.count for each in right)
+            scores = np.concatenate([result.scores for result in counted])
+            missing = sum(result.missing.count for result in counted)
             self._metrics.record_batch(model.name, model.version, tasks, scores, missing)
-        return found
+        return results
 
 
-def _require_time(deadline_ms: float, stages: StageTimer) -> None:
-    if stages.arrived + deadline_ms / 1000 < time.monotonic():
-        raise _late(deadline_ms, stages)
+def _check_deadline(deadline_ms: float, timer: StageTimer) -> None:
+    if timer.arrived + deadline_ms / 1000 < time.monotonic():
+        raise _deadline_exceeded(deadline_ms, timer)
 
 
-def _late(deadline_ms: float, stages: StageTimer) -> DeadlineExceededError:
-    waited = (time.monotonic() - stages.arrived) * 1000
-    return DeadlineExceededError(f"deadline_ms = {deadline_ms:g} passed before scoring started ({waited:.1f} ms)")
+def _deadline_exceeded(deadline_ms: float, timer: StageTimer) -> DeadlineExceededError:
+    elapsed_ms = (time.monotonic() - timer.arrived) * 1000
+    return DeadlineExceededError(f"deadline_ms = {deadline_ms:g} passed before scoring started ({elapsed_ms:.1f} ms)")

@@ -1,4 +1,4 @@
-"""Which features candidates lack: known neither from the request nor by id."""
+"""Features of candidates that are known neither from the request nor by id."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ from ranking.encoding.batch import Mask
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Of some candidates of one request.
+class MissingFeatures:
+    """Missing features of candidates of one request.
 
     Attributes:
-        features: names, in order of declaration.
-        shared_places: which of them the candidates share.
-        item_places: which of them each candidate has its own.
-        shared: whether it is lacking, of each shared one [shared features].
-        items: of each other one [candidates, other features].
+        features: names of all features, in schema order.
+        shared_indices: indices in ``features`` of the features that the candidates share.
+        item_indices: indices in ``features`` of the features of items.
+        shared: whether each shared feature is missing [shared features].
+        items: whether each item feature is missing [candidates, item features].
     """
 
     features: Sequence[str]
-    shared_places: Sequence[int]
-    item_places: Sequence[int]
+    shared_indices: Sequence[int]
+    item_indices: Sequence[int]
     shared: Mask
     items: Mask
 
     @property
     def count(self) -> int:
-        """Over all candidates and features."""
+        """Number of missing values over all candidates and features."""
         return int(self.shared.sum()) * len(self.items) + int(self.items.sum())
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Missing:
-        """Of these candidates, in their order."""
-        return Missing(self.features, self.shared_places, self.item_places, self.shared, self.items.take(rows, 0))
+    def take(self, rows: npt.NDArray[np.int64]) -> MissingFeatures:
+        """Select candidates by position, in the given order."""
+        return replace(self, items=self.items.take(rows, 0))
 
     @staticmethod
-    def concat(parts: Sequence[Missing]) -> Missing:
-        """Of all parts of one request's candidates."""
+    def concat(parts: Sequence[MissingFeatures]) -> MissingFeatures:
+        """Join the candidates of all slices of one request."""
         return replace(parts[0], items=np.concatenate([part.items for part in parts]))
 
     def mask(self) -> Mask:
-        """Both halves side by side [candidates, features]."""
-        whole = np.empty((len(self.items), len(self.features)), np.bool_)
-        whole[:, self.shared_places] = self.shared
-        whole[:, self.item_places] = self.items
-        return whole
+        """Return whether each feature of each candidate is missing [candidates, features]."""
+        mask = np.empty((len(self.items), len(self.features)), np.bool_)
+        mask[:, self.shared_indices] = self.shared
+        mask[:, self.item_indices] = self.items
+        return mask
 
     def positions(self) -> dict[str, npt.NDArray[np.int64]]:
-        """Of each feature that some candidate lacks, the positions of those that do."""
+        """Map each feature that some candidate lacks to the positions of these candidates."""
         mask = self.mask()
         return {self.features[i]: np.flatnonzero(mask[:, i]) for i in np.flatnonzero(mask.any(0)).tolist()}
 
     def patterns(self) -> tuple[list[list[str]], list[int]]:
-        """Sets of features that some candidate lacks, as names, and which set each candidate lacks."""
+        """Return the distinct sets of missing features, and the index of the set of each candidate."""
         if not self.items.any():
-            shared = [self.features[place] for place in np.array(self.shared_places, np.int64)[self.shared].tolist()]
+            shared = [self.features[index] for index in np.array(self.shared_indices, np.int64)[self.shared].tolist()]
             return [shared], [0] * len(self.items)
         width, cells = len(self.features), self.mask().tobytes()
-        each = [cells[start : start + width] for start in range(0, len(cells), width)]
-        number = {pattern: i for i, pattern in enumerate(dict.fromkeys(each))}
-        names = [[name for name, gone in zip(self.features, pattern, strict=True) if gone] for pattern in number]
-        return names, [number[pattern] for pattern in each]
+        rows = [cells[start : start + width] for start in range(0, len(cells), width)]
+        pattern_index = {pattern: i for i, pattern in enumerate(dict.fromkeys(rows))}
+        names = [
+            [name for name, missing in zip(self.features, pattern, strict=True) if missing] for pattern in pattern_index
+        ]
+        return names, [pattern_index[row] for row in rows]

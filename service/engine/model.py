@@ -1,4 +1,4 @@
-"""One version of a model, loaded and ready to answer."""
+"""A loaded version of a model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from service.engine.request_encoder import RequestEncoder
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One loaded version of a model. It is freed when it is replaced and its last request is answered.
+    """One loaded version of a model. It is freed once it is replaced and its last request is answered.
 
     Attributes:
-        name: of the model.
-        version: of the model.
-        ranker: the bundle.
-        encoder: of its requests.
-        runtime: what executes it.
-        load_seconds: that loading, verifying and warming up took.
+        name: name of the model.
+        version: version of the model.
+        ranker: loaded bundle.
+        encoder: encoder of the model's requests.
+        backend: backend that executes the frozen graph.
+        load_seconds: seconds that loading, verifying and warming up took.
     """
 
     name: str

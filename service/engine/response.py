@@ -1,9 +1,8 @@
-"""The request path around scoring: what is asked → a checked request; its scores → objective → order."""
+"""Prepares a request for scoring, and sorts its candidates by the objective."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
 from service.engine.errors import InvalidRequestError
-from service.engine.missing import Missing
+from service.engine.missing import MissingFeatures
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
 from service.engine.validation import ParsedRequest, to_invalid_request, validate
@@ -21,15 +20,15 @@ from service.engine.values import Values, take
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request that is ready to be scored.
+    """A validated request, ready to be scored.
 
     Attributes:
-        ids: of the candidates, as the request gave them.
-        request: the candidates, and what they share.
-        tasks: to score.
-        weights: of the tasks in the objective [tasks] float64.
-        top_n: so many of the best are asked for; None: all.
-        experts: task → {expert: weight} that the scores will be made of, if the request asks for explanations.
+        ids: ids of the candidates, as in the request.
+        request: features of the candidates, their user and their context.
+        tasks: tasks to score.
+        weights: weight of each task in the objective [tasks] float64.
+        top_n: number of candidates to return; None: all.
+        experts: weight of each expert by task, if the request asks for an explanation; else empty.
         degraded: see ``StoreFeatures``.
     """
 
@@ -47,63 +46,63 @@ class RankResult:
     """Scored candidates, best first.
 
     Attributes:
-        ids: as the request gave them.
-        total: the objective [items], float64.
-        scores: [items, tasks] float32.
-        missing: features that they lacked.
+        ids: ids of the candidates, as in the request.
+        total: objective of each candidate [candidates] float64.
+        scores: scores [candidates, tasks] float32.
+        missing: missing features of the candidates.
         tasks: names of the columns of ``scores``.
-        experts: task → {expert: weight} that the scores are made of, if the request asks for explanations.
+        experts: weight of each expert by task, if the request asks for an explanation; else empty.
         degraded: see ``StoreFeatures``.
     """
 
     ids: Values
     total: npt.NDArray[np.float64]
     scores: npt.NDArray[np.float32]
-    missing: Missing
+    missing: MissingFeatures
     tasks: list[str]
     experts: dict[str, dict[int, float]]
     degraded: bool
 
     @property
     def experts_run(self) -> list[int]:
-        """Experts that were evaluated, ascending; none for no candidates."""
-        return sorted({expert for chosen in self.experts.values() for expert in chosen}) if len(self.ids) else []
+        """Experts that were evaluated, ascending; empty if there are no candidates."""
+        return sorted({expert for weights in self.experts.values() for expert in weights}) if len(self.ids) else []
 
 
 def prepare(
-    ranker: FrozenRanker, encoder: RequestEncoder, asked: ParsedRequest, stored: StoreFeatures = EMPTY
+    ranker: FrozenRanker, encoder: RequestEncoder, request: ParsedRequest, stored: StoreFeatures = EMPTY
 ) -> PreparedRequest:
-    """Checks a request.
+    """Validate a request.
 
     Args:
-        ranker: that will score it.
-        encoder: of the ranker's requests.
-        asked: the request.
-        stored: what a store has for it.
+        ranker: ranker that will score the request.
+        encoder: encoder of the ranker's requests.
+        request: parsed request.
+        stored: features from the feature store.
 
     Raises:
         InvalidRequestError: a field of the request is invalid.
     """
-    options = asked.options
+    options = request.options
     experts = {}
     try:
         tasks = ranker.tasks(options.tasks)
         weights = objective_weights(ranker, tasks, options.objective)
-        request = validate(asked, encoder.readable, stored)
+        features = validate(request, encoder.readable, stored)
         if options.explain:
-            experts = ranker.explain(encoder.splitter.merge(encoder(request)), [task.name for task in tasks])
+            experts = ranker.explain(encoder.splitter.merge(encoder(features)), [task.name for task in tasks])
     except InvalidInputError as error:
         raise to_invalid_request(error, ranker.schema) from None
-    return PreparedRequest(asked.candidates.ids, request, tasks, weights, options.top_n, experts, stored.degraded)
+    return PreparedRequest(request.candidates.ids, features, tasks, weights, options.top_n, experts, stored.degraded)
 
 
-def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], missing: Missing) -> RankResult:
-    """Sorts a request's candidates by the objective; equal ones keep the order of the request.
+def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], missing: MissingFeatures) -> RankResult:
+    """Sort the candidates of a request by the objective; ties keep the order of the request.
 
     Args:
-        prepared: the request.
-        scores: [candidates, tasks].
-        missing: what the candidates lack.
+        prepared: prepared request.
+        scores: scores [candidates, tasks].
+        missing: missing features of the candidates.
     """
     total = scores.astype(np.float64) @ prepared.weights
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
@@ -119,14 +118,21 @@ def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], 
 
 
 def objective_weights(
-    ranker: FrozenRanker, tasks: list[Task], asked: dict[str, float] | None
+    ranker: FrozenRanker, tasks: list[Task], requested: dict[str, float] | None
 ) -> npt.NDArray[np.float64]:
-    """Weight of each task [tasks] in the score that sorts: as asked, else the bundle's, else the first task alone."""
+    """Return the weight of each task [tasks] in the objective.
+
+    The weights are those of the request, else those of the bundle for the scored tasks, else 1 for the first task.
+
+    Raises:
+        InvalidRequestError: the request weights a task that is not scored.
+    """
     names = [task.name for task in tasks]
-    for task in asked or {}:
+    for task in requested or {}:
         if task not in names:
             raise InvalidRequestError(
                 f"objective.{task}", f"is not among the tasks that are scored: {', '.join(names)}"
             )
-    objective: Any = asked or {task: w for task, w in ranker.objective.items() if task in names} or {names[0]: 1.0}
+    bundle_objective = {task: weight for task, weight in ranker.objective.items() if task in names}
+    objective = requested or bundle_objective or {names[0]: 1.0}
     return np.array([objective.get(name, 0.0) for name in names])

@@ -1,4 +1,4 @@
-"""Who is scored next: the shortest first, but whoever has waited for its own length goes before all newcomers."""
+"""Shortest-job-first scheduling of candidates, with a starvation bound."""
 
 from __future__ import annotations
 
@@ -10,138 +10,143 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 
 class Sliceable(Protocol):
-    """What is scored: rows that can be cut."""
+    """Rows that can be scored in several batches."""
 
     def slice(self, start: int, stop: int) -> Self:
-        """The rows from ``start`` to ``stop``."""
+        """Return the rows [start, stop)."""
         ...
 
 
-K = TypeVar("K", bound=Hashable)
-W = TypeVar("W", bound=Sliceable)
+KeyT = TypeVar("KeyT", bound=Hashable)
+WorkT = TypeVar("WorkT", bound=Sliceable)
 
 
 @dataclass(eq=False, slots=True)
-class QueueEntry(Generic[K, W]):
+class QueueEntry(Generic[KeyT, WorkT]):
     """A request in the queue.
 
     Attributes:
-        key: only entries of the same key share a batch.
-        work: its rows.
-        rows: how many, at least 1.
+        key: batch key; only entries with the same key share a batch.
+        work: rows to score.
+        rows: number of rows, at least 1.
         deadline: ``time.monotonic()`` after which scoring must not start.
-        reply: where its results or its error go.
-        taken: rows that went into batches.
-        results: of these rows, a batch after the other.
+        reply: future that receives the results or an error.
+        scheduled: number of rows already assigned to batches.
+        results: results of the scheduled rows, one per batch.
+        quantum_stop: row at which the current quantum ends, see ``Scheduler``.
+        priority: order in the queue, lowest first: virtual finish time, then arrival number.
     """
 
-    key: K
-    work: W
+    key: KeyT
+    work: WorkT
     rows: int
     deadline: float
     reply: asyncio.Future[Any]
-    taken: int = 0
+    scheduled: int = 0
     results: list[Any] = field(default_factory=list)
-    _turn_ends: int = 0
-    _order: tuple[int, int] = (0, 0)
+    quantum_stop: int = 0
+    priority: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSlice(Generic[K, W]):
-    """Rows of one entry, from ``start`` to ``stop``, that are scored in one batch."""
+class BatchSlice(Generic[KeyT, WorkT]):
+    """Rows [start, stop) of one entry, scored in one batch."""
 
-    entry: QueueEntry[K, W]
+    entry: QueueEntry[KeyT, WorkT]
     start: int
     stop: int
 
     @property
     def rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return self.stop - self.start
 
     @property
-    def work(self) -> W:
+    def work(self) -> WorkT:
         """The rows themselves."""
         whole = self.rows == self.entry.rows
         return self.entry.work if whole else self.entry.work.slice(self.start, self.stop)
 
 
-class Scheduler(Generic[K, W]):
-    """Batches of at most ``max_rows`` rows, from requests of all lengths.
+class Scheduler(Generic[KeyT, WorkT]):
+    """Forms batches of at most ``max_rows`` rows from requests of all sizes. Not thread-safe.
 
-    A turn of n rows that joins when c rows have been taken stands at c + n, and the lowest begins the next batch: a
-    shorter turn passes a longer one, but none does that joins once n rows were taken since; equal lengths are first
-    come, first served. A request of more than ``max_rows`` rows joins for its next turn only after the last, so that it
-    holds nobody for much more than a batch and moves on under any load. (Equal shares of each batch would keep every
-    request waiting until nearly all are done, and cut each into crumbs.)
+    A quantum is the next part of a request, at most ``max_rows`` rows. A quantum of n rows that is queued after c rows
+    were scheduled gets the priority c + n. The lowest priority begins the next batch; equal sizes are served in order
+    of arrival. A shorter quantum therefore overtakes a longer one. After n further rows were scheduled, no new quantum
+    overtakes one of n rows.
 
-    Not for several threads.
+    The next quantum of a larger request is queued once the previous one has been scheduled. A large request therefore
+    delays others by little more than one batch, and makes progress under any load. (Equal shares of each batch would
+    keep every request waiting until nearly all are done, and split each into many small slices.)
 
     Args:
-        max_rows: of a batch and of a turn.
+        max_rows: maximum number of rows per batch and per quantum.
     """
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._lines: dict[K, list[QueueEntry[K, W]]] = {}
-        self._taken = 0
-        self._added = 0
+        self._queues: dict[KeyT, list[QueueEntry[KeyT, WorkT]]] = {}
+        self._scheduled_rows = 0
+        self._arrivals = 0
 
-    def __iter__(self) -> Iterator[QueueEntry[K, W]]:
-        return (entry for line in self._lines.values() for entry in line)
+    def __iter__(self) -> Iterator[QueueEntry[KeyT, WorkT]]:
+        return (entry for queue in self._queues.values() for entry in queue)
 
     def __bool__(self) -> bool:
-        return bool(self._lines)
+        return bool(self._queues)
 
-    def add(self, entry: QueueEntry[K, W]) -> None:
-        """Lets the entry join."""
-        self._added += 1
-        entry._order = (0, self._added)
-        self._join(entry)
+    def add(self, entry: QueueEntry[KeyT, WorkT]) -> None:
+        """Add an entry to the queue."""
+        self._arrivals += 1
+        entry.priority = (0, self._arrivals)
+        self._enqueue(entry)
 
-    def remove(self, entry: QueueEntry[K, W]) -> None:
-        """What is left of the entry will not be taken; nothing happens if nothing is left."""
-        line = self._lines.get(entry.key, [])
-        if entry in line:
-            line.remove(entry)
+    def remove(self, entry: QueueEntry[KeyT, WorkT]) -> None:
+        """Remove the remaining rows of an entry; do nothing if all rows are scheduled."""
+        queue = self._queues.get(entry.key, [])
+        if entry in queue:
+            queue.remove(entry)
             self._drop_if_empty(entry.key)
 
-    def take(self, now: float) -> tuple[list[BatchSlice[K, W]], list[QueueEntry[K, W]]]:
-        """The next batch, and the entries whose turn came after their deadline; both leave the queue.
+    def take(self, now: float) -> tuple[list[BatchSlice[KeyT, WorkT]], list[QueueEntry[KeyT, WorkT]]]:
+        """Remove the next batch, and the expired entries that precede it, from the queue.
 
         Returns:
-            Parts of one key and of different entries, at most ``max_rows`` rows in all; none if the queue is empty or
-            all of this key are too late. The entries that are too late.
+            Slices of distinct entries with one key, at most ``max_rows`` rows in total. The list is empty if the queue
+            is empty or all entries of the key are expired. Second, the entries whose deadline passed before their
+            first row was scheduled.
         """
-        starts: dict[QueueEntry[K, W], int] = {}
-        late: list[QueueEntry[K, W]] = []
-        if not self._lines:
-            return [], late
-        key, line = min(self._lines.items(), key=lambda pair: pair[1][0]._order)
+        starts: dict[QueueEntry[KeyT, WorkT], int] = {}
+        expired: list[QueueEntry[KeyT, WorkT]] = []
+        if not self._queues:
+            return [], expired
+        key, queue = min(self._queues.items(), key=lambda pair: pair[1][0].priority)
         free = self._max_rows
-        while line and free:
-            entry = line.pop(0)
-            if not entry.taken and entry.deadline < now:
-                late.append(entry)
+        while queue and free:
+            entry = queue.pop(0)
+            if not entry.scheduled and entry.deadline < now:
+                expired.append(entry)
                 continue
-            starts.setdefault(entry, entry.taken)
-            rows = min(free, entry._turn_ends - entry.taken)
-            entry.taken += rows
-            self._taken += rows
+            starts.setdefault(entry, entry.scheduled)
+            rows = min(free, entry.quantum_stop - entry.scheduled)
+            entry.scheduled += rows
+            self._scheduled_rows += rows
             free -= rows
-            if entry.taken < entry._turn_ends:
-                line.insert(0, entry)  # its turn goes on
-            elif entry.taken < entry.rows:
-                self._join(entry)
+            if entry.scheduled < entry.quantum_stop:
+                queue.insert(0, entry)  # the quantum continues in the next batch
+            elif entry.scheduled < entry.rows:
+                self._enqueue(entry)
         self._drop_if_empty(key)
-        return [BatchSlice(entry, start, entry.taken) for entry, start in starts.items()], late
+        return [BatchSlice(entry, start, entry.scheduled) for entry, start in starts.items()], expired
 
-    def _join(self, entry: QueueEntry[K, W]) -> None:
-        turn = min(self._max_rows, entry.rows - entry.taken)
-        entry._turn_ends = entry.taken + turn
-        entry._order = (self._taken + turn, entry._order[1])
-        insort(self._lines.setdefault(entry.key, []), entry, key=lambda other: other._order)
+    def _enqueue(self, entry: QueueEntry[KeyT, WorkT]) -> None:
+        """Queue the next quantum of an entry."""
+        quantum = min(self._max_rows, entry.rows - entry.scheduled)
+        entry.quantum_stop = entry.scheduled + quantum
+        entry.priority = (self._scheduled_rows + quantum, entry.priority[1])
+        insort(self._queues.setdefault(entry.key, []), entry, key=lambda other: other.priority)
 
-    def _drop_if_empty(self, key: K) -> None:
-        if not self._lines[key]:
-            del self._lines[key]
+    def _drop_if_empty(self, key: KeyT) -> None:
+        if not self._queues[key]:
+            del self._queues[key]

@@ -1,4 +1,4 @@
-"""A batch of requests → their scores and what they lack: encoded together as far as they say the same things."""
+"""Encodes and scores one batch of requests."""
 
 from __future__ import annotations
 
@@ -11,114 +11,122 @@ import numpy as np
 
 from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import InvalidInputError
-from service.backends.base import Backend, Scores
-from service.engine.missing import Missing
+from service.backends.base import Scores
+from service.engine.missing import MissingFeatures
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest
 from service.engine.request_encoder import RequestEncoder
 from service.telemetry.stage_timer import StageTimer
 
 BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]
-"""What scores and the tasks, sorted: requests that agree in both share batches."""
+"""The model and the sorted tasks; requests that agree in both share batches."""
 
 
 @dataclass(frozen=True)
 class RequestScores:
-    """Candidates of one request, or a part of them: scores [candidates, tasks], and which features they lack."""
+    """Scores of candidates of one request.
+
+    Attributes:
+        scores: scores [candidates, tasks] float32.
+        missing: missing features of the candidates.
+    """
 
     scores: Scores
-    missing: Missing
+    missing: MissingFeatures
 
     @staticmethod
     def concat(parts: Sequence[RequestScores]) -> RequestScores:
-        """The candidates of all parts of one request."""
+        """Join the candidates of all slices of one request."""
         if len(parts) == 1:
             return parts[0]
         return RequestScores(
-            np.concatenate([part.scores for part in parts]), Missing.concat([part.missing for part in parts])
+            np.concatenate([part.scores for part in parts]), MissingFeatures.concat([part.missing for part in parts])
         )
 
 
 @dataclass(frozen=True)
 class QueuedRequest:
-    """A request in the queue, or a part of it, and the clock of its stages.
+    """A request in the queue, or a slice of it.
 
     Attributes:
-        request: what is scored.
-        stages: of the request.
-        counted: whether it is part of what metrics say of scoring.
-        first: of the request's candidates.
+        request: features to score.
+        timer: stage timer of the request.
+        counted: whether the scoring metrics count the request.
+        offset: position in the request of the first candidate of this slice.
     """
 
     request: FeatureRequest
-    stages: StageTimer
+    timer: StageTimer
     counted: bool = True
-    first: int = 0
+    offset: int = 0
 
     def slice(self, start: int, stop: int) -> QueuedRequest:
-        """Candidates from ``start`` to ``stop``."""
-        return QueuedRequest(self.request.slice(start, stop), self.stages, self.counted, self.first + start)
+        """Return the candidates [start, stop)."""
+        return QueuedRequest(self.request.slice(start, stop), self.timer, self.counted, self.offset + start)
 
 
-def score(key: BatchKey, batch: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
-    """What each part of a batch is answered: its scores, or what is wrong with the request.
+def score_batch(key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
+    """Score a batch and return for each request its scores, or the error in its features.
+
+    Requests with the same signature are encoded together.
 
     Raises:
-        Exception: the runtime failed.
+        Exception: the backend failed.
     """
-    served, tasks = key
-    _end_stage("queue", batch)
-    found: dict[int, RequestScores | Exception] = {}
+    model, tasks = key
+    _end_stage("queue", requests)
+    results: dict[int, RequestScores | Exception] = {}
     encoded: list[tuple[Sequence[int], RequestBatch]] = []
-    for places in _group_by_signature([work.request.signature for work in batch]):
+    for indices in _group_by_signature([queued.request.signature for queued in requests]):
         try:
-            encoded.append((places, _encode(served.encoder, [batch[place] for place in places])))
-        except InvalidInputError:  # one of them is wrong: which?
-            for place in places:
+            encoded.append((indices, _encode(model.encoder, [requests[index] for index in indices])))
+        except InvalidInputError:  # find the invalid requests by encoding one by one
+            for index in indices:
                 try:
-                    encoded.append(([place], _encode(served.encoder, [batch[place]])))
+                    encoded.append(([index], _encode(model.encoder, [requests[index]])))
                 except InvalidInputError as error:
-                    found[place] = error
-    _end_stage("look-up", batch)
+                    results[index] = error
+    _end_stage("look-up", requests)
     if encoded:
-        halves = RequestBatch.concat([some for _, some in encoded])
-        order = [place for places, _ in encoded for place in places]
-        scored = _score_batch(
-            served.backend, served.encoder, halves, tasks, [len(batch[place].request) for place in order]
-        )
-        found |= zip(order, scored, strict=True)
-    _end_stage("forward", batch)
-    return [found[place] for place in range(len(batch))]
+        batch = RequestBatch.concat([part for _, part in encoded])
+        order = [index for indices, _ in encoded for index in indices]
+        scored = _score(model, batch, tasks, [len(requests[index].request) for index in order])
+        results |= zip(order, scored, strict=True)
+    _end_stage("forward", requests)
+    return [results[index] for index in range(len(requests))]
 
 
-def _group_by_signature(forms: Sequence[Hashable]) -> Iterator[list[int]]:
-    """Places of those of one form; None is like no other."""
+def _group_by_signature(signatures: Sequence[Hashable]) -> Iterator[list[int]]:
+    """Group the indices of equal signatures; a signature of None forms its own group."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
-    for place, form in enumerate(forms):
-        groups[("alone", place) if form is None else form].append(place)
+    for index, signature in enumerate(signatures):
+        groups[("ungrouped", index) if signature is None else signature].append(index)
     return iter(groups.values())
 
 
-def _encode(encoder: RequestEncoder, works: Sequence[QueuedRequest]) -> RequestBatch:
+def _encode(encoder: RequestEncoder, requests: Sequence[QueuedRequest]) -> RequestBatch:
     try:
-        return encoder(FeatureRequest.concat([work.request for work in works]))
+        return encoder(FeatureRequest.concat([queued.request for queued in requests]))
     except InvalidInputError as error:
-        row = None if error.row is None else error.row + works[0].first
+        row = None if error.row is None else error.row + requests[0].offset
         raise InvalidInputError(error.field, error.reason, row) from None
 
 
-def _score_batch(
-    runtime: Backend, encoder: RequestEncoder, halves: RequestBatch, tasks: Sequence[str], counts: Sequence[int]
+def _score(
+    model: LoadedModel, batch: RequestBatch, tasks: Sequence[str], counts: Sequence[int]
 ) -> Iterator[RequestScores]:
-    """Of each request of so many candidates."""
-    scores = runtime.scores(halves, tasks)
+    """Score encoded requests; ``counts`` holds the number of candidates of each."""
+    scores = model.backend.scores(batch, tasks)
     if len(scores) != sum(counts):
         raise ValueError(f"{len(scores)} scores for {sum(counts)} candidates")
     stops = np.cumsum(counts).tolist()
-    each = zip(counts, stops, encoder.missing(halves, counts), strict=True)
-    return (RequestScores(scores[stop - count : stop], missing) for count, stop, missing in each)
+    missing_features = model.encoder.missing(batch, counts)
+    return (
+        RequestScores(scores[stop - count : stop], missing)
+        for count, stop, missing in zip(counts, stops, missing_features, strict=True)
+    )
 
 
-def _end_stage(stage: Literal["queue", "look-up", "forward"], batch: Sequence[QueuedRequest]) -> None:
-    for work in batch:
-        work.stages.end(stage)
+def _end_stage(stage: Literal["queue", "look-up", "forward"], requests: Sequence[QueuedRequest]) -> None:
+    for queued in requests:
+        queued.timer.end(stage)

@@ -1,4 +1,4 @@
-"""A ranking request → columns of values, checked; what is wrong is told in terms of the request."""
+"""Validates ranking requests column by column; errors name the field of the request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from reprlib import repr  # noqa: A004 — lists in lists without end would break Python's
+from reprlib import repr  # noqa: A004 — the built-in one fails on deeply nested lists
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -24,16 +24,25 @@ from service.engine.values import Values, to_columns, to_list, to_numpy
 from service.protocol.messages import Item, ItemColumns, RankOptions, RankRequest
 
 Readable = Mapping[Owner, Mapping[str, InputFeature]]
-"""Owner → column → the feature that says what its values are."""
+"""Feature that defines the type of each column, by owner and column."""
+
+ALLOWED_VALUES = {
+    "numeric": "a number",
+    "buckets": "a number",
+    "categorical": "a 64-bit integer or a string",
+    "bag": "a list of 64-bit integers or strings",
+    "sequence": "a list of 64-bit integers or strings, the newest last",
+}
+"""Description of the values of each kind of feature, for error messages."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is to be ranked, in whatever form it came.
+    """Candidates of a request, not validated.
 
     Attributes:
-        ids: one a candidate; Arrow's are strings without nulls.
-        features: column → values; Arrow's of any type.
+        ids: id of each candidate; an Arrow array contains strings without nulls.
+        features: values by column; Arrow arrays may have any type.
     """
 
     ids: Values
@@ -44,25 +53,26 @@ class Candidates:
 
     @classmethod
     def from_items(cls, items: list[Item] | ItemColumns, readable: Mapping[str, InputFeature]) -> Candidates:
-        """Those of a JSON request.
+        """Convert the items of a JSON request to columns.
 
         Raises:
-            InvalidRequestError: unknown feature: columns of thousands of them would be made only to be refused.
+            InvalidRequestError: unknown feature; rejected here because thousands of distinct names would become as many
+                columns.
         """
         if isinstance(items, ItemColumns):
             return cls(items.id, items.features)
         features = [item.features for item in items]
-        _require_all_known("item", dict.fromkeys(chain.from_iterable(features)), readable)
+        _require_known_columns("item", dict.fromkeys(chain.from_iterable(features)), readable)
         return cls([item.id for item in items], to_columns(features))
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request, in whatever form it came.
+    """A request in any accepted format, not validated.
 
     Attributes:
-        options: how to rank.
-        candidates: what to rank.
+        options: everything but the candidates.
+        candidates: candidates to rank.
     """
 
     options: RankOptions
@@ -70,7 +80,7 @@ class ParsedRequest:
 
     @classmethod
     def from_message(cls, request: RankRequest, readable: Mapping[str, InputFeature]) -> ParsedRequest:
-        """A JSON request; items have ``readable`` columns.
+        """Convert a JSON request; ``readable`` holds the columns of items.
 
         Raises:
             InvalidRequestError: unknown feature of an item.
@@ -78,45 +88,51 @@ class ParsedRequest:
         return cls(request, Candidates.from_items(request.items, readable))
 
 
-def validate(asked: ParsedRequest, readable: Readable, stored: StoreFeatures = EMPTY) -> FeatureRequest:
-    """What the request says, checked: known columns, values of their types, distinct candidates.
+def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures = EMPTY) -> FeatureRequest:
+    """Check that columns are known, values have the types of their features, and candidates are distinct.
 
     Args:
-        asked: the request.
-        readable: its columns.
-        stored: what a store has for it.
+        request: parsed request.
+        readable: columns that the ranker reads.
+        stored: features from the feature store.
 
     Raises:
-        InvalidRequestError: an unknown feature, a value of the wrong type, a candidate named twice.
-        InvalidInputError: an Arrow column whose type its feature cannot have.
+        InvalidRequestError: unknown feature, value of the wrong type, or repeated candidate.
+        InvalidInputError: an Arrow column has a type that its feature cannot have.
     """
-    request, ids, features = asked.options, asked.candidates.ids, asked.candidates.features
+    options, ids, columns = request.options, request.candidates.ids, request.candidates.features
     _require_distinct(ids)
-    for column, values in features.items():
+    for column, values in columns.items():
         if len(values) != len(ids):
             raise InvalidRequestError(
-                f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: give one for each"
+                f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: send one value per id"
             )
-    user = {name: [value] for name, value in request.user.features.items()}
-    context = {name: [value] for name, value in request.context.items()}
-    of_user, of_items = stored.columns.get("user", {}), stored.columns.get("item", {})
-    kinds = _kinds(ids)
-    forms = [
-        _validate_columns("user", user, readable["user"]),
-        _validate_columns("context", context, readable["context"]),
-    ]
-    features = _canonical(features, readable["item"])
-    form = (type(request.user.id), kinds, *forms, _signature(features, readable["item"]), stored.signature)
+    user = {name: [value] for name, value in options.user.features.items()}
+    context = {name: [value] for name, value in options.context.items()}
+    id_types = _id_types(ids)
+    user_signature = _validate_columns("user", user, readable["user"])
+    context_signature = _validate_columns("context", context, readable["context"])
+    columns = _to_canonical(columns, readable["item"])
+    item_signature = _signature(columns, readable["item"])
+    signature = (
+        type(options.user.id),
+        id_types,
+        user_signature,
+        context_signature,
+        item_signature,
+        stored.signature,
+    )
     owners: dict[Owner, RawFeatures] = {
-        "user": RawFeatures([request.user.id], user, of_user),
+        "user": RawFeatures([options.user.id], user, stored.columns.get("user", {})),
         "context": RawFeatures(None, context),
-        "item": RawFeatures(ids, features, of_items),
+        "item": RawFeatures(ids, columns, stored.columns.get("item", {})),
     }
-    alone = len(kinds) > 1 or any(isinstance(values, pa.Array) for values in (ids, *features.values()))
-    return FeatureRequest(owners, [len(ids)], None if alone else form)
+    mixed_ids = len(id_types) > 1
+    has_arrow = any(isinstance(values, pa.Array) for values in (ids, *columns.values()))
+    return FeatureRequest(owners, [len(ids)], None if mixed_ids or has_arrow else signature)
 
 
-def _kinds(ids: Values) -> frozenset[type]:
+def _id_types(ids: Values) -> frozenset[type]:
     if isinstance(ids, list):
         return frozenset(map(type, ids))
     return frozenset([type(ids)])
@@ -126,16 +142,16 @@ def _require_distinct(ids: Values) -> None:
     distinct = pc.count_distinct(ids).as_py() if isinstance(ids, pa.Array) else len(set(to_list(ids)))
     if distinct < len(ids):
         values = to_list(ids)
-        repeated = next(value for value, times in Counter(values).items() if times > 1)
+        repeated = next(value for value, count in Counter(values).items() if count > 1)
         first, second = [i for i, value in enumerate(values) if value == repeated][:2]
         raise InvalidRequestError(
-            f"items[{second}].id", f"candidate {repeated!r} stands at {first} already: send each candidate once"
+            f"items[{second}].id", f"candidate {repeated!r} is already at index {first}: send each candidate once"
         )
 
 
-def _canonical(columns: Mapping[str, Values], readable: Mapping[str, InputFeature]) -> Mapping[str, Values]:
-    """Columns that items have, Arrow's in the types of their features."""
-    _require_all_known("item", columns, readable)
+def _to_canonical(columns: Mapping[str, Values], readable: Mapping[str, InputFeature]) -> Mapping[str, Values]:
+    """Convert Arrow columns of items to the types of their features."""
+    _require_known_columns("item", columns, readable)
     return {
         name: to_numpy(to_canonical(column, readable[name])) if isinstance(column, pa.Array) else column
         for name, column in columns.items()
@@ -143,26 +159,26 @@ def _canonical(columns: Mapping[str, Values], readable: Mapping[str, InputFeatur
 
 
 def _validate_columns(owner: Owner, columns: Mapping[str, Values], readable: Mapping[str, InputFeature]) -> Hashable:
-    """The form of columns that are the owner's and whose values are of the right types."""
-    _require_all_known(owner, columns, readable)
+    """Validate the columns of an owner and return their signature."""
+    _require_known_columns(owner, columns, readable)
     return _signature(columns, readable)
 
 
 def _signature(columns: Mapping[str, Values], readable: Mapping[str, InputFeature]) -> Hashable:
-    """Names and types of columns, whose values are of the right types."""
-    return tuple((name, _check(values, readable[name])) for name, values in columns.items())
+    """Validate the types of values and return the names and types of the columns."""
+    return tuple((name, _value_type(values, readable[name])) for name, values in columns.items())
 
 
-def _require_all_known(owner: Owner, columns: Iterable[str], readable: Mapping[str, InputFeature]) -> None:
+def _require_known_columns(owner: Owner, columns: Iterable[str], readable: Mapping[str, InputFeature]) -> None:
     for name in columns:
         require_known(owner, name, readable)
 
 
 def require_known(owner: Owner, column: str, readable: Mapping[str, InputFeature]) -> None:
-    """Whether an owner has a feature in this column.
+    """Check that the ranker reads a column of an owner.
 
     Raises:
-        InvalidRequestError: it has none; the reason lists its columns.
+        InvalidRequestError: it does not; the reason lists the columns that it reads.
     """
     if column not in readable:
         reason = f"unknown {owner} feature: this ranker reads {', '.join(readable) or 'none'}"
@@ -174,53 +190,46 @@ def _field_path(owner: Owner, row: int | None = None) -> str:
     return {"user": "user.features", "item": items, "context": "context"}[owner]
 
 
-def _check(values: Values, feature: InputFeature) -> type:
-    """The type of values, which is their feature's: whole columns at once, one by one only to name the wrong one."""
-    if isinstance(values, pa.Array):  # in the type of the feature
+def _value_type(values: Values, feature: InputFeature) -> type:
+    """Validate the values of a column and return their type.
+
+    Whole columns are checked at once; single values only to name the first invalid one.
+    """
+    if isinstance(values, pa.Array):  # already in the type of the feature
         return type(values)
     if isinstance(values, np.ndarray):
         if not isinstance(feature, NumberFeature) and (feature.kind != "categorical" or values.dtype != np.int64):
             _reject(values.tolist(), feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
         return values.dtype.type
-    kinds = set(map(type, values))
+    types = set(map(type, values))
     if isinstance(feature, NumberFeature):
-        if not kinds <= {int, float, NoneType}:
+        if not types <= {int, float, NoneType}:
             _reject(values, feature, _is_number)
         return float
-    flat = values
+    ids = values
     if isinstance(feature, PooledFeature):
-        if not kinds <= {list, NoneType}:
+        if not types <= {list, NoneType}:
             _reject(values, feature, _is_list_of_ids)
-        flat = list(chain.from_iterable(ids for ids in values if ids is not None))
-        kinds = set(map(type, flat))
-    if not are_ids(flat, kinds):
+        ids = list(chain.from_iterable(row for row in values if row is not None))
+        types = set(map(type, ids))
+    if not are_ids(ids, types):
         _reject(values, feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
-    if {int, str} <= kinds:
+    if {int, str} <= types:
         raise InvalidRequestError(
             f"{_field_path(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two"
         )
-    return int if int in kinds else str if str in kinds else NoneType
+    return int if int in types else str if str in types else NoneType
 
 
-ALLOWED = {
-    "numeric": "a number",
-    "buckets": "a number",
-    "categorical": "a 64-bit integer or a string",
-    "bag": "a list of 64-bit integers or strings",
-    "sequence": "a list of 64-bit integers or strings, the newest last",
-}
-"""What the values of a kind of feature are."""
-
-
-def are_ids(values: Sequence[Any], kinds: set[type]) -> bool:
-    """Whether all values, which are of these types, are ids or None."""
-    if kinds == {int}:
+def are_ids(values: Sequence[Any], types: set[type]) -> bool:
+    """Return whether all values are ids or None; ``types`` are the types of the values."""
+    if types == {int}:
         try:
-            array("q", values)  # the quickest way to ask whether all have 64 bits
+            array("q", values)  # the fastest check that all integers have 64 bits
         except OverflowError:
             return False
         return True
-    return kinds <= {str, NoneType} or (kinds <= {int, str, NoneType} and all(map(_is_id, values)))
+    return types <= {str, NoneType} or (types <= {int, str, NoneType} and all(map(_is_id, values)))
 
 
 def _is_id(value: Any) -> bool:
@@ -235,16 +244,17 @@ def _is_number(value: Any) -> bool:
     return value is None or type(value) in (int, float)
 
 
-def _reject(values: Sequence[Any], feature: InputFeature, allowed: Callable[[Any], bool]) -> NoReturn:
-    row = next(row for row, value in enumerate(values) if not allowed(value))
+def _reject(values: Sequence[Any], feature: InputFeature, is_allowed: Callable[[Any], bool]) -> NoReturn:
+    """Raise an error about the first value that is not allowed."""
+    row = next(row for row, value in enumerate(values) if not is_allowed(value))
     raise InvalidRequestError(
         f"{_field_path(feature.owner, row)}.{feature.column}",
-        f"must be {ALLOWED[feature.kind]}, not {repr(values[row]):.80}",
+        f"must be {ALLOWED_VALUES[feature.kind]}, not {repr(values[row]):.80}",
     )
 
 
 def to_invalid_request(error: InvalidInputError, schema: Schema) -> InvalidRequestError:
     """Convert a ranker's error about a column to an error about the field of the request."""
-    places = {f.column: f"{_field_path(f.owner, error.row)}.{f.column}" for f in schema.inputs}
-    places |= {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
-    return InvalidRequestError(places[error.field], error.reason)
+    fields = {f.column: f"{_field_path(f.owner, error.row)}.{f.column}" for f in schema.inputs}
+    fields |= {schema.columns.user: "user.id", schema.columns.item: "items.id", "tasks": "tasks"}
+    return InvalidRequestError(fields[error.field], error.reason)

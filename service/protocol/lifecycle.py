@@ -1,18 +1,18 @@
-"""Whether a process still welcomes requests."""
+"""The lifecycle state of a process."""
 
 from __future__ import annotations
 
 
 class Lifecycle:
-    """One object for those who stop a process and those who answer for it.
+    """State that the server sets and the health endpoints report.
 
     Attributes:
-        draining: the process was told to stop: it is not ready any more, and still answers whoever asks.
+        draining: whether the process is shutting down; it is not ready, but still answers requests.
     """
 
     def __init__(self) -> None:
         self.draining = False
 
     def drain(self) -> None:
-        """The process was told to stop."""
+        """Mark the process as shutting down."""
         self.draining = True

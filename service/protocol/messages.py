@@ -1,4 +1,4 @@
-"""Requests and responses of ranking, as the OpenAPI document shows them."""
+"""Messages of the HTTP API; their docstrings and descriptions appear in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ Id = Annotated[
 Number = Annotated[FiniteFloat, Field(strict=True)]
 Milliseconds = Annotated[PositiveFloat, Field(strict=True)]
 Value = Any
-"""Of a feature: whatever JSON can hold; the ranker's schema decides, see ``engine.candidates``."""
+"""Value of a feature, any JSON value; ``service.engine.validation`` checks it against the ranker's schema."""
 FEATURES = (
-    "by the column's name in the log: a number, an id, or a list of ids, whose newest stands last if it is a sequence; "
-    "null is left out"
+    "values by column name of the log: a number, an id, or a list of ids (for a sequence, the newest last); "
+    "null is the same as leaving the feature out"
 )
 Features = Annotated[dict[str, Value], Field(description=FEATURES)]
-TASKS = "which scores to return, default all; only the experts that these tasks chose run"
+TASKS = "tasks to score, default all; only the experts that these tasks selected run"
 OBJECTIVE = (
-    "task → weight in the sum that sorts; default: the model's, as far as its tasks are asked for, "
-    "else the first task alone"
+    "weight of each task in the score that sorts the candidates; default: the model's weights for the requested "
+    "tasks, else the first task alone"
 )
-DEADLINE = "from arrival; if it has passed before scoring starts the answer is 504"
-
-LABELS = "by the label's column in the log: 1 for a click, the seconds watched"
+DEADLINE = "milliseconds from arrival; if they pass before scoring starts, the response is 504"
+LABELS = "values by label column of the log, such as 1 for a click, or the seconds watched"
 
 
 class _Message(BaseModel):
@@ -47,32 +46,32 @@ class _Message(BaseModel):
 
 
 class User(_Message):
-    """Who the candidates are ranked for; features that are left out are looked up by the id."""
+    """The user that the candidates are ranked for; features that are left out are looked up by id."""
 
     id: Id | None = None
     features: Features = {}
 
 
 class Item(_Message):
-    """One candidate; features that are left out are looked up by the id."""
+    """One candidate; features that are left out are looked up by id."""
 
     id: Id
     features: Features = {}
 
 
 class ItemColumns(_Message):
-    """Candidates by column: the cheaper form; every list is as long as ``id``."""
+    """Candidates by column, which is cheaper to parse than a list of items; every list is as long as ``id``."""
 
     id: list[Id]
     features: dict[str, list[Value]] = {}
 
 
-def _form(items: Any) -> str:
+def _items_layout(items: Any) -> str:
     return "columns" if isinstance(items, dict | ItemColumns) else "rows"
 
 
 class RankOptions(_Message):
-    """A request without its candidates: in an Arrow stream JSON in the schema's metadata, under ``request``."""
+    """A request without its candidates; in an Arrow stream, JSON in the schema metadata under ``request``."""
 
     request_id: Annotated[str, Field(max_length=256)] | None = None
     user: User = User()
@@ -82,13 +81,15 @@ class RankOptions(_Message):
     top_n: Annotated[StrictInt, Field(gt=0)] | None = None
     deadline_ms: Annotated[Milliseconds | None, Field(description=DEADLINE)] = None
     explain: StrictBool = False
-    layout: Annotated[Literal["rows", "columns"], Field(description="of the answer's items, if it is JSON")] = "rows"
+    layout: Annotated[Literal["rows", "columns"], Field(description="layout of the items of a JSON response")] = "rows"
 
 
 class RankRequest(RankOptions):
-    """Candidates to put in order."""
+    """Candidates to rank."""
 
-    items: Annotated[Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_form)]
+    items: Annotated[
+        Annotated[list[Item], Tag("rows")] | Annotated[ItemColumns, Tag("columns")], Discriminator(_items_layout)
+    ]
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -106,9 +107,10 @@ class RankRequest(RankOptions):
 
 
 class RankedItem(_Message):
-    """``score`` sorts; ``scores`` by task; ``missing`` names the features that were known neither here nor by id.
+    """One ranked candidate: ``score`` determines the order, ``scores`` holds one score per task.
 
-    Of a cross the unknown parts are named, which can be sent, and not the cross, which cannot.
+    ``missing`` names the features that are known neither from the request nor by id. For a cross it names the unknown
+    parts, because only these can be sent.
     """
 
     id: Id
@@ -118,7 +120,7 @@ class RankedItem(_Message):
 
 
 class RankedColumns(_Message):
-    """The same by column: ``missing`` has, for each feature that some of them lack, their positions in this answer."""
+    """Ranked candidates by column; ``missing`` maps each missing feature to the positions of the candidates."""
 
     id: list[Id]
     score: list[float]
@@ -127,7 +129,11 @@ class RankedColumns(_Message):
 
 
 class Explanation(_Message):
-    """``experts_run``: what was evaluated; ``tasks``: task → expert → weight (per example: mean over candidates)."""
+    """Experts behind the scores.
+
+    ``experts_run``: evaluated experts. ``tasks``: weight by task and expert; for a per-example gate, the mean over the
+    candidates.
+    """
 
     experts_run: list[int]
     experts_total: int
@@ -135,7 +141,7 @@ class Explanation(_Message):
 
 
 class RankSummary(_Message):
-    """An answer without its items: in an Arrow stream JSON in the schema's metadata, under ``response``."""
+    """A response without its items; in an Arrow stream, JSON in the schema metadata under ``response``."""
 
     request_id: str
     model: str
@@ -145,68 +151,68 @@ class RankSummary(_Message):
 
 
 class RankResponse(RankSummary):
-    """Candidates, best first (ties in the order of the request)."""
+    """Ranked candidates, best first; ties keep the order of the request."""
 
     items: list[RankedItem]
 
 
 class ColumnarRankResponse(RankSummary):
-    """Candidates, best first (ties in the order of the request), by column: for ``"layout": "columns"``."""
+    """Ranked candidates by column, for ``"layout": "columns"``; best first, ties keep the order of the request."""
 
     items: RankedColumns
 
 
 class IndexRequest(_Message):
-    """Which versions are listed; ``ready``: only those that answer."""
+    """Filter of the repository index; ``ready``: only versions that are ready."""
 
     ready: StrictBool = False
 
 
-def _moment(text: Any) -> datetime:
-    """A time with its zone → the same in UTC.
+def _parse_time(text: Any) -> datetime:
+    """Parse an ISO 8601 time with a time zone, and convert it to UTC.
 
     Raises:
-        ValueError: it is none, or has no zone.
+        ValueError: the text is not such a time.
     """
     try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is not None:
-            return moment.astimezone(UTC)
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError("must be a time with its zone, such as 2026-01-31T09:30:00Z")
+    raise ValueError("must be a time with a time zone, such as 2026-01-31T09:30:00Z")
 
 
 Labels = Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Number], Field(min_length=1)]
 
 
 class Event(_Message):
-    """What a user did with one item."""
+    """Labels of one item, from the actions of a user."""
 
     item: Id
     labels: Annotated[Labels, Field(description=LABELS)]
-    time: Annotated[Annotated[datetime, BeforeValidator(_moment)] | None, Field(description="default: its arrival")] = (
-        None
-    )
+    time: Annotated[
+        Annotated[datetime, BeforeValidator(_parse_time)] | None, Field(description="default: time of arrival")
+    ] = None
 
 
 class Feedback(_Message):
-    """What came of one ranking; it may come in parts."""
+    """Events after one ranking; they may be sent in several requests."""
 
-    request_id: Annotated[str, Field(min_length=1, max_length=256, description="of the ranking's answer")]
+    request_id: Annotated[str, Field(min_length=1, max_length=256, description="request_id of the rank response")]
     events: Annotated[list[Event], Field(min_length=1)]
 
 
 class Accepted(_Message):
-    """How many events were written."""
+    """Number of events that were written."""
 
     accepted: int
 
 
 class ModelMetadata(_Message):
-    """Names of the Open Inference Protocol, and what this ranker needs and gives.
+    """Model metadata with the names of the Open Inference Protocol, and the inputs and outputs of the ranker.
 
-    ``backend``: what executes it here; ``backends``: what its bundle carries.
+    ``backend``: backend in use; ``backends``: backends that the bundle supports.
     """
 
     name: str

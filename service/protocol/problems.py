@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem+json: what is wrong, in which field, and nothing about our insides."""
+"""Errors as problem documents (RFC 9457), which name the invalid field and reveal no internals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 CLIENT_CLOSED_REQUEST = 499
-"""What proxies log when a client went away; nobody receives it, the metrics count it."""
+"""Status recorded in metrics and logs when the client disconnects; it is never received. Proxies use it too."""
 RETRY_AFTER = {"Retry-After": "1"}
-"""In whole seconds; a queue is worked off within the first."""
+"""Header of 429 and 503, in whole seconds; a full queue is processed within one second."""
 
+MAX_VALIDATION_ERRORS = 20_000
+"""Maximum number of validation errors that are listed; listing more takes seconds."""
+MAX_NAMED_FIELDS = 100
+"""Maximum number of fields that a problem document names."""
 
-MOST_ERRORS, MOST_NAMED = 20_000, 100
-"""Faults of a request that are looked at; fields that are named."""
-
-
-PLAINLY = {
+REASONS = {
     "extra_forbidden": "unknown field",
     "missing": "is missing",
     "model_type": "must be an object",
@@ -27,18 +27,18 @@ PLAINLY = {
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
 }
-"""What pydantic says in terms of Python, and of our classes."""
+"""Reasons by pydantic error type, where pydantic's message refers to Python or to class names."""
 
 
 class FieldError(BaseModel):
-    """One field of the request that is wrong."""
+    """An invalid field of the request."""
 
     field: str
     reason: str
 
 
 class ProblemDocument(BaseModel):
-    """Body of every error."""
+    """Body of every error response."""
 
     type: str = "about:blank"
     title: str
@@ -47,14 +47,14 @@ class ProblemDocument(BaseModel):
     errors: list[FieldError] = []
 
 
-class Problem(Exception):  # noqa: N818 — the RFC's word
-    """An error that a client is told.
+class Problem(Exception):  # noqa: N818 — the term of RFC 9457
+    """An error response.
 
     Args:
         status: HTTP status code.
-        detail: what is wrong and what to do about it.
-        errors: the fields at fault.
-        headers: such as Retry-After.
+        detail: description of the error and its fix.
+        errors: invalid fields.
+        headers: response headers, such as Retry-After.
     """
 
     def __init__(
@@ -64,63 +64,62 @@ class Problem(Exception):  # noqa: N818 — the RFC's word
         self.status, self.detail, self.errors, self.headers = status, detail, errors or [], headers
 
 
-def response(problem: Problem) -> Response:
-    """The problem as an HTTP response."""
+def to_response(problem: Problem) -> Response:
+    """Convert a problem to an HTTP response."""
     document = ProblemDocument(
         title=HTTPStatus(problem.status).phrase, status=problem.status, detail=problem.detail, errors=problem.errors
     )
     return Response(document.model_dump_json(), problem.status, problem.headers, "application/problem+json")
 
 
-def failed() -> Problem:
-    """500 for what nobody foresaw."""
+def internal_error() -> Problem:
+    """Build the 500 problem for an unexpected error."""
     return Problem(500, "the service failed; its log says why")
 
 
 def invalid_request(error: ValidationError) -> Problem:
-    """422 naming the fields of a request that are wrong, the first of them if they are many."""
-    if error.error_count() > MOST_ERRORS:  # listing them would take seconds
-        reason = f"has {error.error_count()} faults"
-        return invalid_field("body", reason)
+    """Build the 422 problem that names the invalid fields, at most ``MAX_NAMED_FIELDS``."""
+    if error.error_count() > MAX_VALIDATION_ERRORS:
+        return invalid_field("body", f"has {error.error_count()} validation errors")
     reasons: dict[str, list[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
         reasons.setdefault(_path(e), []).append(_reason(e))
-    fields = [FieldError(field=field, reason=_joined(several)) for field, several in reasons.items()][:MOST_NAMED]
+    fields = [FieldError(field=field, reason=_join(messages)) for field, messages in reasons.items()][:MAX_NAMED_FIELDS]
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
 
 
 def invalid_field(field: str, reason: str) -> Problem:
-    """Build a 422 problem that names one field."""
+    """Build the 422 problem for one invalid field."""
     return Problem(422, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
 
 
 def malformed(field: str, reason: str) -> Problem:
-    """400 for something that cannot be read at all."""
+    """Build the 400 problem for a body, or a part of it, that cannot be parsed."""
     return Problem(400, f"{field}: {reason}", [FieldError(field=field, reason=reason)])
 
 
-def too_many(candidates: int, most: int) -> Problem:
-    """413 for the number of candidates."""
-    return Problem(413, f"{candidates} candidates: this service ranks at most {most} at a time")
+def too_many_candidates(candidates: int, limit: int) -> Problem:
+    """Build the 413 problem for the number of candidates."""
+    return Problem(413, f"{candidates} candidates: this service ranks at most {limit} at a time")
 
 
-def too_large(most: int) -> Problem:
-    """413 for the bytes of a body."""
-    return Problem(413, f"the body is larger than {most} bytes; send fewer candidates")
+def body_too_large(limit: int) -> Problem:
+    """Build the 413 problem for the size of a body in bytes."""
+    return Problem(413, f"the body is larger than {limit} bytes; send fewer candidates")
 
 
 def queue_full() -> Problem:
-    """429 for a request that would have to wait for too many others."""
+    """Build the 429 problem for a full queue."""
     return Problem(429, "too many candidates are waiting to be ranked; try again later", headers=RETRY_AFTER)
 
 
 def unavailable(reason: str) -> Problem:
-    """503 for what another process, or this one soon, can do."""
+    """Build the 503 problem for a request that another process, or a later attempt, can serve."""
     return Problem(503, f"{reason}; try again later", headers=RETRY_AFTER)
 
 
 def _path(error: Any) -> str:
-    """``items[3].features.price`` from pydantic's location; the branches of a union are no part of it."""
+    """Convert a pydantic location to a path such as ``items[3].features.price``, without branches of unions."""
     path = ""
     for part in error["loc"]:
         if isinstance(part, int):
@@ -130,12 +129,12 @@ def _path(error: Any) -> str:
     return path or "body"
 
 
-def _joined(reasons: list[str]) -> str:
-    """The reasons for one field; a union's branches complain one by one."""
+def _join(reasons: list[str]) -> str:
+    """Join the reasons for one field; pydantic reports each branch of a union separately."""
     if reasons == ["Input should be a valid integer", "Input should be a valid string"]:
         return "must be an integer or a string"
     return " or ".join(reasons)
 
 
 def _reason(error: Any) -> str:
-    return PLAINLY.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
+    return REASONS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")

@@ -28,7 +28,7 @@ class Held:
     """Scores batches as the engine does, notes how many candidates they have, and begins none before ``go``."""
 
     def __init__(self) -> None:
-        self._score = engine.score
+        self._score = engine.score_batch
         self.rows: list[int] = []
         self.began, self.go = threading.Event(), threading.Event()
 
@@ -74,7 +74,7 @@ def test_who_hangs_up_is_not_scored(
 ) -> None:
     """Also with another request behind the one that waits."""
     held = Held()
-    monkeypatch.setattr(engine, "score", held)
+    monkeypatch.setattr(engine, "score_batch", held)
     with serving(repository) as url:
         answers: list[Any] = []
         staying = threading.Thread(target=lambda: answers.append(post(f"{url}/v1/rank", request_body)))

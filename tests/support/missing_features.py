@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.engine.missing import Missing
+from service.engine.missing import MissingFeatures
 
 
-def by_candidate(missing: Missing) -> list[list[str]]:
+def by_candidate(missing: MissingFeatures) -> list[list[str]]:
     """Names of the features that each candidate lacks."""
     names, which = missing.patterns()
     return [names[i] for i in which]

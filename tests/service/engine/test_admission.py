@@ -1,4 +1,4 @@
-"""Who may come in beside whom."""
+"""Admission control."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from service.engine.admission import Admission, Permit
 from service.engine.errors import QueueFullError
 
 
-def admitted(admission: Admission, rows: int) -> Permit:
-    ticket = admission.try_acquire()
-    assert ticket is not None
-    ticket.count(rows)
-    return ticket
+def admit(admission: Admission, rows: int) -> Permit:
+    permit = admission.try_acquire()
+    assert permit is not None
+    permit.count(rows)
+    return permit
 
 
-def test_one_request_may_always_enter_an_empty_service() -> None:
+def test_admission_idle_service_accepts_request_of_any_size() -> None:
     admission = Admission(max_rows=10, max_requests=5)
-    ticket = admitted(admission, 1_000)
+    permit = admit(admission, 1_000)
     assert admission.full
     assert admission.try_acquire() is None
-    ticket.release()
+    permit.release()
     assert not admission.full
     assert admission.try_acquire() is not None
 
 
-def test_candidates_are_bounded_exactly_once_they_are_known() -> None:
+def test_permit_count_beyond_max_rows_raises_queue_full() -> None:
     admission = Admission(max_rows=10, max_requests=5)
-    first, second = admitted(admission, 6), admitted(admission, 4)
+    first, second = admit(admission, 6), admit(admission, 4)
     first.release()
     third = admission.try_acquire()
     assert third is not None
@@ -40,48 +40,48 @@ def test_candidates_are_bounded_exactly_once_they_are_known() -> None:
     assert (admission.rows, admission.requests) == (0, 0)
 
 
-def test_a_request_that_is_not_read_yet_counts_for_what_others_had() -> None:
+def test_admission_unparsed_request_counts_with_average() -> None:
     admission = Admission(max_rows=100, max_requests=50)
     for _ in range(200):
-        admitted(admission, 30).release()
-    tickets = [admission.try_acquire() for _ in range(5)]
-    assert [ticket is not None for ticket in tickets] == [True, True, True, False, False]
+        admit(admission, 30).release()
+    permits = [admission.try_acquire() for _ in range(5)]
+    assert [permit is not None for permit in permits] == [True, True, True, False, False]
 
 
-def test_requests_are_bounded_too() -> None:
+def test_admission_beyond_max_requests_is_rejected() -> None:
     admission = Admission(max_rows=100, max_requests=2)
-    tickets = [admission.try_acquire() for _ in range(3)]
-    assert [ticket is not None for ticket in tickets] == [True, True, False]
+    permits = [admission.try_acquire() for _ in range(3)]
+    assert [permit is not None for permit in permits] == [True, True, False]
 
 
-def test_a_request_that_does_not_come_keeps_nobody_out() -> None:
+def test_permit_suspended_request_does_not_block_others() -> None:
     admission = Admission(max_rows=10, max_requests=1)
     slow = admission.try_acquire()
     assert slow is not None
     slow.suspend()
-    other = admitted(admission, 10)
+    other = admit(admission, 10)
     other.release()
-    slow.restore()
+    slow.resume()
     assert admission.try_acquire() is None
     slow.release()
-    slow.restore()  # it was answered before all of it had come
+    slow.resume()  # the response was sent before the body was complete
     assert (admission.rows, admission.requests) == (0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=60))
-def test_it_never_holds_more_than_it_may_unless_it_is_one_and_forgets_nobody(steps: list[tuple[int, int]]) -> None:
+def test_admission_any_sequence_stays_within_limits(steps: list[tuple[int, int]]) -> None:
     admission = Admission(max_rows=10, max_requests=4)
-    inside: list[tuple[Permit, int]] = []
-    for rows, leaver in steps:
-        ticket = admission.try_acquire()
-        if ticket is not None:
+    admitted: list[tuple[Permit, int]] = []
+    for rows, released in steps:
+        permit = admission.try_acquire()
+        if permit is not None:
             try:
-                ticket.count(rows)
-                inside.append((ticket, rows))
+                permit.count(rows)
+                admitted.append((permit, rows))
             except QueueFullError:
-                ticket.release()
-        assert admission.rows == sum(count for _, count in inside)
-        assert admission.requests == len(inside) <= 4
-        assert admission.rows <= 10 or len([count for _, count in inside if count]) == 1
-        if leaver < len(inside):
-            inside.pop(leaver)[0].release()
+                permit.release()
+        assert admission.rows == sum(count for _, count in admitted)
+        assert admission.requests == len(admitted) <= 4
+        assert admission.rows <= 10 or len([count for _, count in admitted if count]) == 1
+        if released < len(admitted):
+            admitted.pop(released)[0].release()

@@ -1,4 +1,4 @@
-"""Concurrent requests on the real thread, with a scorer that waits for the test."""
+"""Batching of concurrent requests on the inference thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from service.engine.errors import DeadlineExceededError, ScoringError
 T = TypeVar("T")
 Result = npt.NDArray[np.float32]
 SECONDS = 30.0
-"""For what should happen at once; only a failing test waits for so long."""
+"""Timeout of a test; only failing tests reach it."""
 
 
 class Numbers:
-    """Work whose scores tell which rows it is."""
+    """Work whose scores identify its rows."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self.values = np.asarray(values, np.int64)
@@ -40,18 +40,18 @@ def expected(values: Sequence[int], key: str) -> Result:
 
 
 class Scorer:
-    """Notes every batch; with ``held``, works on one only after ``let_go``."""
+    """Records every batch; with ``held``, scores a batch only after ``let_go``."""
 
     def __init__(self, held: bool = False) -> None:
         self.batches: list[tuple[str, list[int]]] = []
-        self.began: Queue[list[int]] = Queue()
+        self.started: Queue[list[int]] = Queue()
         self._held = held
         self._permits = threading.Semaphore(0)
 
     def __call__(self, key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
         values = np.concatenate([work.values for work in works]).tolist()
         self.batches.append((key, values))
-        self.began.put(values)
+        self.started.put(values)
         if self._held:
             assert self._permits.acquire(timeout=SECONDS)
         if -1 in values:
@@ -62,12 +62,12 @@ class Scorer:
         self._permits.release(batches)
 
     async def next_batch(self) -> list[int]:
-        """Values of the next batch, once the thread works on it."""
-        return await asyncio.to_thread(self.began.get, timeout=SECONDS)
+        """Wait until the thread scores the next batch, and return its values."""
+        return await asyncio.to_thread(self.started.get, timeout=SECONDS)
 
 
 @contextmanager
-def batching(scorer: Any, max_rows: int) -> Any:
+def running_batcher(scorer: Any, max_rows: int) -> Any:
     batcher: Batcher[str, Numbers, Result] = Batcher(scorer, max_rows)
     try:
         yield batcher
@@ -88,25 +88,25 @@ def submit(
     return asyncio.ensure_future(whole())
 
 
-def test_what_arrives_while_a_batch_is_scored_is_the_next_batch() -> None:
+def test_batcher_requests_during_scoring_form_next_batch() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
         first = submit(batcher, [1, 2])
         assert await scorer.next_batch() == [1, 2]
         others = [submit(batcher, [10 * i, 10 * i + 1]) for i in range(1, 4)]
-        await asyncio.sleep(0)  # they are queued now
+        await asyncio.sleep(0)  # now they are queued
         scorer.let_go(2)
         np.testing.assert_array_equal(await first, expected([1, 2], "k"))
         for i, other in enumerate(others, start=1):
             np.testing.assert_array_equal(await other, expected([10 * i, 10 * i + 1], "k"))
 
-    with batching(scorer, 100) as batcher:
+    with running_batcher(scorer, 100) as batcher:
         run(test())
     assert scorer.batches == [("k", [1, 2]), ("k", [10, 11, 20, 21, 30, 31])]
 
 
-def test_a_large_request_does_not_hold_small_ones_for_more_than_the_batch_in_work() -> None:
+def test_batcher_large_request_delays_small_ones_by_current_batch_only() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
@@ -120,13 +120,13 @@ def test_a_large_request_does_not_hold_small_ones_for_more_than_the_batch_in_wor
         scorer.let_go(10)
         np.testing.assert_array_equal(await large, expected(range(4000), "k"))
 
-    with batching(scorer, 1000) as batcher:
+    with running_batcher(scorer, 1000) as batcher:
         run(test())
     assert [len(values) for _, values in scorer.batches] == [1000, 1000, 1000, 1000, 320]
     assert set(scorer.batches[1][1][:320]) == {-10 * i - value for i in range(32) for value in range(10, 20)}
 
 
-def test_an_error_reaches_the_requests_of_its_batch_and_no_others() -> None:
+def test_batcher_failed_batch_fails_only_its_requests() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
@@ -143,14 +143,14 @@ def test_an_error_reaches_the_requests_of_its_batch_and_no_others() -> None:
         assert [(type(error), str(error)) for error in errors] == [(ScoringError, "minus one")] * 3
         assert all(isinstance(error.__cause__, ArithmeticError) for error in errors if isinstance(error, Exception))
         assert len(set(map(id, errors))) == 3
-        np.testing.assert_array_equal(await submit(batcher, [5]), expected([5], "k"))  # the thread goes on
+        np.testing.assert_array_equal(await submit(batcher, [5]), expected([5], "k"))  # the thread survives
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
     assert sum(values.count(3) for _, values in scorer.batches) == 8, "the rest of a failed request was scored"
 
 
-def test_an_error_of_one_work_is_told_to_it_alone() -> None:
+def test_batcher_error_of_one_work_fails_only_that_request() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
@@ -163,35 +163,35 @@ def test_an_error_of_one_work_is_told_to_it_alone() -> None:
         assert (type(results[1]), str(results[1])) == (LookupError, "minus two")
         np.testing.assert_array_equal(results[2], expected([2], "k"))
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
     assert scorer.batches == [("k", [0]), ("k", [1, -2, 2])] or scorer.batches == [("k", [0]), ("k", [2, 1, -2])]
 
 
-def test_the_rest_of_a_work_with_an_error_is_not_scored() -> None:
+def test_batcher_failed_work_is_not_scored_further() -> None:
     scorer = Scorer()
-    with batching(scorer, 10) as batcher, pytest.raises(LookupError, match="minus two"):
+    with running_batcher(scorer, 10) as batcher, pytest.raises(LookupError, match="minus two"):
         run(batcher.submit("k", Numbers([-2] * 25), 25))
     assert len(scorer.batches) == 1
 
 
-def test_a_scorer_that_returns_too_few_results_is_an_error() -> None:
-    with batching(lambda key, works: [], 10) as batcher, pytest.raises(ScoringError, match="shorter"):
+def test_batcher_too_few_results_raise_scoring_error() -> None:
+    with running_batcher(lambda key, works: [], 10) as batcher, pytest.raises(ScoringError, match="shorter"):
         run(batcher.submit("k", Numbers([1, 2]), 2))
 
 
-def test_requests_that_are_read_at_one_go_are_one_batch() -> None:
+def test_batcher_requests_of_one_loop_iteration_share_batch() -> None:
     scorer = Scorer()
 
     async def test() -> None:
         await asyncio.gather(*(submit(batcher, [i]) for i in range(8)))
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
     assert scorer.batches == [("k", list(range(8)))]
 
 
-def test_who_goes_away_is_not_scored() -> None:
+def test_batcher_cancelled_request_is_not_scored() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
@@ -207,12 +207,12 @@ def test_who_goes_away_is_not_scored() -> None:
         scorer.let_go(2)
         np.testing.assert_array_equal(await staying, expected([3], "k"))
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
     assert [values for _, values in scorer.batches] == [list(range(100, 110)), [3]]
 
 
-def test_who_goes_away_while_being_scored_takes_nothing_from_the_others() -> None:
+def test_batcher_cancellation_during_scoring_does_not_affect_others() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
@@ -228,30 +228,30 @@ def test_who_goes_away_while_being_scored_takes_nothing_from_the_others() -> Non
         scorer.let_go()
         np.testing.assert_array_equal(await staying, expected([2], "k"))
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
 
 
-def test_a_deadline_that_passes_in_the_queue_is_told_and_nothing_is_scored() -> None:
+def test_batcher_deadline_exceeded_in_queue_raises_without_scoring() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
         first = submit(batcher, [1])
         await scorer.next_batch()
-        late = submit(batcher, [2], deadline=time.monotonic() - 1)
-        punctual = submit(batcher, [3], deadline=time.monotonic() + 2 * SECONDS)
+        expired = submit(batcher, [2], deadline=time.monotonic() - 1)
+        in_time = submit(batcher, [3], deadline=time.monotonic() + 2 * SECONDS)
         await asyncio.sleep(0)
         scorer.let_go(2)
         with pytest.raises(DeadlineExceededError):
-            await late
-        await asyncio.gather(first, punctual)
+            await expired
+        await asyncio.gather(first, in_time)
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
     assert [values for _, values in scorer.batches] == [[1], [3]]
 
 
-def test_closing_finishes_what_is_queued_and_refuses_the_rest() -> None:
+def test_batcher_close_scores_queue_and_rejects_new_work() -> None:
     scorer = Scorer(held=True)
 
     async def test() -> None:
@@ -269,9 +269,9 @@ def test_closing_finishes_what_is_queued_and_refuses_the_rest() -> None:
     run(test())
 
 
-def test_all_replies_of_a_batch_wake_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batcher_wakes_event_loop_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer(held=True)
-    woken: list[Any] = []
+    wake_ups: list[Any] = []
 
     async def test() -> None:
         first = submit(batcher, [0])
@@ -280,17 +280,17 @@ def test_all_replies_of_a_batch_wake_the_event_loop_once(monkeypatch: pytest.Mon
         wake = loop.call_soon_threadsafe
         others = [submit(batcher, [i]) for i in range(1, 9)]
         await asyncio.sleep(0)
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (woken.append(call), wake(*call)))
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (wake_ups.append(call), wake(*call)))
         scorer.let_go(2)
         await asyncio.gather(first, *others)
         monkeypatch.undo()
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(test())
-    assert len(woken) == 2
+    assert len(wake_ups) == 2
 
 
-def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
+def test_batcher_closed_event_loop_does_not_stop_thread() -> None:
     scorer = Scorer(held=True)
 
     async def abandon() -> None:
@@ -298,7 +298,7 @@ def test_a_loop_that_is_gone_does_not_stop_the_thread() -> None:
         await scorer.next_batch()
         abandoned.cancel()
 
-    with batching(scorer, 10) as batcher:
+    with running_batcher(scorer, 10) as batcher:
         run(abandon())
         scorer.let_go(2)
         (result,) = run(batcher.submit("k", Numbers([2]), 1))
@@ -309,8 +309,8 @@ requests = st.lists(
     st.tuples(
         st.integers(1, 60),  # rows
         st.sampled_from(["click", "like it", "both"]),
-        st.integers(0, 3),  # turns of the event loop before it arrives
-        st.booleans(),  # goes away again
+        st.integers(0, 3),  # event loop iterations before it arrives
+        st.booleans(),  # is cancelled
     ),
     max_size=30,
 )
@@ -318,26 +318,28 @@ requests = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(requests, st.integers(1, 40))
-def test_any_requests_get_their_own_rows_in_order(requests: list[tuple[int, str, int, bool]], max_rows: int) -> None:
+def test_batcher_any_requests_get_their_own_rows_in_order(
+    requests: list[tuple[int, str, int, bool]], max_rows: int
+) -> None:
     scorer = Scorer()
 
     async def test() -> None:
         tasks = []
-        for i, (rows, key, turns, leaves) in enumerate(requests):
-            for _ in range(turns):
+        for i, (rows, key, iterations, cancelled) in enumerate(requests):
+            for _ in range(iterations):
                 await asyncio.sleep(0)
             tasks.append(submit(batcher, range(1000 * i, 1000 * i + rows), key))
-            if leaves:
+            if cancelled:
                 await asyncio.sleep(0)
                 tasks[-1].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        for i, ((rows, key, _, leaves), result) in enumerate(zip(requests, results, strict=True)):
+        for i, ((rows, key, _, cancelled), result) in enumerate(zip(requests, results, strict=True)):
             if isinstance(result, asyncio.CancelledError):
-                assert leaves
+                assert cancelled
             else:
                 np.testing.assert_array_equal(result, expected(range(1000 * i, 1000 * i + rows), key))
 
-    with batching(scorer, max_rows) as batcher:
+    with running_batcher(scorer, max_rows) as batcher:
         run(test())
     scored = [value for _, values in scorer.batches for value in values]
     assert len(set(scored)) == len(scored), "a row was scored twice"

@@ -1,4 +1,4 @@
-"""Requests that are ranked at the same time, held against each of them alone."""
+"""Concurrent requests give the same results as each request alone."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from tests.support.missing_features import by_candidate
 SECONDS = 30.0
 
 
-class Held:
-    """The reference, which notes batches and begins none before ``go``."""
+class BlockingBackend:
+    """Reference backend that records batches and blocks until ``go`` is set."""
 
-    backend = "torch"
+    name = "torch"
 
     def __init__(self, ranker: FrozenRanker) -> None:
         self._reference = select_backend(ranker, "torch")
         self.batches: list[tuple[int, int, tuple[str, ...]]] = []
-        self.began, self.go = threading.Event(), threading.Event()
+        self.started, self.go = threading.Event(), threading.Event()
 
-    def scores(self, halves: RequestBatch, tasks: Sequence[str]) -> Scores:
-        self.batches.append((len(halves.shared), len(halves), tuple(tasks)))
-        self.began.set()
+    def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
+        self.batches.append((len(batch.shared), len(batch), tuple(tasks)))
+        self.started.set()
         assert self.go.wait(SECONDS)
-        return self._reference.scores(halves, tasks)
+        return self._reference.scores(batch, tasks)
 
 
-class Broken:
-    backend = "torch"
+class FailingBackend:
+    name = "torch"
 
-    def scores(self, halves: RequestBatch, tasks: Sequence[str]) -> Scores:
+    def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
         raise MemoryError("no room")
 
 
-def served(ranker: FrozenRanker, runtime: Any) -> LoadedModel:
-    return LoadedModel("hand", "1", ranker, RequestEncoder(ranker), runtime, 0.0)
+def loaded_model(ranker: FrozenRanker, backend: Any) -> LoadedModel:
+    return LoadedModel("hand", "1", ranker, RequestEncoder(ranker), backend, 0.0)
 
 
 @pytest.fixture
@@ -69,22 +69,25 @@ def request(user: int, count: int, **options: Any) -> ParsedRequest:
     return ParsedRequest.from_message(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
 
 
-FIRST = request(0, 3)
+FIRST_REQUEST = request(0, 3)
 
 
-def alone(ranker: FrozenRanker, asked: ParsedRequest) -> RankResult:
+def rank_alone(ranker: FrozenRanker, parsed: ParsedRequest) -> RankResult:
+    """Rank a request without the engine."""
     encoder = RequestEncoder(ranker)
-    prepared = prepare(ranker, encoder, asked)
-    halves = encoder(prepared.request)
-    (missing,) = encoder.missing(halves, prepared.request.counts)
+    prepared = prepare(ranker, encoder, parsed)
+    batch = encoder(prepared.request)
+    (missing,) = encoder.missing(batch, prepared.request.counts)
     return sort_candidates(
-        prepared, select_backend(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing
+        prepared, select_backend(ranker, "torch").scores(batch, [task.name for task in prepared.tasks]), missing
     )
 
 
-def assert_as_alone(ranker: FrozenRanker, asked: Sequence[ParsedRequest], answers: Sequence[RankResult]) -> None:
-    for each, ranked in zip(asked, answers, strict=True):
-        expected = alone(ranker, each)
+def assert_equal_to_alone(
+    ranker: FrozenRanker, requests: Sequence[ParsedRequest], results: Sequence[RankResult]
+) -> None:
+    for parsed, ranked in zip(requests, results, strict=True):
+        expected = rank_alone(ranker, parsed)
         assert ranked.ids == expected.ids
         assert by_candidate(ranked.missing) == by_candidate(expected.missing)
         np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
@@ -94,55 +97,58 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, SECONDS))
 
 
-def ask(engine: Engine, model: LoadedModel, asked: ParsedRequest, waited: float = 0.0) -> asyncio.Task[RankResult]:
-    stages = StageTimer()
-    stages.arrived -= waited
-    return asyncio.create_task(engine.rank(model, asked, stages))
+def submit(engine: Engine, model: LoadedModel, parsed: ParsedRequest, waited: float = 0.0) -> asyncio.Task[RankResult]:
+    timer = StageTimer()
+    timer.arrived -= waited
+    return asyncio.create_task(engine.rank(model, parsed, timer))
 
 
-async def ask_while_held(
-    engine: Engine, runtime: Held, model: LoadedModel, asked: Sequence[tuple[LoadedModel, ParsedRequest, float]]
+async def submit_while_blocked(
+    engine: Engine,
+    backend: BlockingBackend,
+    model: LoadedModel,
+    requests: Sequence[tuple[LoadedModel, ParsedRequest, float]],
 ) -> list[asyncio.Task[RankResult]]:
-    """The first candidates are being scored, alone; all that is asked stands in the queue."""
-    first = ask(engine, model, FIRST)
-    await asyncio.to_thread(runtime.began.wait, SECONDS)
-    tasks = [ask(engine, *each) for each in asked]
+    """Queue requests while the first request is being scored alone."""
+    first = submit(engine, model, FIRST_REQUEST)
+    await asyncio.to_thread(backend.started.wait, SECONDS)
+    tasks = [submit(engine, *arguments) for arguments in requests]
     await asyncio.sleep(0)
     return [first, *tasks]
 
 
-def test_requests_of_the_same_tasks_share_batches_and_get_their_own_scores(
-    hand_ranker: FrozenRanker, engine: Engine
-) -> None:
-    runtime = Held(hand_ranker)
-    model = served(hand_ranker, runtime)
-    asked = [request(user, 1 + 2 * user) for user in range(1, 6)] + [request(9, 120)]
-    asked += [request(user, 4, tasks=tasks) for user, tasks in enumerate((["watch", "click"], ["click", "watch"]) * 2)]
+def test_rank_equal_tasks_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    backend = BlockingBackend(hand_ranker)
+    model = loaded_model(hand_ranker, backend)
+    requests = [request(user, 1 + 2 * user) for user in range(1, 6)] + [request(9, 120)]
+    requests += [
+        request(user, 4, tasks=tasks) for user, tasks in enumerate((["watch", "click"], ["click", "watch"]) * 2)
+    ]
 
     async def test() -> None:
-        tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
-        runtime.go.set()
-        assert_as_alone(hand_ranker, [FIRST, *asked], await asyncio.gather(*tasks))
+        tasks = await submit_while_blocked(engine, backend, model, [(model, parsed, 0.0) for parsed in requests])
+        backend.go.set()
+        assert_equal_to_alone(hand_ranker, [FIRST_REQUEST, *requests], await asyncio.gather(*tasks))
 
     run(test())
     everything = tuple(sorted(hand_ranker.schema.task_names))
-    assert runtime.batches == [
+    assert backend.batches == [
         (1, 3, everything),
         (6, 50, everything),  # 35 candidates of five users, and the first of the large request
-        (4, 16, ("click", "watch")),  # in whichever order they were asked for
+        (4, 16, ("click", "watch")),  # in any order of the tasks
         (1, 50, everything),
         (1, 50, everything),
         (1, 5, everything),
     ]
 
 
-def test_versions_do_not_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    one, other = Held(hand_ranker), Held(hand_ranker)
+def test_rank_different_versions_do_not_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    one, other = BlockingBackend(hand_ranker), BlockingBackend(hand_ranker)
 
     async def test() -> None:
-        models = [served(hand_ranker, one), served(hand_ranker, other)]
-        asked = [(models[i % 2], request(i, 2), 0.0) for i in range(6)]
-        tasks = await ask_while_held(engine, one, models[0], asked)
+        models = [loaded_model(hand_ranker, one), loaded_model(hand_ranker, other)]
+        requests = [(models[i % 2], request(i, 2), 0.0) for i in range(6)]
+        tasks = await submit_while_blocked(engine, one, models[0], requests)
         one.go.set()
         other.go.set()
         await asyncio.gather(*tasks)
@@ -152,90 +158,88 @@ def test_versions_do_not_share_batches(hand_ranker: FrozenRanker, engine: Engine
     assert [rows for _, rows, _ in other.batches] == [6]
 
 
-def test_a_deadline_that_passes_in_the_queue_is_504_and_costs_no_scoring(
-    hand_ranker: FrozenRanker, engine: Engine
-) -> None:
-    runtime = Held(hand_ranker)
-    model = served(hand_ranker, runtime)
+def test_rank_deadline_exceeded_in_queue_raises_without_scoring(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    backend = BlockingBackend(hand_ranker)
+    model = loaded_model(hand_ranker, backend)
 
     async def test() -> None:
-        asked = [(model, request(2, 4, deadline_ms=20), 1.0), (model, request(3, 5, deadline_ms=1e6), 1.0)]
-        first, late, punctual = await ask_while_held(engine, runtime, model, asked)
-        runtime.go.set()
+        requests = [(model, request(2, 4, deadline_ms=20), 1.0), (model, request(3, 5, deadline_ms=1e6), 1.0)]
+        first, expired, in_time = await submit_while_blocked(engine, backend, model, requests)
+        backend.go.set()
         with pytest.raises(
             DeadlineExceededError, match=r"^deadline_ms = 20 passed before scoring started \(\d{4,5}\.\d ms\)$"
         ):
-            await late
-        await asyncio.gather(first, punctual)
+            await expired
+        await asyncio.gather(first, in_time)
 
     run(test())
-    assert [rows for _, rows, _ in runtime.batches] == [3, 5]
+    assert [rows for _, rows, _ in backend.batches] == [3, 5]
 
 
-def test_no_candidates_do_not_queue(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    runtime = Held(hand_ranker)
+def test_rank_no_candidates_skips_queue(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    backend = BlockingBackend(hand_ranker)
 
     async def test() -> None:
-        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 0), StageTimer())
+        ranked = await engine.rank(loaded_model(hand_ranker, backend), request(1, 0), StageTimer())
         assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
 
     run(test())
-    assert runtime.batches == []
+    assert backend.batches == []
 
 
-def test_a_runtime_that_fails_fails_its_own_requests_only(hand_ranker: FrozenRanker, engine: Engine) -> None:
+def test_rank_failing_backend_fails_only_its_requests(hand_ranker: FrozenRanker, engine: Engine) -> None:
     async def test() -> None:
         with pytest.raises(ScoringError, match="no room"):
-            await engine.rank(served(hand_ranker, Broken()), request(1, 2), StageTimer())
-        runtime = Held(hand_ranker)
-        runtime.go.set()
-        ranked = await engine.rank(served(hand_ranker, runtime), request(1, 2), StageTimer())
-        assert ranked.ids == alone(hand_ranker, request(1, 2)).ids
+            await engine.rank(loaded_model(hand_ranker, FailingBackend()), request(1, 2), StageTimer())
+        backend = BlockingBackend(hand_ranker)
+        backend.go.set()
+        ranked = await engine.rank(loaded_model(hand_ranker, backend), request(1, 2), StageTimer())
+        assert ranked.ids == rank_alone(hand_ranker, request(1, 2)).ids
 
     run(test())
 
 
-def test_requests_that_say_different_things_share_a_batch(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    runtime = Held(hand_ranker)
-    model = served(hand_ranker, runtime)
+def test_rank_different_columns_share_batch(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    backend = BlockingBackend(hand_ranker)
+    model = loaded_model(hand_ranker, backend)
     words = {"items": {"id": [1, 2], "features": {"genres": [["news"], None]}}}
-    asked = [
+    requests = [
         request(1, 3),
         request(2, 2, items=[{"id": "1"}, {"id": "2"}]),  # text
         request(3, 4),
         ParsedRequest.from_message(RankRequest.model_validate(words), {}),
-        request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # a mixture
+        request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # mixed types
         request(5, 2, context={"hour": 3}),
     ]
 
     async def test() -> None:
-        tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
-        runtime.go.set()
-        assert_as_alone(hand_ranker, [FIRST, *asked], await asyncio.gather(*tasks))
+        tasks = await submit_while_blocked(engine, backend, model, [(model, parsed, 0.0) for parsed in requests])
+        backend.go.set()
+        assert_equal_to_alone(hand_ranker, [FIRST_REQUEST, *requests], await asyncio.gather(*tasks))
 
     run(test())
-    assert [rows for _, rows, _ in runtime.batches] == [3, 15]
+    assert [rows for _, rows, _ in backend.batches] == [3, 15]
 
 
-def test_a_request_that_cannot_be_encoded_spoils_no_other(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    runtime = Held(hand_ranker)
-    model = served(hand_ranker, runtime)
+def test_rank_invalid_request_does_not_affect_others_in_batch(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    backend = BlockingBackend(hand_ranker)
+    model = loaded_model(hand_ranker, backend)
 
-    def priced(*prices: float) -> ParsedRequest:
+    def with_prices(*prices: float) -> ParsedRequest:
         items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
         return ParsedRequest.from_message(RankRequest.model_validate({"items": items}), {})
 
     async def test() -> None:
         many = [1.0] * 70
-        asked = [priced(1.0, 2.0), priced(1.0, -3.0), priced(4.0), priced(*many, -3.0)]
-        tasks = await ask_while_held(engine, runtime, model, [(model, each, 0.0) for each in asked])
-        runtime.go.set()
-        _, good, bad, other, late = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(good, RankResult)
+        requests = [with_prices(1.0, 2.0), with_prices(1.0, -3.0), with_prices(4.0), with_prices(*many, -3.0)]
+        tasks = await submit_while_blocked(engine, backend, model, [(model, parsed, 0.0) for parsed in requests])
+        backend.go.set()
+        _, valid, invalid, other, invalid_in_second_batch = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(valid, RankResult)
         assert isinstance(other, RankResult)
-        assert isinstance(bad, InvalidRequestError)
-        assert isinstance(late, InvalidRequestError)
-        assert bad.field == "items[1].features.price"
-        assert late.field == "items[70].features.price"
+        assert isinstance(invalid, InvalidRequestError)
+        assert isinstance(invalid_in_second_batch, InvalidRequestError)
+        assert invalid.field == "items[1].features.price"
+        assert invalid_in_second_batch.field == "items[70].features.price"
 
     run(test())

@@ -1,4 +1,4 @@
-"""Requests are encoded as the completed table would be: what is given, what is looked up, what is unknown."""
+"""Encoding of requests, compared with the encoding of the completed table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
+from tests.support.encoded_batches import assert_equal_batches
 from tests.support.hand_ranker import ITEMS, USERS
 from tests.support.missing_features import by_candidate
-from tests.support.encoded_batches import assert_equal_batches
 
 WORDS = st.sampled_from(["drama", "news", "unheard of", "w1", ""])
 TEXT = st.sampled_from(["C1", "C2", "home", "search", "elsewhere", ""])
@@ -44,16 +44,18 @@ COLUMNS: dict[Owner, dict[str, st.SearchStrategy[Any]]] = {
 
 
 def columns(owner: Owner, rows: int) -> st.SearchStrategy[dict[str, list[Any]]]:
-    """Some columns of an owner, with gaps."""
-    each = {name: st.lists(st.none() | values, min_size=rows, max_size=rows) for name, values in COLUMNS[owner].items()}
-    return st.fixed_dictionaries({}, optional=each)
+    """Some columns of an owner, with nulls."""
+    strategies = {
+        name: st.lists(st.none() | values, min_size=rows, max_size=rows) for name, values in COLUMNS[owner].items()
+    }
+    return st.fixed_dictionaries({}, optional=strategies)
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> dict[Owner, RawFeatures]:
     ids = draw(st.lists(IDS, max_size=6, unique=True))
     if draw(st.booleans()):
-        ids = [str(i) for i in ids]  # an integer and its text are the same item
+        ids = [str(i) for i in ids]  # an integer and its decimal text identify the same item
     user = draw(st.none() | st.integers(0, USERS + 2).map(lambda n: f"u{n}"))
     return {
         "user": RawFeatures([user], draw(columns("user", 1))),
@@ -62,44 +64,46 @@ def requests(draw: st.DrawFn) -> dict[Owner, RawFeatures]:
     }
 
 
-def table(request: dict[Owner, RawFeatures]) -> pa.Table:
-    """The same as rows of a log."""
+def to_table(request: dict[Owner, RawFeatures]) -> pa.Table:
+    """The request as rows of a log."""
     ids, (user,) = request["item"].ids or [], request["user"].ids or [None]
-    whole = {"item_id": to_id_array(ids), "user_id": to_id_array([user] * len(ids))}
+    table = {"item_id": to_id_array(ids), "user_id": to_id_array([user] * len(ids))}
     for owner in ("user", "context"):
-        whole |= {name: pa.array(values * len(ids)) for name, values in request[owner].columns.items()}
-    return pa.table(whole | {name: pa.array(values) for name, values in request["item"].columns.items()})
+        table |= {name: pa.array(values * len(ids)) for name, values in request[owner].columns.items()}
+    return pa.table(table | {name: pa.array(values) for name, values in request["item"].columns.items()})
 
 
-def asked(owners: dict[Owner, RawFeatures]) -> FeatureRequest:
+def feature_request(owners: dict[Owner, RawFeatures]) -> FeatureRequest:
     ids = owners["item"].ids
     return FeatureRequest(owners, [0 if ids is None else len(ids)])
 
 
-def lacking(encoder: RequestEncoder, halves: RequestBatch) -> list[list[str]]:
-    """Of one request."""
-    (missing,) = encoder.missing(halves, [len(halves)])
+def missing_names(encoder: RequestEncoder, batch: RequestBatch) -> list[list[str]]:
+    """Names of the missing features of each candidate of one request."""
+    (missing,) = encoder.missing(batch, [len(batch)])
     return by_candidate(missing)
 
 
-def encoded(ranker: FrozenRanker, request: dict[Owner, RawFeatures]) -> EncodedBatch:
+def encode(ranker: FrozenRanker, request: dict[Owner, RawFeatures]) -> EncodedBatch:
     encoder = RequestEncoder(ranker)
-    return encoder.splitter.merge(encoder(asked(request)))
+    return encoder.splitter.merge(encoder(feature_request(request)))
 
 
 @pytest.mark.parametrize("tables", [True, False])
 @settings(deadline=None, max_examples=150)
 @given(request=requests())
-def test_as_the_completed_table(hand_ranker: FrozenRanker, tables: bool, request: dict[Owner, RawFeatures]) -> None:
+def test_request_encoder_matches_completed_table(
+    hand_ranker: FrozenRanker, tables: bool, request: dict[Owner, RawFeatures]
+) -> None:
     ranker = hand_ranker if tables else replace(hand_ranker, tables={})
-    expected = ranker.encoder.encode(ranker.complete(table(request)))
-    found = encoded(ranker, request)
-    assert_equal_batches(found, expected)
+    expected = ranker.encoder.encode(ranker.complete(to_table(request)))
+    batch = encode(ranker, request)
+    assert_equal_batches(batch, expected)
 
 
 @settings(deadline=None, max_examples=150)
 @given(request=requests(), dictionaries=st.booleans())
-def test_arrow_columns_as_lists(
+def test_request_encoder_arrow_columns_match_lists(
     hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures], dictionaries: bool
 ) -> None:
     encoder, item = RequestEncoder(hand_ranker), request["item"]
@@ -109,34 +113,38 @@ def test_arrow_columns_as_lists(
     readable = encoder.readable["item"]
     columns = {name: to_canonical(array, readable[name]) for name, array in arrays.items()}
     arrow = request | {"item": RawFeatures(to_id_array(item.ids or []), columns)}
-    found, expected = encoder(asked(arrow)), encoder(asked(request))
-    assert_equal_batches(encoder.splitter.merge(found), encoder.splitter.merge(expected))
-    assert lacking(encoder, found) == lacking(encoder, expected)
+    batch, expected = encoder(feature_request(arrow)), encoder(feature_request(request))
+    assert_equal_batches(encoder.splitter.merge(batch), encoder.splitter.merge(expected))
+    assert missing_names(encoder, batch) == missing_names(encoder, expected)
 
 
-def as_arrays(given: RawFeatures) -> RawFeatures:
-    """The same, what is numbers alone as arrays."""
+def as_arrays(features: RawFeatures) -> RawFeatures:
+    """The same features, with columns of numbers as NumPy arrays."""
     columns = {}
-    for name, values in given.columns.items():
-        kinds = set(map(type, values))
-        columns[name] = np.array(values, np.float64) if kinds and kinds <= {int, float} else values
-    whole = set(map(type, given.ids or [])) == {int}
-    return RawFeatures(np.array(given.ids, np.int64) if whole else given.ids, columns)
+    for name, values in features.columns.items():
+        types = set(map(type, values))
+        columns[name] = np.array(values, np.float64) if types and types <= {int, float} else values
+    integers = set(map(type, features.ids or [])) == {int}
+    return RawFeatures(np.array(features.ids, np.int64) if integers else features.ids, columns)
 
 
 @settings(deadline=None, max_examples=150)
 @given(request=requests())
-def test_arrays_as_lists(hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]) -> None:
+def test_request_encoder_numpy_columns_match_lists(
+    hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
+) -> None:
     encoder = RequestEncoder(hand_ranker)
-    found = encoder(asked(request | {"item": as_arrays(request["item"])}))
-    expected = encoder(asked(request))
-    assert_equal_batches(encoder.splitter.merge(found), encoder.splitter.merge(expected))
-    assert lacking(encoder, found) == lacking(encoder, expected)
+    batch = encoder(feature_request(request | {"item": as_arrays(request["item"])}))
+    expected = encoder(feature_request(request))
+    assert_equal_batches(encoder.splitter.merge(batch), encoder.splitter.merge(expected))
+    assert missing_names(encoder, batch) == missing_names(encoder, expected)
 
 
 @settings(deadline=None, max_examples=50)
 @given(request=requests())
-def test_a_cross_of_items_with_what_is_shared(hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]) -> None:
+def test_request_encoder_cross_of_item_and_shared_features_matches_table(
+    hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
+) -> None:
     crossed = [
         f.model_copy(update={"of": ("tab", "item_id", "country")}) if f.kind == "cross" else f
         for f in hand_ranker.schema.features
@@ -144,22 +152,24 @@ def test_a_cross_of_items_with_what_is_shared(hand_ranker: FrozenRanker, request
     schema = hand_ranker.schema.model_copy(update={"features": tuple(crossed)})
     encoder = type(hand_ranker.encoder)(schema, hand_ranker.encoder.id_mappings, hand_ranker.encoder.scales)
     ranker = replace(hand_ranker, schema=schema, encoder=encoder)
-    expected = ranker.encoder.encode(ranker.complete(table(request)))
-    assert_equal_batches(encoded(ranker, request), expected)
+    expected = ranker.encoder.encode(ranker.complete(to_table(request)))
+    assert_equal_batches(encode(ranker, request), expected)
 
 
-def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: FrozenRanker) -> None:
+def test_request_encoder_missing_features_are_in_schema_order(hand_ranker: FrozenRanker) -> None:
     encoder = RequestEncoder(hand_ranker)
     request: dict[Owner, RawFeatures] = {
         "user": RawFeatures(["nobody"], {"age": [30]}),
         "context": RawFeatures(None, {"hour": [None]}),
         "item": RawFeatures([-1, -2], {"genres": [["news"], None], "words": [[], None]}),
     }
-    halves = encoder(asked(request))
+    batch = encoder(feature_request(request))
     names = [f.name for f in hand_ranker.schema.inputs]
-    expected = hand_ranker.encoder.encode(hand_ranker.complete(table(request))).missing
-    assert lacking(encoder, halves) == [[n for n, gone in zip(names, row, strict=True) if gone] for row in expected]
-    assert lacking(encoder, halves)[0] == [
+    expected = hand_ranker.encoder.encode(hand_ranker.complete(to_table(request))).missing
+    assert missing_names(encoder, batch) == [
+        [n for n, missing in zip(names, row, strict=True) if missing] for row in expected
+    ]
+    assert missing_names(encoder, batch)[0] == [
         "country",
         "tab",
         "liked",
@@ -181,7 +191,7 @@ def test_missing_names_what_is_unknown_in_order_of_declaration(hand_ranker: Froz
         ("price", pa.array([1.0, -1.0]), "is −1 or less, but its transform is log1p"),
     ],
 )
-def test_a_number_that_no_log_holds_names_its_row(
+def test_request_encoder_invalid_number_names_row(
     hand_ranker: FrozenRanker, column: str, values: list[Any], reason: str
 ) -> None:
     request: dict[Owner, RawFeatures] = {
@@ -190,52 +200,52 @@ def test_a_number_that_no_log_holds_names_its_row(
         "item": RawFeatures([1, 2], {column: values}),
     }
     with pytest.raises(InvalidInputError, match=reason) as caught:
-        RequestEncoder(hand_ranker)(asked(request))
+        RequestEncoder(hand_ranker)(feature_request(request))
     assert (caught.value.field, caught.value.row) == (column, 1)
 
 
-def test_what_is_encoded_is_no_view_of_the_tables(hand_ranker: FrozenRanker) -> None:
-    """What a request gives must not stay for the next one."""
+def test_request_encoder_result_does_not_alias_tables(hand_ranker: FrozenRanker) -> None:
+    """Values of one request must not leak into the next one."""
     encoder = RequestEncoder(hand_ranker)
-    plain: dict[Owner, RawFeatures] = {
+    ids_only: dict[Owner, RawFeatures] = {
         "user": RawFeatures(["u1"], {}),
         "context": RawFeatures(None, {}),
         "item": RawFeatures([1, 99], {}),
     }
-    before = encoder.splitter.merge(encoder(asked(plain)))
+    before = encoder.splitter.merge(encoder(feature_request(ids_only)))
     item = RawFeatures([1, 99], {"price": [3.0, 4.0], "genres": [["news"], ["drama"]]})
-    encoder(asked({**plain, "user": RawFeatures(["u1"], {"age": [77], "country": ["C3"]}), "item": item}))
-    assert_equal_batches(encoder.splitter.merge(encoder(asked(plain))), before)
-    assert np.array_equal(before.ids, encoder.splitter.merge(encoder(asked(plain))).ids)
+    encoder(feature_request({**ids_only, "user": RawFeatures(["u1"], {"age": [77], "country": ["C3"]}), "item": item}))
+    assert_equal_batches(encoder.splitter.merge(encoder(feature_request(ids_only))), before)
+    assert np.array_equal(before.ids, encoder.splitter.merge(encoder(feature_request(ids_only))).ids)
     assert np.isfinite(before.dense).all()
 
 
 @pytest.mark.parametrize("values", [["3", "x"], pa.array(["3", "x"])])
-def test_text_in_a_column_that_a_number_is_read_from_too(hand_ranker: FrozenRanker, values: Any) -> None:
-    """Such a column may be an id's as well, so that text passes for a start."""
+def test_request_encoder_text_for_number_raises(hand_ranker: FrozenRanker, values: Any) -> None:
+    """Validation accepts text if an id feature reads the column too."""
     request: dict[Owner, RawFeatures] = {
         "user": RawFeatures([None], {}),
         "context": RawFeatures(None, {}),
         "item": RawFeatures([1, 2], {"price": values}),
     }
     with pytest.raises(InvalidInputError, match="holds text, but 'price' is a number"):
-        RequestEncoder(hand_ranker)(asked(request))
+        RequestEncoder(hand_ranker)(feature_request(request))
 
 
 @settings(deadline=None, max_examples=50)
-@given(each=st.lists(requests(), min_size=2, max_size=4), arrays=st.booleans())
-def test_requests_of_one_form_together_as_each_alone(
-    hand_ranker: FrozenRanker, each: list[dict[Owner, RawFeatures]], arrays: bool
+@given(parts=st.lists(requests(), min_size=2, max_size=4), arrays=st.booleans())
+def test_request_encoder_concatenated_requests_match_separate_ones(
+    hand_ranker: FrozenRanker, parts: list[dict[Owner, RawFeatures]], arrays: bool
 ) -> None:
     encoder = RequestEncoder(hand_ranker)
-    for said in each:  # what only some of them say, all leave out; ids of one type
-        said["user"] = RawFeatures([str(id_) for id_ in said["user"].ids or []], {})
-        said["context"] = RawFeatures(None, {"tab": said["context"].columns.get("tab", [None])})
-        ids = [int(id_) for id_ in said["item"].ids or []]
-        said["item"] = RawFeatures(np.array(ids, np.int64) if arrays else ids, {})
-    alone = [encoder(asked(said)) for said in each]
-    together = FeatureRequest.concat([asked(said) for said in each])
-    found, expected = encoder(together), RequestBatch.concat(alone)
-    assert_equal_batches(encoder.splitter.merge(found), encoder.splitter.merge(expected))
-    names = [by_candidate(missing) for missing in encoder.missing(found, together.counts)]
-    assert names == [lacking(encoder, halves) for halves in alone]
+    for part in parts:  # keep only what gives all requests the same signature
+        part["user"] = RawFeatures([str(id_) for id_ in part["user"].ids or []], {})
+        part["context"] = RawFeatures(None, {"tab": part["context"].columns.get("tab", [None])})
+        ids = [int(id_) for id_ in part["item"].ids or []]
+        part["item"] = RawFeatures(np.array(ids, np.int64) if arrays else ids, {})
+    separate = [encoder(feature_request(part)) for part in parts]
+    concatenated = FeatureRequest.concat([feature_request(part) for part in parts])
+    batch, expected = encoder(concatenated), RequestBatch.concat(separate)
+    assert_equal_batches(encoder.splitter.merge(batch), encoder.splitter.merge(expected))
+    names = [by_candidate(missing) for missing in encoder.missing(batch, concatenated.counts)]
+    assert names == [missing_names(encoder, batch) for batch in separate]

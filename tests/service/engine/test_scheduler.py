@@ -1,4 +1,4 @@
-"""Who is scored when, on the queue alone: no threads, no clock."""
+"""The order in which the scheduler forms batches, without threads and clocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.engine.scheduler import BatchSlice, QueueEntry, Scheduler
 
 @dataclass(frozen=True)
 class Rows:
-    """Work that knows which rows it is."""
+    """Work that records its row range."""
 
     start: int
     stop: int
@@ -40,129 +40,127 @@ def entry(
 
 
 def take(queue: Scheduler[str, Rows], now: float = 0.0) -> list[BatchSlice[str, Rows]]:
-    parts, late = queue.take(now)
-    assert not late
-    return parts
+    slices, expired = queue.take(now)
+    assert not expired
+    return slices
 
 
-def spans(parts: list[BatchSlice[str, Rows]], names: dict[QueueEntry[str, Rows], str]) -> list[tuple[str, int, int]]:
-    return [(names[part.entry], part.start, part.stop) for part in parts]
+def ranges(slices: list[BatchSlice[str, Rows]], names: dict[QueueEntry[str, Rows], str]) -> list[tuple[str, int, int]]:
+    return [(names[part.entry], part.start, part.stop) for part in slices]
 
 
-def test_requests_of_one_key_fill_a_batch_and_the_last_is_cut(loop: asyncio.AbstractEventLoop) -> None:
+def test_take_fills_batch_and_splits_last_request(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(10)
     a, b, c = entry(loop, 4), entry(loop, 4), entry(loop, 4)
     names = {a: "a", b: "b", c: "c"}
-    for each in names:
-        queue.add(each)
-    parts = take(queue)
-    assert spans(parts, names) == [("a", 0, 4), ("b", 0, 4), ("c", 0, 2)]
-    assert [part.work for part in parts] == [Rows(0, 4), Rows(0, 4), Rows(0, 2)]
+    for request in names:
+        queue.add(request)
+    slices = take(queue)
+    assert ranges(slices, names) == [("a", 0, 4), ("b", 0, 4), ("c", 0, 2)]
+    assert [part.work for part in slices] == [Rows(0, 4), Rows(0, 4), Rows(0, 2)]
     (rest,) = take(queue)
     assert rest.work == Rows(2, 4)
     assert not queue
     assert take(queue) == []
 
 
-def test_a_cut_request_goes_on_before_those_that_came_later(loop: asyncio.AbstractEventLoop) -> None:
+def test_take_split_request_continues_before_later_arrivals(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(10)
     names = {entry(loop, 6): "first", entry(loop, 6): "second", entry(loop, 6): "third"}
-    for each in names:
-        queue.add(each)
-    assert spans(take(queue), names) == [("first", 0, 6), ("second", 0, 4)]
+    for request in names:
+        queue.add(request)
+    assert ranges(take(queue), names) == [("first", 0, 6), ("second", 0, 4)]
     late = entry(loop, 1)
     queue.add(late)
-    assert spans(take(queue), names | {late: "late"}) == [("second", 4, 6), ("third", 0, 6), ("late", 0, 1)]
+    assert ranges(take(queue), names | {late: "late"}) == [("second", 4, 6), ("third", 0, 6), ("late", 0, 1)]
 
 
-def test_keys_do_not_mix(loop: asyncio.AbstractEventLoop) -> None:
+def test_take_batch_contains_one_key(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(10)
     names = {entry(loop, 2, "click"): "a", entry(loop, 2, "like"): "b", entry(loop, 2, "click"): "c"}
-    for each in names:
-        queue.add(each)
-    assert spans(take(queue), names) == [("a", 0, 2), ("c", 0, 2)]
-    assert spans(take(queue), names) == [("b", 0, 2)]
+    for request in names:
+        queue.add(request)
+    assert ranges(take(queue), names) == [("a", 0, 2), ("c", 0, 2)]
+    assert ranges(take(queue), names) == [("b", 0, 2)]
 
 
-def test_a_turn_that_was_cut_goes_on_and_ends_before_the_next_begins(loop: asyncio.AbstractEventLoop) -> None:
+def test_take_split_quantum_finishes_before_next_begins(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(100)
     names = {entry(loop, 10): "small", entry(loop, 1000): "large", entry(loop, 10): "newcomer"}
     small, large, newcomer = names
     queue.add(small)
     queue.add(large)
-    assert spans(take(queue), names) == [("small", 0, 10), ("large", 0, 90)]
+    assert ranges(take(queue), names) == [("small", 0, 10), ("large", 0, 90)]
     queue.add(newcomer)
-    assert spans(take(queue), names) == [("large", 90, 180), ("newcomer", 0, 10)]
-    assert spans(take(queue), names) == [("large", 180, 280)]
+    assert ranges(take(queue), names) == [("large", 90, 180), ("newcomer", 0, 10)]
+    assert ranges(take(queue), names) == [("large", 180, 280)]
 
 
 @pytest.mark.parametrize("key", ["all tasks", "one task"])
-def test_a_large_request_that_came_first_lets_small_ones_through_at_once(
-    loop: asyncio.AbstractEventLoop, key: str
-) -> None:
+def test_take_small_requests_overtake_large_one(loop: asyncio.AbstractEventLoop, key: str) -> None:
     queue: Scheduler[str, Rows] = Scheduler(1000)
     large = entry(loop, 4000)
     queue.add(large)
     assert [part.rows for part in take(queue)] == [1000]
     small = [entry(loop, 10, key) for _ in range(20)]
-    for each in small:
-        queue.add(each)
+    for request in small:
+        queue.add(request)
     assert [part.entry for part in take(queue)][:20] == small
 
 
-def test_a_large_request_moves_on_while_small_ones_alone_would_fill_the_machine(
+def test_take_large_request_progresses_under_full_load(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     queue: Scheduler[str, Rows] = Scheduler(100)
     large = entry(loop, 400)
     queue.add(large)
-    for _ in range(20):  # clients: whoever is answered comes back at once
+    for _ in range(20):  # clients that send the next request after each response
         queue.add(entry(loop, 10))
     batches = 0
-    while large.taken < large.rows:
+    while large.scheduled < large.rows:
         for part in take(queue):
             if part.entry is not large:
                 queue.add(entry(loop, 10))
         batches += 1
-        assert batches <= 4 * (2 + 1 + 1)  # each turn: who is in line, newcomers of as many rows, its own
+        assert batches <= 4 * (2 + 1 + 1)  # per quantum: queued requests, as many new rows, its own
 
 
-def test_a_large_request_makes_small_ones_wait_for_one_turn_at_most(loop: asyncio.AbstractEventLoop) -> None:
-    """Also when it has waited for long: it gets its turn then, not all that is left of it."""
+def test_take_large_request_delays_small_ones_by_at_most_one_batch(loop: asyncio.AbstractEventLoop) -> None:
+    """A large request that has waited for long gets one quantum, not all of its remaining rows."""
     queue: Scheduler[str, Rows] = Scheduler(100)
     queue.add(entry(loop, 10_000))
     arrived: dict[QueueEntry[str, Rows], int] = {}
     waited = []
     for batch in range(300):
-        for _ in range(3):  # 30 of 100 rows: there is room for the large one, and nobody else to wait for
-            each = entry(loop, 10)
-            arrived[each] = batch
-            queue.add(each)
+        for _ in range(3):  # 30 of 100 rows per batch, so that the large request fits too
+            small = entry(loop, 10)
+            arrived[small] = batch
+            queue.add(small)
         waited += [batch - arrived[part.entry] for part in take(queue) if part.entry in arrived]
     assert len(waited) >= 890
     assert max(waited) <= 1
 
 
-def test_who_is_too_late_is_not_taken(loop: asyncio.AbstractEventLoop) -> None:
+def test_take_expired_request_is_returned_separately(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(10)
-    late, punctual = entry(loop, 3, deadline=5.0), entry(loop, 3, deadline=7.0)
-    queue.add(late)
-    queue.add(punctual)
-    parts, dropped = queue.take(now=6.0)
-    assert dropped == [late]
-    assert [part.entry for part in parts] == [punctual]
+    expired, in_time = entry(loop, 3, deadline=5.0), entry(loop, 3, deadline=7.0)
+    queue.add(expired)
+    queue.add(in_time)
+    slices, dropped = queue.take(now=6.0)
+    assert dropped == [expired]
+    assert [part.entry for part in slices] == [in_time]
     queue.add(entry(loop, 3, deadline=5.0))
-    parts, dropped = queue.take(now=6.0)
-    assert (parts, len(dropped), bool(queue)) == ([], 1, False)
+    slices, dropped = queue.take(now=6.0)
+    assert (slices, len(dropped), bool(queue)) == ([], 1, False)
 
 
-def test_a_deadline_is_for_the_start_of_scoring(loop: asyncio.AbstractEventLoop) -> None:
+def test_take_started_request_does_not_expire(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(10)
     queue.add(entry(loop, 15, deadline=5.0))
     assert sum(part.rows for now in (4.0, 6.0) for part in take(queue, now)) == 15
 
 
-def test_what_is_left_of_a_removed_request_is_not_taken(loop: asyncio.AbstractEventLoop) -> None:
+def test_remove_drops_remaining_rows(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(10)
     large, small = entry(loop, 25), entry(loop, 5)
     queue.add(large)
@@ -186,51 +184,51 @@ steps: st.SearchStrategy[list[tuple[str, Any]]] = st.lists(
 
 
 @given(steps, st.integers(1, 20))
-def test_any_arrivals_are_served_whole_in_order_and_none_is_passed_for_ever(
+def test_take_any_arrivals_are_scheduled_completely_and_without_starvation(
     steps: list[tuple[str, Any]], max_rows: int
 ) -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     queue: Scheduler[str, Rows] = Scheduler(max_rows)
     entries: list[QueueEntry[str, Rows]] = []
-    joined: dict[QueueEntry[str, Rows], int] = {}
-    given_out: dict[QueueEntry[str, Rows], int] = {}
+    queued_at: dict[QueueEntry[str, Rows], int] = {}
+    scheduled: dict[QueueEntry[str, Rows], int] = {}
     removed: set[QueueEntry[str, Rows]] = set()
-    taken = 0
+    scheduled_rows = 0
 
     def check_batch() -> None:
-        nonlocal taken
+        nonlocal scheduled_rows
         waiting = list(queue)
-        parts = take(queue)
-        assert parts
-        key, rows = parts[0].entry.key, sum(part.rows for part in parts)
+        slices = take(queue)
+        assert slices
+        key, rows = slices[0].entry.key, sum(part.rows for part in slices)
         assert rows <= max_rows
-        assert rows == max_rows or not any(other.key == key for other in queue), "a batch with room left rows behind"
-        assert len({part.entry for part in parts}) == len(parts)
-        for other in waiting:  # who has waited for as many rows as its turn has is not passed by newcomers
-            turn = min(other.rows, max_rows)
-            if given_out[other] == 0:
-                assert joined[parts[0].entry] < joined[other] + turn or parts[0].entry is other
-        for part in parts:
+        assert rows == max_rows or not any(other.key == key for other in queue), "a batch was not filled"
+        assert len({part.entry for part in slices}) == len(slices)
+        for other in waiting:  # after n scheduled rows, no new request overtakes a quantum of n rows
+            quantum = min(other.rows, max_rows)
+            if scheduled[other] == 0:
+                assert queued_at[slices[0].entry] < queued_at[other] + quantum or slices[0].entry is other
+        for part in slices:
             assert part.entry.key == key
             assert part.entry not in removed
-            assert part.start == given_out[part.entry] < part.stop
+            assert part.start == scheduled[part.entry] < part.stop
             assert part.work == Rows(part.start, part.stop)
-            given_out[part.entry] = part.stop
-        taken += rows
+            scheduled[part.entry] = part.stop
+        scheduled_rows += rows
 
     for step, value in steps:
         if step == "add":
             new = entry(loop, *value)
             entries.append(new)
-            joined[new], given_out[new] = taken, 0
+            queued_at[new], scheduled[new] = scheduled_rows, 0
             queue.add(new)
         elif step == "remove" and value < len(entries):
             queue.remove(entries[value])
-            if given_out[entries[value]] < entries[value].rows:
+            if scheduled[entries[value]] < entries[value].rows:
                 removed.add(entries[value])
         elif step == "take" and queue:
             check_batch()
     while queue:
         check_batch()
-    assert all(given_out[each] == each.rows for each in entries if each not in removed)
+    assert all(scheduled[request] == request.rows for request in entries if request not in removed)

@@ -1,4 +1,4 @@
-"""Requests are checked column by column, whatever holds their values."""
+"""Validation of requests in lists, NumPy arrays and Arrow arrays."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ READABLE: Readable = {
 }
 
 
-def request(ids: Any, **features: Any) -> FeatureRequest:
+def validated(ids: Any, **features: Any) -> FeatureRequest:
     return validate(ParsedRequest(RankOptions(), Candidates(ids, features)), READABLE)
 
 
 @pytest.mark.parametrize("column", ["brand", "tags"])
-def test_numbers_that_are_no_ids_name_their_row(column: str) -> None:
+def test_validate_float_array_for_ids_names_row(column: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        request(np.array([1, 2]), **{column: np.array([0.5, 1.0])})
+        validated(np.array([1, 2]), **{column: np.array([0.5, 1.0])})
     assert caught.value.field == f"items[0].features.{column}"
 
 
-def test_integers_are_numbers_too() -> None:
-    assert request([1, 2], price=np.array([1, 2])).signature is not None
+def test_validate_accepts_integer_array_for_number() -> None:
+    assert validated([1, 2], price=np.array([1, 2])).signature is not None
 
 
-def test_a_candidate_that_stands_twice_in_an_array() -> None:
-    with pytest.raises(InvalidRequestError, match="candidate 7 stands at 0 already"):
-        request(np.array([7, 8, 7]))
+def test_validate_repeated_candidate_in_array_raises() -> None:
+    with pytest.raises(InvalidRequestError, match="candidate 7 is already at index 0"):
+        validated(np.array([7, 8, 7]))
 
 
-def test_what_is_held_alike_is_joined_and_nothing_else() -> None:
+def test_validate_signature_is_equal_only_for_equal_column_types() -> None:
     prices = [np.array([1.0, 2.0]), np.array([3.0, 4.0]), [1.0, None]]
-    forms = [request(np.array([1, 2]), price=each).signature for each in prices]
-    assert forms[0] == forms[1] != forms[2]
-    assert request([1, 2], price=[1.0, 2.0]).signature != forms[2]
-    assert request(["1", "2"]).signature != request(np.array([1, 2])).signature
-    assert request(pa.array(["1", "2"])).signature is None
-    assert request([1, "2"]).signature is None
+    signatures = [validated(np.array([1, 2]), price=values).signature for values in prices]
+    assert signatures[0] == signatures[1] != signatures[2]
+    assert validated([1, 2], price=[1.0, 2.0]).signature != signatures[2]
+    assert validated(["1", "2"]).signature != validated(np.array([1, 2])).signature
+    assert validated(pa.array(["1", "2"])).signature is None
+    assert validated([1, "2"]).signature is None
 
 
-def test_arrow_columns_of_numbers_become_arrays() -> None:
-    columns = request(np.array([1, 2]), brand=pa.array([1, 2], pa.int8()), price=pa.array([1, None])).owners["item"]
+def test_validate_converts_arrow_numbers_without_nulls_to_numpy() -> None:
+    columns = validated(np.array([1, 2]), brand=pa.array([1, 2], pa.int8()), price=pa.array([1, None])).owners["item"]
     assert isinstance(columns.columns["brand"], np.ndarray)
     assert isinstance(columns.columns["price"], pa.Array)

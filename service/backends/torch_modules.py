@@ -1,0 +1,219 @@
+"""PyTorch modules of the cuda backend, and their execution as CUDA graphs.
+
+``benchmarks/gpu.py`` runs where only PyTorch and NumPy are installed. This file therefore imports nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from ranking.encoding.request_batch import FeatureGroup
+    from ranking.encoding.torch_batch import TorchBatch
+    from ranking.schema import SingleFeature
+
+Layer = tuple[Tensor, Tensor]
+"""Weight [inputs, outputs] and bias [outputs] of a dense layer."""
+
+MIN_BUCKET_SIZE = 16
+"""Rows of the smallest bucket; each next bucket is twice as large."""
+WARM_UP_RUNS = 3
+"""Runs before a graph is captured, in which libraries select kernels and allocate memory."""
+
+
+class Embedding(nn.Module):
+    """Looks up the embeddings of one feature group.
+
+    Consecutive features of equal width share one flat table and one look-up, because the overhead of a look-up exceeds
+    its cost per row.
+
+    Args:
+        group: feature group.
+        weights: weights of the graph; ``embedding.TABLE`` is [rows, dim] float32.
+    """
+
+    def __init__(self, group: FeatureGroup, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        runs = [list(run) for _, run in itertools.groupby(group.singles, lambda feature: feature.dim)]
+        self._counts = [len(run) for run in runs]
+        self.runs = nn.ModuleList(_SingleEmbedding(run, weights) for run in runs)
+        self.bags = nn.ModuleList(_BagEmbedding(weights[f"embedding.{bag.table}"], bag.pooling) for bag in group.bags)
+        self.width = len(group.input_columns)
+
+    def forward(self, inputs: TorchBatch) -> Tensor:
+        """Return the model inputs of the group [rows, width] float32: single features, bags, dense values.
+
+        Values of a bag beyond the lists of the last row are ignored.
+        """
+        parts, start = [], 0
+        for run, count in zip(self.runs, self._counts, strict=True):
+            parts.append(run(inputs.ids[:, start : start + count]))
+            start += count
+        parts += [look_up(bag.values, bag.lengths) for look_up, bag in zip(self.bags, inputs.bags, strict=True)]
+        return torch.cat([*parts, inputs.dense], 1)
+
+
+class _SingleEmbedding(nn.Module):
+    """Consecutive features of equal width; ``starts`` holds the first row of each feature's table in the flat one."""
+
+    table: Tensor
+    starts: Tensor
+
+    def __init__(self, features: Sequence[SingleFeature], weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        tables = {feature.table: weights[f"embedding.{feature.table}"] for feature in features}
+        offsets = dict(zip(tables, itertools.accumulate(map(len, tables.values()), initial=0), strict=False))
+        self.register_buffer("table", torch.cat(list(tables.values())))
+        self.register_buffer("starts", torch.tensor([offsets[feature.table] for feature in features]))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids + self.starts, self.table).flatten(1)
+
+
+class _BagEmbedding(nn.Module):
+    table: Tensor
+
+    def __init__(self, table: Tensor, pooling: str) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+        self._pooling = pooling
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        starts = F.pad(torch.cumsum(lengths, 0), (1, 0))  # an extra last row takes the unused values of the buffer
+        return F.embedding_bag(values, self.table, starts, mode=self._pooling)[:-1]
+
+
+class FusedMoE(nn.Module):
+    """Experts and towers of some tasks as a few batched matrix products.
+
+    Experts are stacked, and so are towers, so that a layer is one product. A task mixes only its selected experts: no
+    other expert contributes, not even as 0 · infinity.
+
+    Args:
+        experts: layers of each expert; all experts have the same shape.
+        towers: layers of the tower of each task.
+        selections: for each task, its weights by index in ``experts``.
+        shared_columns: columns of the first layer's input that the candidates of a request share.
+        item_columns: the other columns.
+    """
+
+    shared_weight: Tensor
+    item_weight: Tensor
+    bias: Tensor
+    expert_indices: Tensor
+    expert_weights: Tensor
+
+    def __init__(
+        self,
+        experts: Sequence[Sequence[Layer]],
+        towers: Sequence[Sequence[Layer]],
+        selections: Sequence[Mapping[int, float]],
+        shared_columns: Sequence[int],
+        item_columns: Sequence[int],
+    ) -> None:
+        super().__init__()
+        first, *others = _stack(experts)
+        weight, bias = first
+        self._width = weight.shape[2]
+        flat = weight.permute(1, 0, 2).flatten(1)  # [inputs, experts · width]
+        self.register_buffer("shared_weight", flat[list(shared_columns)].float())
+        self.register_buffer("item_weight", flat[list(item_columns)].float())
+        self.register_buffer("bias", bias.flatten().float())
+        self.experts = nn.ModuleList(_StackedLinear(*layer) for layer in others)
+        self.towers = nn.ModuleList(_StackedLinear(*layer) for layer in _stack(towers))
+        width = max(map(len, selections))
+        padded = [_pad(list(selection.items()), width) for selection in selections]
+        self.register_buffer("expert_indices", torch.tensor([[expert for expert, _ in row] for row in padded]))
+        expert_weights = torch.tensor([[weight for _, weight in row] for row in padded])
+        self.register_buffer("expert_weights", expert_weights[:, :, None, None])
+
+    def forward(self, shared: Tensor, items: Tensor, request_index: Tensor) -> Tensor:
+        """Return outputs [candidates, tasks] before calibration.
+
+        Args:
+            shared: shared model inputs [requests, width].
+            items: item model inputs [candidates, width].
+            request_index: row of ``shared`` of each candidate [candidates] int64.
+        """
+        once = torch.addmm(self.bias, shared, self.shared_weight)
+        first = torch.addmm(once[request_index], items, self.item_weight).relu()
+        hidden = first.view(len(items), -1, self._width).transpose(0, 1)
+        for layer in self.experts:
+            hidden = layer(hidden).relu()
+        mixed = (hidden[self.expert_indices] * self.expert_weights).sum(1)
+        *hidden_layers, output_layer = self.towers
+        for layer in hidden_layers:
+            mixed = layer(mixed).relu()
+        outputs: Tensor = output_layer(mixed).squeeze(-1).T
+        return outputs
+
+
+def _pad(selection: list[tuple[int, float]], width: int) -> list[tuple[int, float]]:
+    """Pad a selection to ``width`` experts by repeating the first one and dividing its weight among the copies."""
+    copies = 1 + width - len(selection)
+    return [(expert, weight / copies) for expert, weight in selection[:1]] * copies + selection[1:]
+
+
+class _StackedLinear(nn.Module):
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.float())
+        self.register_buffer("bias", bias.unsqueeze(1).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+def _stack(networks: Sequence[Sequence[Layer]]) -> list[Layer]:
+    """Stack networks of equal shape by layer: weights [networks, inputs, outputs] and biases [networks, outputs]."""
+    layers = (zip(*layer, strict=True) for layer in zip(*networks, strict=True))
+    return [(torch.stack(weights), torch.stack(biases)) for weights, biases in layers]
+
+
+def bucket_size(count: int) -> int:
+    """Return the number of rows of the smallest bucket that holds ``count`` rows."""
+    return max(MIN_BUCKET_SIZE, 1 << max(count - 1, 0).bit_length())
+
+
+class CudaGraphRunner:
+    """Captures a computation on fixed buffers as a CUDA graph and replays it: one launch instead of about a hundred.
+
+    On a device other than a GPU, the computation runs without a graph.
+
+    Args:
+        compute: reads the buffers on the device and returns outputs there, always of the same shape.
+        buffers: pairs of host buffers, preferably in pinned memory, and their copies on the device.
+        device: device of the computation.
+    """
+
+    def __init__(
+        self, compute: Callable[[], Tensor], buffers: Sequence[tuple[Tensor, Tensor]], device: torch.device
+    ) -> None:
+        self._compute, self._buffers = compute, buffers
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+                for _ in range(WARM_UP_RUNS):
+                    compute()
+            torch.cuda.synchronize(device)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._outputs = compute()
+
+    def run(self) -> Tensor:
+        """Copy the host buffers and compute; the next run overwrites the returned outputs on the device."""
+        for host, on_device in self._buffers:
+            on_device.copy_(host, non_blocking=True)
+        if self._graph is None:
+            return self._compute()
+        self._graph.replay()
+        return self._outputs
