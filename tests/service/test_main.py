@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ranking.errors import RankerError
+from ranking.errors import ConfigError, RankerError
 from service import main
 from service.backends.select import BackendName
+from service.main import choose_operations_port, is_loopback, require_keys
 from service.settings import Settings
 from tests.support.http_client import post_json
 from tests.support.ports import occupied_port
 from tests.support.processes import running_service
 from tests.support.waiting import TIMEOUT_SECONDS
+
+SETTINGS = Settings(repository=Path("repository"))
+REACHABLE = ["0.0.0.0", "::", "", "10.0.0.1", "::ffff:10.0.0.1", "ranker.example", "localhost.example"]
+LOOPBACK = ["127.0.0.1", "127.8.0.1", "::1", "localhost"]
 
 
 @pytest.mark.slow
@@ -71,12 +76,30 @@ def test_serve_with_an_unsupported_uvicorn_raises(repository: Path, monkeypatch:
         main.serve(Settings(repository=repository), "127.0.0.1", 0)
 
 
-def test_threads_default_to_the_cores_divided_by_the_workers(repository: Path) -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert Settings(repository=repository).threads == cores
-    assert Settings(repository=repository, workers=cores).threads == 1
-    assert Settings(repository=repository, workers=10 * cores).threads == 1
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_host_needs_neither_keys_nor_an_operations_port(host: str) -> None:
+    assert is_loopback(host)
+    require_keys(SETTINGS, host)
+    assert choose_operations_port(SETTINGS, host, 8000) is None
+    assert choose_operations_port(SETTINGS.model_copy(update={"operations_port": 9000}), host, 8000) == 9000
 
 
-def test_threads_setting_overrides_the_default(repository: Path) -> None:
-    assert Settings(repository=repository, workers=2, threads=3).threads == 3
+@pytest.mark.parametrize("host", REACHABLE)
+def test_reachable_host_needs_keys_or_no_keys(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(ConfigError, match=r"ranker keys new .* --keys FILE, or pass --no-keys"):
+        require_keys(SETTINGS, host)
+    require_keys(SETTINGS.model_copy(update={"no_keys": True}), host)
+    require_keys(SETTINGS.model_copy(update={"keys": Path("keys.json")}), host)
+
+
+@pytest.mark.parametrize("host", REACHABLE)
+def test_reachable_host_has_a_separate_operations_port(host: str) -> None:
+    assert choose_operations_port(SETTINGS, host, 8000) == 8001
+    assert choose_operations_port(SETTINGS.model_copy(update={"operations_port": 9000}), host, 8000) == 9000
+
+
+def test_choose_operations_port_equal_to_the_service_port_raises() -> None:
+    with pytest.raises(ConfigError, match="operations_port = 8001 is the service's own port: choose another"):
+        choose_operations_port(SETTINGS, "0.0.0.0", 8001)
+    assert choose_operations_port(SETTINGS.model_copy(update={"operations_port": 0}), "127.0.0.1", 0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,19 @@ def test_settings_representations_hide_the_store_password() -> None:
     assert settings.store is not None
     assert settings.store.get_secret_value() == "redis://user:password@host:6379/0"
     assert "password" not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
+
+
+def test_settings_with_keys_and_no_keys_raise() -> None:
+    with pytest.raises(ConfigError, match="keys and no_keys are mutually exclusive"):
+        load_settings({**REPOSITORY, "no_keys": True}, None, {"RANKER_KEYS": "keys.json"})
+
+
+def test_threads_default_to_the_cores_divided_by_the_workers() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert load_settings(REPOSITORY, environ={}).threads == cores
+    assert load_settings({**REPOSITORY, "workers": cores}, environ={}).threads == 1
+    assert load_settings({**REPOSITORY, "workers": 10 * cores}, environ={}).threads == 1
+
+
+def test_threads_setting_overrides_the_default() -> None:
+    assert load_settings({**REPOSITORY, "workers": 2, "threads": 3}, environ={}).threads == 3

@@ -1,4 +1,4 @@
-"""Arrow streams for tests."""
+"""Arrow streams as requests and responses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from service.http.media_types import ARROW, JSON
 
 
 def stream(columns: Any, request: dict[str, Any] | None = None, batch_rows: int | None = None, **options: Any) -> bytes:
-    """Columns, or a table, as a stream with the rest of the request in its metadata."""
+    """Write columns or a table as a stream, with the options of the request in its metadata."""
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     if request is not None:
         table = table.replace_schema_metadata({"request": json.dumps(request)})
-    return of_batches(table.schema, table.to_batches(max_chunksize=batch_rows), **options)
+    return stream_of_batches(table.schema, table.to_batches(max_chunksize=batch_rows), **options)
 
 
-def of_batches(schema: pa.Schema, batches: list[pa.RecordBatch], **options: Any) -> bytes:
-    """Batches as they are."""
+def stream_of_batches(schema: pa.Schema, batches: list[pa.RecordBatch], **options: Any) -> bytes:
+    """Write batches as a stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         for batch in batches:
@@ -30,7 +30,7 @@ def of_batches(schema: pa.Schema, batches: list[pa.RecordBatch], **options: Any)
 
 
 def send(client: TestClient, body: bytes, accept: str = JSON, status: int = 200) -> Any:
-    """What the service answers to a stream: JSON parsed, a stream as a table."""
+    """Send a rank request and return its response: parsed JSON, or the table of a stream."""
     response = client.post("/v1/rank", content=body, headers={"Content-Type": ARROW, "Accept": accept})
     assert response.status_code == status, response.text
     if status == 200 and accept == ARROW:

@@ -1,4 +1,4 @@
-"""JSON Schema as far as our OpenAPI document goes."""
+"""Validates values against the subset of JSON Schema that the OpenAPI document uses."""
 
 from __future__ import annotations
 
@@ -24,48 +24,47 @@ LIMITS = {
     "minProperties": lambda value, limit: len(value) >= limit,
     "enum": lambda value, limit: value in limit,
 }
-TOLD = {"title", "description", "default", "example", "type", "discriminator"}
-"""What needs no check of its own."""
+ANNOTATIONS = {"title", "description", "default", "example", "type", "discriminator"}
+"""Keywords that need no check."""
 
 
 def fits(value: Any, schema: dict[str, Any], document: dict[str, Any]) -> bool:
-    """Whether a value is what a schema describes.
+    """Whether a value is valid under a schema of an OpenAPI document.
 
     Raises:
-        AssertionError: the schema says something that is not understood here.
+        AssertionError: The schema has a keyword that this function does not support.
     """
     if "$ref" in schema:
         target: Any = document
         for name in schema["$ref"].removeprefix("#/").split("/"):
             target = target[name]
         return fits(value, target, document)
-    kind = schema.get("type")
-    types = TYPES.get(str(kind), (object,))
+    types = TYPES.get(str(schema.get("type")), (object,))
     if not isinstance(value, types) or (isinstance(value, bool) and int in types):
         return False
-    for word, told in schema.items():
-        if word == "anyOf" or word == "oneOf":
-            matching = sum(fits(value, each, document) for each in told)
-            if matching == 0 or (word == "oneOf" and matching > 1):
+    for keyword, argument in schema.items():
+        if keyword == "anyOf" or keyword == "oneOf":
+            matches = sum(fits(value, alternative, document) for alternative in argument)
+            if matches == 0 or (keyword == "oneOf" and matches > 1):
                 return False
-        elif word == "properties":
-            if not all(fits(value[name], each, document) for name, each in told.items() if name in value):
+        elif keyword == "properties":
+            if not all(fits(value[name], member, document) for name, member in argument.items() if name in value):
                 return False
-        elif word == "additionalProperties":
+        elif keyword == "additionalProperties":
             others = [value[name] for name in value if name not in schema.get("properties", {})]
-            if told is False and others:
+            if argument is False and others:
                 return False
-            if isinstance(told, dict) and not all(fits(other, told, document) for other in others):
+            if isinstance(argument, dict) and not all(fits(other, argument, document) for other in others):
                 return False
-        elif word == "required":
-            if not set(told) <= set(value):
+        elif keyword == "required":
+            if not set(argument) <= set(value):
                 return False
-        elif word == "items":
-            if not all(fits(each, told, document) for each in value):
+        elif keyword == "items":
+            if not all(fits(item, argument, document) for item in value):
                 return False
-        elif word in LIMITS:
-            if not LIMITS[word](value, told):
+        elif keyword in LIMITS:
+            if not LIMITS[keyword](value, argument):
                 return False
         else:
-            assert word in TOLD, word
+            assert keyword in ANNOTATIONS, keyword
     return True

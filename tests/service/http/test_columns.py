@@ -1,4 +1,4 @@
-"""Candidates in columns as arrays, held against what reading with more care finds."""
+"""``read_columns`` gives the same candidates as the general reader, or leaves the request to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.http.columns import read_columns
 from service.protocol.messages import RankRequest
 from service.protocol.problems import Problem
 
-READABLE: dict[str, InputFeature] = {
+ITEM_FEATURES: dict[str, InputFeature] = {
     "brand": CategoricalFeature(kind="categorical", name="brand", column="brand", owner="item", dim=2),
     "price[€]": NumericFeature(kind="numeric", name="price", column="price[€]", owner="item"),
     "tags": SequenceFeature(kind="sequence", name="tags", column="tags", owner="item", dim=2, max_length=3),
@@ -31,7 +31,7 @@ COLUMNS = (
     | st.lists(SINGLE | st.lists(SINGLE, max_size=2)) | st.lists(st.lists(INTEGERS, max_size=2)) | SINGLE
 )  # fmt: skip
 ITEMS = st.fixed_dictionaries(
-    {}, optional={"id": COLUMNS, "features": st.dictionaries(st.sampled_from([*READABLE, "x"]), COLUMNS) | SINGLE}
+    {}, optional={"id": COLUMNS, "features": st.dictionaries(st.sampled_from([*ITEM_FEATURES, "x"]), COLUMNS) | SINGLE}
 )
 REQUESTS = st.fixed_dictionaries(
     {"items": ITEMS | COLUMNS},
@@ -39,24 +39,24 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-def read(document: Any, max_text: int = 100) -> tuple[dict[str, Any], Candidates] | None:
+def read(document: Any, max_length: int = 100) -> tuple[dict[str, Any], Candidates] | None:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return read_columns(body, READABLE, 5, max_text)
+    return read_columns(body, ITEM_FEATURES, 5, max_length)
 
 
 @given(REQUESTS, st.booleans())
-def test_nothing_else_is_read_than_with_care(document: dict[str, Any], ascii_only: bool) -> None:
+def test_read_columns_agrees_with_the_general_reader(document: dict[str, Any], ascii_only: bool) -> None:
     body = json.dumps(document, ensure_ascii=ascii_only).encode(errors="replace")
     try:
-        found = read_columns(body, READABLE, 1000, 100)
+        parsed = read_columns(body, ITEM_FEATURES, 1000, 100)
     except Problem:
-        pytest.fail("there are few candidates")
-    if found is None:
+        pytest.fail("the number of candidates is within the limit")
+    if parsed is None:
         return
-    rest, candidates = found
-    exact = json.loads(body)
-    items = exact.pop("items")
-    assert rest == exact
+    rest, candidates = parsed
+    expected = json.loads(body)
+    items = expected.pop("items")
+    assert rest == expected
     request = RankRequest.model_validate({"items": items})
     assert to_list(candidates.ids) == request.items.id == items["id"]
     features = items.get("features", {})
@@ -67,11 +67,11 @@ def test_nothing_else_is_read_than_with_care(document: dict[str, Any], ascii_onl
             assert all(type(value) in ((int, float) if name == "price[€]" else (int,)) for value in features[name])
 
 
-def test_numbers_are_arrays_and_all_else_lists() -> None:
+def test_read_columns_numbers_are_arrays_and_other_values_lists() -> None:
     features = {"brand": [1, -(2**63), 2**63 - 1], "price[€]": [1, 2.5, -1e300], "tags": [[1], [], [2, 3]]}
-    found = read({"items": {"id": [1, 2, 3], "features": features}, "tasks": ["a", "b"], "user": {"id": "[u]"}})
-    assert found is not None
-    rest, candidates = found
+    parsed = read({"items": {"id": [1, 2, 3], "features": features}, "tasks": ["a", "b"], "user": {"id": "[u]"}})
+    assert parsed is not None
+    rest, candidates = parsed
     assert rest == {"tasks": ["a", "b"], "user": {"id": "[u]"}}
     assert [type(values) for values in (candidates.ids, *candidates.features.values())] == [np.ndarray] * 3 + [list]
     assert {name: to_list(values) for name, values in candidates.features.items()} == features
@@ -80,11 +80,12 @@ def test_numbers_are_arrays_and_all_else_lists() -> None:
 
 
 @pytest.mark.parametrize("values", [[1, None], [None], ["a", "b"], [True], [2**63], [1.0]])
-def test_ids_that_are_no_array_are_lists(values: list[Any]) -> None:
-    found = read({"items": {"id": ["a"], "features": {"brand": values}}})
-    assert found is not None
-    assert found[1].features["brand"] == values
-    assert type(found[1].features["brand"]) is list
+def test_read_columns_values_other_than_numbers_are_lists(values: list[Any]) -> None:
+    parsed = read({"items": {"id": ["a"], "features": {"brand": values}}})
+    assert parsed is not None
+    column = parsed[1].features["brand"]
+    assert column == values
+    assert type(column) is list
 
 
 @pytest.mark.parametrize(
@@ -118,15 +119,15 @@ def test_ids_that_are_no_array_are_lists(values: list[Any]) -> None:
         b"\xff",
     ],
 )
-def test_what_is_left_to_others(body: bytes) -> None:
+def test_read_columns_unsupported_request_returns_none(body: bytes) -> None:
     assert read(body) is None
 
 
-def test_too_many_candidates_are_refused_before_their_columns_are_read() -> None:
+def test_read_columns_too_many_candidates_are_413_before_columns_are_read() -> None:
     with pytest.raises(Problem) as caught:
-        read({"items": {"id": list(range(6)), "features": {"brand": "no list"}}})
+        read({"items": {"id": list(range(6)), "features": {"brand": "not a list"}}})
     assert caught.value.status == 413
 
 
-def test_an_object_of_many_names_is_not_walked() -> None:
+def test_read_columns_with_thousands_of_unknown_features_returns_none() -> None:
     assert read({"items": {"id": [1], "features": {str(n): [1] for n in range(200_000)}}}) is None

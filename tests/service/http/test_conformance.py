@@ -1,4 +1,4 @@
-"""Whatever is sent to any operation: no failure, and only answers that the OpenAPI document describes."""
+"""Generated requests never cause a server error, and their responses match the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from service.settings import Settings
 from tests.support.arrow_streams import stream
 
 EXAMPLES = {"POST": 150, "PUT": 60, "GET": 20}
-"""Drawn cases of an operation, of valid requests and of invalid ones."""
-LEAST = 1_000
-"""Cases of a service; there are two."""
+"""Number of generated cases per operation, for valid and for invalid requests each."""
+MIN_CASES = 1_000
+"""Minimum number of cases per service; there are two services."""
 NAMES = {"model": "feed", "version": "1"}
 CHECKS = {
-    "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", 504]},  # a deadline that has passed
-    "allow_header_conformance": {"enabled": False},  # Starlette names the methods of one operation of a path
-    "positive_data_acceptance": {"enabled": False},  # which features and tasks there are is the model's to say
+    "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", 504]},  # an exceeded deadline
+    "allow_header_conformance": {"enabled": False},  # Starlette lists the methods of one operation per path
+    "positive_data_acceptance": {"enabled": False},  # features and tasks depend on the model
 }
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Arrow streams of a request, whole or with some bytes changed."""
+    """Arrow streams of rank requests, some with changed bytes."""
     ids = draw(st.lists(st.sampled_from(["v1", "v2", "v3", ""]), unique=True, max_size=3))
     rest = draw(st.sampled_from([{}, {"tasks": ["click"], "explain": True}, {"top_n": 0}]))
     body = bytearray(stream({"item_id": ids, "price": [1.0] * len(ids)}, rest))
@@ -47,8 +47,8 @@ def streams(draw: st.DrawFn) -> bytes:
 schemathesis.openapi.media_type(ARROW, streams())
 
 
-class Caller:
-    """Sends cases to a service and checks what it answers."""
+class CaseRunner:
+    """Sends cases to a service and validates the responses."""
 
     def __init__(self, repository: Path, keys: Path | None, feedback: Path | None) -> None:
         limits = {"max_candidates": 200, "max_body_bytes": 100_000}
@@ -66,18 +66,18 @@ class Caller:
         case.validate_response(response, headers=self._headers)
 
 
-@pytest.fixture(scope="module", params=["bare", "with keys and feedback"])
-def caller(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Caller:
+@pytest.fixture(scope="module", params=["without keys", "with keys and feedback"])
+def runner(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> CaseRunner:
     folder = tmp_path_factory.mktemp("service")
-    repository = shutil.copytree(repository, folder / "repository")  # operations may change it
-    if request.param == "bare":
-        return Caller(repository, None, None)
+    repository = shutil.copytree(repository, folder / "repository")  # admin operations may change it
+    if request.param == "without keys":
+        return CaseRunner(repository, None, None)
     key_file.create_key(folder / "keys.json", "other", ("rank",))
-    return Caller(repository, folder / "keys.json", folder / "feedback")
+    return CaseRunner(repository, folder / "keys.json", folder / "feedback")
 
 
-def drawn(operation: APIOperation, mode: GenerationMode, call: Caller) -> None:
-    """Cases as hypothesis draws them; half of them name a model that is there."""
+def run_generated_cases(operation: APIOperation, mode: GenerationMode, runner: CaseRunner) -> None:
+    """Run cases that hypothesis generates; half of them name an existing model."""
 
     @settings(
         max_examples=EXAMPLES[operation.method.upper()],
@@ -87,26 +87,26 @@ def drawn(operation: APIOperation, mode: GenerationMode, call: Caller) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode), there=st.booleans())
-    def each(case: Case, there: bool) -> None:
-        if there:
+    @given(case=operation.as_strategy(generation_mode=mode), use_existing_model=st.booleans())
+    def run(case: Case, use_existing_model: bool) -> None:
+        if use_existing_model:
             case.path_parameters = {name: NAMES[name] for name in case.path_parameters or {}}
-        call(case)
+        runner(case)
 
-    each()
+    run()
 
 
-def test_every_answer_is_one_that_the_document_describes(caller: Caller) -> None:
-    schema = caller.schema()
+def test_generated_requests_have_responses_that_match_the_openapi_document(runner: CaseRunner) -> None:
+    schema = runner.schema()
     for result in schema.get_all_operations():
         operation = result.ok()
         config = schema.config.generation_for(operation=operation)
         for case in schema.iter_coverage_cases(
             operation, generation_modes=list(GenerationMode), generation_config=config
         ):
-            caller(case)
-        drawn(operation, GenerationMode.POSITIVE, caller)
+            runner(case)
+        run_generated_cases(operation, GenerationMode.POSITIVE, runner)
         if operation.body:
-            drawn(operation, GenerationMode.NEGATIVE, caller)
-    assert caller.statuses.total() >= LEAST
-    assert {200, 400, 404, 405, 422} <= caller.statuses.keys()
+            run_generated_cases(operation, GenerationMode.NEGATIVE, runner)
+    assert runner.statuses.total() >= MIN_CASES
+    assert {200, 400, 404, 405, 422} <= runner.statuses.keys()

@@ -1,4 +1,4 @@
-"""JSON bodies as bytes."""
+"""JSON bodies: parsing, limits and errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from service.settings import Settings
 SETTINGS = Settings(repository=Path("repository"))
 
 
-def refused(body: bytes) -> Problem:
+def decoding_problem(body: bytes) -> Problem:
     with pytest.raises(Problem) as caught:
         decode_message(body, RankRequest, "body", SETTINGS)
     return caught.value
 
 
-def test_a_request() -> None:
+def test_decode_message_valid_request_is_equal_to_the_message() -> None:
     request = decode_message('{"items": [{"id": "ü"}, {"id": 1}], "top_n": 3}'.encode(), RankRequest, "body", SETTINGS)
     assert request == RankRequest.model_validate({"items": [{"id": "ü"}, {"id": 1}], "top_n": 3})
 
@@ -31,33 +31,33 @@ def test_a_request() -> None:
     ("body", "position"),
     [(b"{", 1), (b'{"items": [}', 11), (b'{"items": []', 12), (b"{'items': []}", 1), (b"\x00", 0), (b"{} {}", 3)],
 )
-def test_broken_json_is_400_and_says_where(body: bytes, position: int) -> None:
-    problem = refused(body)
+def test_decode_message_invalid_json_is_400_with_its_position(body: bytes, position: int) -> None:
+    problem = decoding_problem(body)
     assert problem.status == 400
     assert problem.detail.startswith("body: not valid JSON: ")
     assert problem.detail.endswith(f" at character {position}")
 
 
 @pytest.mark.parametrize("body", [b'{"items": "\xff"}', b"[" * 100_000, b'{"items": ' + b"1" * 10_000 + b"}"])
-def test_what_no_reader_takes_is_400(body: bytes) -> None:
-    assert refused(body).status == 400
-    assert refused(body).errors[0].field == "body"
+def test_decode_message_unparsable_body_is_400(body: bytes) -> None:
+    assert decoding_problem(body).status == 400
+    assert decoding_problem(body).errors[0].field == "body"
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"3"])
-def test_what_is_no_object_is_422(body: bytes) -> None:
-    assert refused(body).status == 422
-    assert refused(body).errors[0].field == "body"
+def test_decode_message_other_than_an_object_is_422(body: bytes) -> None:
+    assert decoding_problem(body).status == 422
+    assert decoding_problem(body).errors[0].field == "body"
 
 
-def test_the_field_of_another_message_is_named() -> None:
+def test_decode_message_error_names_the_given_field() -> None:
     with pytest.raises(Problem) as caught:
         decode_message(b"{", RankOptions, "request", SETTINGS)
     assert caught.value.errors[0].field == "request"
 
 
 @pytest.mark.parametrize("id_", [2**63, -(2**63) - 1, 2**70])
-def test_ids_have_64_bits(client: TestClient, id_: int) -> None:
+def test_rank_id_of_more_than_64_bits_is_422(client: TestClient, id_: int) -> None:
     for items in ([{"id": id_}], {"id": [id_]}):
         response = client.post("/v1/rank", json={"items": items})
         assert response.status_code == 422
@@ -66,26 +66,26 @@ def test_ids_have_64_bits(client: TestClient, id_: int) -> None:
 
 
 @pytest.mark.parametrize("id_", [2**63 - 1, -(2**63)])
-def test_the_largest_ids_come_back(client: TestClient, id_: int) -> None:
-    for layout, ids in (("rows", lambda items: [i["id"] for i in items]), ("columns", lambda items: items["id"])):
-        answer: Any = client.post("/v1/rank", json={"items": {"id": [id_]}, "layout": layout}).json()
-        assert ids(answer["items"]) == [id_]
+def test_rank_largest_ids_are_returned_unchanged(client: TestClient, id_: int) -> None:
+    for layout, ids_of in (("rows", lambda items: [i["id"] for i in items]), ("columns", lambda items: items["id"])):
+        response: Any = client.post("/v1/rank", json={"items": {"id": [id_]}, "layout": layout}).json()
+        assert ids_of(response["items"]) == [id_]
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "NaN", "-Infinity"])
-def test_a_number_beyond_all_floats_is_named(client: TestClient, value: str) -> None:
+def test_rank_feature_that_is_not_a_finite_number_is_422(client: TestClient, value: str) -> None:
     body = f'{{"items": {{"id": ["v1", "v2"], "features": {{"price": [null, {value}]}}}}}}'
     response = client.post("/v1/rank", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == "items[1].features.price"
 
 
-def test_an_unknown_layout_is_422(client: TestClient) -> None:
+def test_rank_unknown_layout_is_422(client: TestClient) -> None:
     response = client.post("/v1/rank", json={"items": [], "layout": "diagonal"})
     assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "layout")
 
 
-@pytest.mark.parametrize("half", [r'{"items": [{"id": "\ud800"}]}', r'{"items": [], "context": {"hour": "\udfff"}}'])
-def test_half_a_character_is_400(half: str) -> None:
-    """Python's reader, which is asked where the first one gives up, takes halves of surrogate pairs."""
-    assert refused(half.encode()).status == 400
+@pytest.mark.parametrize("body", [r'{"items": [{"id": "\ud800"}]}', r'{"items": [], "context": {"hour": "\udfff"}}'])
+def test_decode_message_half_of_a_surrogate_pair_is_400(body: str) -> None:
+    """Python's reader, the fallback of the first one, accepts such text."""
+    assert decoding_problem(body.encode()).status == 400

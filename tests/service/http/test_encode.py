@@ -1,4 +1,4 @@
-"""Answers as bytes, held against what Python writes."""
+"""Encoded responses agree with what Python's JSON and PyArrow read from them."""
 
 from __future__ import annotations
 
@@ -23,73 +23,73 @@ FLOATS = st.floats(-(2.0**99), 2.0**99, width=32)
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> RankResult:
+def results(draw: st.DrawFn) -> RankResult:
     count = draw(st.integers(0, 6))
     tasks = draw(st.lists(st.text(), min_size=1, max_size=3, unique=True))
     values: Any = draw(st.sampled_from([st.text(), st.integers(-(2**63), 2**63 - 1), st.text() | st.integers(0, 9)]))
     ids: Any = draw(st.lists(values, min_size=count, max_size=count))
     if len(set(map(type, ids))) == 1 and draw(st.booleans()):
         ids = pa.array(ids)
-    gone = draw(arrays.arrays(np.bool_, (count, 2)))
-    missing = MissingFeatures(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), gone)
+    item_mask = draw(arrays.arrays(np.bool_, (count, 2)))
+    missing = MissingFeatures(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), item_mask)
     scores = draw(arrays.arrays(np.float32, (count, len(tasks)), elements=FLOATS))
     total = draw(arrays.arrays(np.float64, count, elements=st.floats(-1e300, 1e300)))
     return RankResult(ids, total, scores, missing, tasks, {}, degraded=False)
 
 
-def expected(ranked: RankResult) -> list[dict[str, Any]]:
-    ids = ranked.ids.to_pylist() if isinstance(ranked.ids, pa.Array) else ranked.ids
+def expected(result: RankResult) -> list[dict[str, Any]]:
+    ids = result.ids.to_pylist() if isinstance(result.ids, pa.Array) else result.ids
     return [
         {
             "id": id_,
             "score": float(total),
-            "scores": dict(zip(ranked.tasks, map(float, scores), strict=True)),
-            "missing": [name for name, gone in zip(NAMES, mask, strict=True) if gone],
+            "scores": dict(zip(result.tasks, map(float, scores), strict=True)),
+            "missing": [name for name, is_missing in zip(NAMES, mask, strict=True) if is_missing],
         }
-        for id_, total, scores, mask in zip(ids, ranked.total, ranked.scores, ranked.missing.mask(), strict=True)
+        for id_, total, scores, mask in zip(ids, result.total, result.scores, result.missing.mask(), strict=True)
     ]
 
 
 def as_float32(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scores as read by whoever keeps them as float32; so many digits are sent."""
+    """Round scores to float32; responses have that many digits."""
     return [i | {"scores": {t: float(np.float32(v)) for t, v in i["scores"].items()}} for i in items]
 
 
-@given(answers())
-def test_rows(ranked: RankResult) -> None:
-    body = encode_response(ranked, SUMMARY, JSON, columns=False)
-    found = json.loads(body)
-    assert as_float32(found["items"]) == expected(ranked)
-    assert found | {"items": []} == SUMMARY | {"items": []}
+@given(results())
+def test_encode_response_rows_hold_the_result(result: RankResult) -> None:
+    body = encode_response(result, SUMMARY, JSON, columns=False)
+    response = json.loads(body)
+    assert as_float32(response["items"]) == expected(result)
+    assert response | {"items": []} == SUMMARY | {"items": []}
     RankResponse.model_validate_json(body)
 
 
-@given(answers())
-def test_columns(ranked: RankResult) -> None:
-    body = encode_response(ranked, SUMMARY, JSON, columns=True)
-    found = json.loads(body)["items"]
+@given(results())
+def test_encode_response_columns_hold_the_result(result: RankResult) -> None:
+    body = encode_response(result, SUMMARY, JSON, columns=True)
+    items = json.loads(body)["items"]
     ColumnarRankResponse.model_validate_json(body)
     rows = [
         {
             "id": id_,
-            "score": found["score"][i],
-            "scores": {task: column[i] for task, column in found["scores"].items()},
-            "missing": [name for name in NAMES if i in found["missing"].get(name, [])],
+            "score": items["score"][i],
+            "scores": {task: column[i] for task, column in items["scores"].items()},
+            "missing": [name for name in NAMES if i in items["missing"].get(name, [])],
         }
-        for i, id_ in enumerate(found["id"])
+        for i, id_ in enumerate(items["id"])
     ]
-    assert as_float32(rows) == expected(ranked)
-    assert all(found["missing"].values()), "a feature that nobody lacks is left out"
+    assert as_float32(rows) == expected(result)
+    assert all(items["missing"].values()), "features that no candidate lacks are omitted"
 
 
-@given(answers())
-def test_a_stream(ranked: RankResult) -> None:
-    stream = encode_response(ranked, SUMMARY, ARROW, columns=False)
+@given(results())
+def test_encode_response_stream_holds_the_result(result: RankResult) -> None:
+    stream = encode_response(result, SUMMARY, ARROW, columns=False)
     table = pa.ipc.open_stream(stream).read_all()
     table.validate(full=True)
-    rows = expected(ranked)
-    if len(set(map(type, (row["id"] for row in rows)))) > 1:  # a column holds one type
+    rows = expected(result)
+    if len(set(map(type, (row["id"] for row in rows)))) > 1:  # a column of a stream has one type
         rows = [row | {"id": str(row["id"])} for row in rows]
     assert table.to_pylist() == rows
-    assert table.schema.field("scores").type == pa.struct([(task, pa.float32()) for task in ranked.tasks])
+    assert table.schema.field("scores").type == pa.struct([(task, pa.float32()) for task in result.tasks])
     assert json.loads(table.schema.metadata[b"response"]) == SUMMARY

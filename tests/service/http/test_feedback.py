@@ -1,4 +1,4 @@
-"""Feedback over HTTP: what is taken, what is written of it, and what is refused."""
+"""``POST /v1/feedback``: accepted events, written lines and rejected requests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def collecting(repository: Path, folder: Path) -> Iterator[TestClient]:
+def feedback_client(repository: Path, folder: Path) -> Iterator[TestClient]:
     app = create_app(Settings(repository=repository, feedback_dir=folder, max_candidates=200))
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
 
-def written(folder: Path) -> list[dict[str, Any]]:
+def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in folder.iterdir() for line in file.read_text().splitlines()]
 
 
-def test_each_event_is_a_line_when_it_is_answered(collecting: TestClient, folder: Path) -> None:
+def test_feedback_events_are_lines_of_a_file_before_the_response(feedback_client: TestClient, folder: Path) -> None:
     events = [EVENT, {"item": 7, "labels": {"is_like": 0}, "time": "2026-01-31T10:30:00+01:00"}]
-    answer = collecting.post("/v1/feedback", json=BODY | {"events": events})
-    assert (answer.status_code, answer.json()) == (202, {"accepted": 2})
-    first, second = written(folder)
+    response = feedback_client.post("/v1/feedback", json=BODY | {"events": events})
+    assert (response.status_code, response.json()) == (202, {"accepted": 2})
+    first, second = lines(folder)
     assert first["request_id"] == second["request_id"] == "r-1"
     assert (first["item"], first["labels"]) == ("v1", {"is_click": 1, "watch_seconds": 12.5})
     assert (second["item"], second["labels"], second["time"]) == (7, {"is_like": 0}, "2026-01-31T09:30:00Z")
@@ -48,14 +48,14 @@ def test_each_event_is_a_line_when_it_is_answered(collecting: TestClient, folder
     assert datetime.now(UTC) - datetime.fromisoformat(first["received"]) < timedelta(minutes=1)
 
 
-def test_the_example_of_the_docs_is_taken(collecting: TestClient) -> None:
+def test_feedback_example_of_the_docs_is_accepted(feedback_client: TestClient) -> None:
     text = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
-    (example,) = (each for each in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "events" in each)
-    answer = collecting.post("/v1/feedback", content=example, headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()) == (202, {"accepted": 2})
+    (example,) = (block for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if "events" in block)
+    response = feedback_client.post("/v1/feedback", content=example, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()) == (202, {"accepted": 2})
 
 
-WRONG: list[tuple[Any, str]] = [
+INVALID: list[tuple[Any, str]] = [
     ([], "body"),
     ({"events": [EVENT]}, "request_id"),
     (BODY | {"request_id": ""}, "request_id"),
@@ -72,56 +72,59 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "field"), WRONG, ids=range(len(WRONG)))
-def test_the_field_that_is_wrong_is_named_and_nothing_is_written(
-    collecting: TestClient, folder: Path, body: Any, field: str
+@pytest.mark.parametrize(("body", "field"), INVALID, ids=range(len(INVALID)))
+def test_feedback_invalid_field_is_named_and_nothing_is_written(
+    feedback_client: TestClient, folder: Path, body: Any, field: str
 ) -> None:
-    answer = collecting.post("/v1/feedback", json=body)
-    assert answer.status_code == 422, answer.text
-    assert [error["field"] for error in answer.json()["errors"]] == [field]
-    assert written(folder) == []
+    response = feedback_client.post("/v1/feedback", json=body)
+    assert response.status_code == 422, response.text
+    assert [error["field"] for error in response.json()["errors"]] == [field]
+    assert lines(folder) == []
 
 
 @pytest.mark.parametrize("value", ["1", None, [1], True, 10**400], ids=repr)
-def test_a_label_is_a_number(collecting: TestClient, folder: Path, value: Any) -> None:
-    answer = collecting.post("/v1/feedback", json=BODY | {"events": [EVENT | {"labels": {"is_click": value}}]})
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["errors"][0]["field"] == "events[0].labels.is_click"
-    assert written(folder) == []
+def test_feedback_label_other_than_a_number_is_422(feedback_client: TestClient, folder: Path, value: Any) -> None:
+    response = feedback_client.post("/v1/feedback", json=BODY | {"events": [EVENT | {"labels": {"is_click": value}}]})
+    assert response.status_code == 422, response.text
+    assert response.json()["errors"][0]["field"] == "events[0].labels.is_click"
+    assert lines(folder) == []
 
 
-def test_what_is_no_json_or_too_much_is_refused(collecting: TestClient, folder: Path) -> None:
-    assert collecting.post("/v1/feedback", content=b"{", headers={"Content-Type": "text/plain"}).status_code == 415
+def test_feedback_with_another_content_type_invalid_json_or_too_many_events_is_rejected(
+    feedback_client: TestClient, folder: Path
+) -> None:
+    assert feedback_client.post("/v1/feedback", content=b"{", headers={"Content-Type": "text/plain"}).status_code == 415
     assert (
-        collecting.post("/v1/feedback", content=b"{", headers={"Content-Type": "application/json"}).status_code == 400
+        feedback_client.post("/v1/feedback", content=b"{", headers={"Content-Type": "application/json"}).status_code
+        == 400
     )
-    many = collecting.post("/v1/feedback", json=BODY | {"events": [EVENT] * 201})
+    many = feedback_client.post("/v1/feedback", json=BODY | {"events": [EVENT] * 201})
     assert many.status_code == 413
     assert "at most 200" in many.json()["detail"]
-    assert written(folder) == []
+    assert lines(folder) == []
 
 
 @pytest.mark.parametrize(("error", "status"), [(FeedbackQueueFullError(), 429), (OSError(28, "no space left"), 503)])
-def test_what_cannot_be_kept_is_said_and_when_to_come_again(
-    collecting: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+def test_feedback_that_cannot_be_written_is_rejected_with_retry_after(
+    feedback_client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
-    async def refuse(*_: object) -> None:
+    async def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(FeedbackWriter, "write", refuse)
-    answer = collecting.post("/v1/feedback", json=BODY)
-    assert answer.status_code == status
-    assert int(answer.headers["retry-after"]) >= 1
-    assert "space" not in answer.text
+    monkeypatch.setattr(FeedbackWriter, "write", fail)
+    response = feedback_client.post("/v1/feedback", json=BODY)
+    assert response.status_code == status
+    assert int(response.headers["retry-after"]) >= 1
+    assert "space" not in response.text
 
 
-def test_where_none_is_collected_it_is_404(client: TestClient) -> None:
-    answer = client.post("/v1/feedback", json=BODY)
-    assert answer.status_code == 404
-    assert "feedback_dir" in answer.json()["detail"]
+def test_feedback_without_feedback_dir_is_404(client: TestClient) -> None:
+    response = client.post("/v1/feedback", json=BODY)
+    assert response.status_code == 404
+    assert "feedback_dir" in response.json()["detail"]
 
 
-def test_a_stopped_service_has_finished_its_file(repository: Path, folder: Path) -> None:
+def test_feedback_file_is_finished_when_the_service_stops(repository: Path, folder: Path) -> None:
     with TestClient(create_app(Settings(repository=repository, feedback_dir=folder))) as client:
         client.post("/v1/feedback", json=BODY)
     assert [file.name.endswith(".jsonl") for file in folder.iterdir()] == [True]

@@ -1,4 +1,4 @@
-"""Content-Type and Accept."""
+"""Content negotiation by Content-Type and Accept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.protocol.problems import Problem
         (f"{ARROW}, {JSON}", JSON),
         (f"{JSON};q=0.5, {ARROW}", ARROW),
         (f"{JSON}, {ARROW};q=0.5", JSON),
-        (f"{ARROW}, */*", ARROW),  # who names it wants it
+        (f"{ARROW}, */*", ARROW),  # equal quality: the more specific range wins
         (f"{ARROW};q=0.9, */*", JSON),
         (f"{JSON};q=0, */*", ARROW),
         ("text/html, application/xhtml+xml, */*;q=0.8", JSON),
@@ -28,28 +28,28 @@ from service.protocol.problems import Problem
         (f"{JSON};charset=utf-8", JSON),
     ],
 )
-def test_the_answer_has_the_format_that_the_client_likes_best(accept: str, expected: str) -> None:
+def test_response_format_is_the_preferred_one(accept: str, expected: str) -> None:
     assert response_format(accept) == expected
 
 
 @pytest.mark.parametrize("accept", ["text/html", "text/*", f"{JSON};q=0", "*/*;q=0", f"{JSON};q=much", "nonsense", ","])
-def test_an_accept_that_nothing_satisfies_is_406_and_says_what_there_is(accept: str) -> None:
+def test_response_format_without_an_acceptable_one_is_406_and_lists_the_formats(accept: str) -> None:
     with pytest.raises(Problem) as caught:
         response_format(accept)
     assert caught.value.status == 406
-    assert all(kind in caught.value.detail for kind in FORMATS)
+    assert all(media_type in caught.value.detail for media_type in FORMATS)
 
 
-def test_bodies_have_one_of_the_formats() -> None:
+def test_request_format_ignores_parameters_and_case() -> None:
     assert request_format("application/json; charset=utf-8") == JSON
     assert request_format(ARROW.upper()) == ARROW
 
 
 @pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/json+x", "multipart/form-data; boundary=application/json"]
+    "content_type", ["", "text/plain", "application/json+x", "multipart/form-data; boundary=application/json"]
 )
-def test_another_format_is_415_and_says_which_there_are(kind: str) -> None:
+def test_request_format_unsupported_is_415_and_lists_the_formats(content_type: str) -> None:
     with pytest.raises(Problem) as caught:
-        request_format(kind)
+        request_format(content_type)
     assert caught.value.status == 415
-    assert all(kind in caught.value.detail for kind in FORMATS)
+    assert all(media_type in caught.value.detail for media_type in FORMATS)

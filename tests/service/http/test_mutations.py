@@ -1,4 +1,4 @@
-"""Requests that are nearly right: each is answered as the document says, and none makes the service fail."""
+"""Mutated requests have responses that match the OpenAPI document, and never cause a server error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from service.http.decode import MIN_COLUMNS_BYTES
 from service.http.media_types import ARROW, JSON
 from tests.support.arrow_streams import stream
-from tests.support.discretion import indiscretions
+from tests.support.disclosure import internal_details
 from tests.support.json_schema import fits
 
-Path = tuple[str | int, ...]
+JsonPath = tuple[str | int, ...]
 
 OPTIONS: dict[str, Any] = {
     "request_id": "r-1",
@@ -38,7 +38,7 @@ BODIES: list[dict[str, Any]] = [
     {"items": {"id": [1, 2, 3]}},
 ]
 
-FITTING = [
+PLAUSIBLE = [
     *("null", "0", "1", "12", "0.5", "true", "[]", "{}"),
     *('"v7"', '"K1"', '["topic0_1"]', '["click"]', '{"click": 2}', '"columns"'),
 ]
@@ -48,21 +48,21 @@ HOSTILE = [
     *(r'"\u0000"', r'"\ud800"', r'"\udc00\ud800"'),
     *("'v1'", "9" * 400, "9" * 5000, '"' + "a" * 5000 + '"', "", "\x00", "/* */ 1"),
     *("[" * 50_000, "[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900),
-    *('1, "tasks": ["like"]', 'null, "id": "v8"', 'null, "items": []'),  # a key that stands twice
+    *('1, "tasks": ["like"]', 'null, "id": "v8"', 'null, "items": []'),  # a repeated key
 ]
-TEXTS = st.sampled_from(FITTING) | st.sampled_from(HOSTILE)
-"""What stands in the place of a value: JSON or not."""
-MARK = "put here"
+REPLACEMENTS = st.sampled_from(PLAUSIBLE) | st.sampled_from(HOSTILE)
+"""Text in place of a value, valid JSON or not."""
+PLACEHOLDER = "placeholder"
 
 
-def places(value: Any, path: Path = ()) -> list[Path]:
-    """Paths of all values in a document."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, each in inner for place in places(each, (*path, key)))]
+def paths(value: Any, path: JsonPath = ()) -> list[JsonPath]:
+    """Return the paths of all values of a document."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(child for key, member in members for child in paths(member, (*path, key)))]
 
 
-def with_value(document: Any, path: Path, value: Any) -> Any:
-    """The document with another value at a path."""
+def with_value(document: Any, path: JsonPath, value: Any) -> Any:
+    """Return a copy of a document with another value at a path."""
     if not path:
         return value
     copy = document.copy()
@@ -71,38 +71,38 @@ def with_value(document: Any, path: Path, value: Any) -> Any:
 
 
 @st.composite
-def texts(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> bytes:
-    """A document with one value, or two, that are others, perhaps cut short or with bytes changed."""
+def mutated_json(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> bytes:
+    """A document with one or two replaced values, sometimes truncated or with changed bytes."""
     document = draw(st.sampled_from(bodies))
-    chosen = draw(st.lists(st.sampled_from(places(document)), min_size=1, max_size=2, unique=True))
-    for number, path in enumerate(sorted(chosen, key=len, reverse=True)):  # inner ones first: there they still are
-        document = with_value(document, path, f"{MARK}{number}")
+    mutated = draw(st.lists(st.sampled_from(paths(document)), min_size=1, max_size=2, unique=True))
+    for number, path in enumerate(sorted(mutated, key=len, reverse=True)):  # inner values before their containers
+        document = with_value(document, path, f"{PLACEHOLDER}{number}")
     text = json.dumps(document)
-    for number in range(len(chosen)):
-        text = text.replace(json.dumps(f"{MARK}{number}"), draw(TEXTS))
-    room = b" " * MIN_COLUMNS_BYTES if draw(st.booleans()) else b""  # larger ones are read otherwise
-    return room + draw(spoilt(text.encode()))
+    for number in range(len(mutated)):
+        text = text.replace(json.dumps(f"{PLACEHOLDER}{number}"), draw(REPLACEMENTS))
+    padding = b" " * MIN_COLUMNS_BYTES if draw(st.booleans()) else b""  # large bodies have another reader
+    return padding + draw(damaged(text.encode()))
 
 
 @st.composite
-def spoilt(draw: st.DrawFn, body: bytes) -> bytes:
-    """Mostly the bytes as they are; else cut short, or with some of them changed."""
-    how = draw(st.sampled_from(["whole"] * 6 + ["cut", "changed"]))
-    if how == "cut":
+def damaged(draw: st.DrawFn, body: bytes) -> bytes:
+    """Usually the same bytes; else truncated, or with up to four changed bytes."""
+    damage = draw(st.sampled_from(["none"] * 6 + ["truncated", "changed"]))
+    if damage == "truncated":
         return body[: draw(st.integers(0, len(body)))]
     changed = bytearray(body)
-    for _ in range(draw(st.integers(1, 4)) if how == "changed" and body else 0):
+    for _ in range(draw(st.integers(1, 4)) if damage == "changed" and body else 0):
         changed[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
     return bytes(changed)
 
 
-FITTING_CELLS: dict[str, list[pa.Array]] = {
+PLAUSIBLE_COLUMNS: dict[str, list[pa.Array]] = {
     "item_id": [pa.array(["v1", "v2", "v3"]), pa.array([1, 2, 3]), pa.array(["v1", "v2", "x"]).dictionary_encode()],
     "price": [pa.array([1.5, None, 1e308]), pa.array([1, 2, 3], pa.int8()), pa.array([1, 2, 3], pa.decimal128(30, 3))],
     "topics": [pa.array([["topic0_1"], [], None]), pa.array([["a"], [None], None]), pa.nulls(3)],
     "category": [pa.array(["K1", "", None]), pa.array(["K1", "K2", "K1"], pa.large_string())],
 }
-HOSTILE_CELLS: list[pa.Array] = [
+HOSTILE_COLUMNS: list[pa.Array] = [
     *(pa.nulls(3), pa.array([1, None, 2**64 - 1], pa.uint64()), pa.array([1.5, float("nan"), float("inf")])),
     *(pa.array(["a", "", "a" * 5000]), pa.array([b"\xff", b"", None]), pa.array([True, None, False])),
     *(pa.array([[1], [], None]), pa.array([[[1]], [], None]), pa.array([{"a": 1}] * 3)),
@@ -112,55 +112,59 @@ HOSTILE_NAMES = ["item_id", "prise", "", "\x00", "é" * 40]
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> bytes:
-    """Columns of which one or none is no feature's or of a wrong type, perhaps with spoilt bytes."""
-    names = draw(st.lists(st.sampled_from(list(FITTING_CELLS)), unique=True, min_size=1))
-    columns = [(name, draw(st.sampled_from(FITTING_CELLS[name]))) for name in names]
+def mutated_streams(draw: st.DrawFn) -> bytes:
+    """A stream with at most one hostile name or column, sometimes damaged."""
+    names = draw(st.lists(st.sampled_from(list(PLAUSIBLE_COLUMNS)), unique=True, min_size=1))
+    columns = [(name, draw(st.sampled_from(PLAUSIBLE_COLUMNS[name]))) for name in names]
     if draw(st.booleans()):
-        hostile = st.tuples(st.sampled_from(HOSTILE_NAMES + names), st.sampled_from(HOSTILE_CELLS))
+        hostile = st.tuples(st.sampled_from(HOSTILE_NAMES + names), st.sampled_from(HOSTILE_COLUMNS))
         columns[draw(st.integers(0, len(columns) - 1))] = draw(hostile)
-    table = pa.table([cells for _, cells in columns], names=[name for name, _ in columns])
-    rest = draw(st.just(json.dumps(OPTIONS).encode()) | texts([OPTIONS]))
-    return draw(spoilt(stream(table.replace_schema_metadata({"request": rest}))))
+    table = pa.table([column for _, column in columns], names=[name for name, _ in columns])
+    options = draw(st.just(json.dumps(OPTIONS).encode()) | mutated_json([OPTIONS]))
+    return draw(damaged(stream(table.replace_schema_metadata({"request": options}))))
 
 
-def answered(client: TestClient, document: dict[str, Any], body: bytes, form: str, accept: str) -> None:
-    """Sends a request and holds the answer against the document."""
-    response = client.post("/v1/rank", content=body, headers={"Content-Type": form, "Accept": accept})
-    assert response.status_code in (200, 400, 413, 422, 504), response.text  # 504: another deadline_ms
-    told = document["paths"]["/v1/rank"]["post"]["responses"][str(response.status_code)]["content"]
-    kind = response.headers["content-type"]
-    assert kind == (accept if response.status_code == 200 else "application/problem+json")
-    if kind == ARROW:
+def check_response(client: TestClient, document: dict[str, Any], body: bytes, content_type: str, accept: str) -> None:
+    """Send a request and validate its response against the OpenAPI document."""
+    response = client.post("/v1/rank", content=body, headers={"Content-Type": content_type, "Accept": accept})
+    assert response.status_code in (200, 400, 413, 422, 504), response.text  # 504: mutated deadline_ms
+    content = document["paths"]["/v1/rank"]["post"]["responses"][str(response.status_code)]["content"]
+    media_type = response.headers["content-type"]
+    assert media_type == (accept if response.status_code == 200 else "application/problem+json")
+    if media_type == ARROW:
         table = pa.ipc.open_stream(response.content).read_all()
         summary = json.loads(table.schema.metadata[b"response"])
         assert fits(summary, document["components"]["schemas"]["RankSummary"], document)
     else:
-        assert fits(response.json(), told[kind]["schema"], document)
-    assert not indiscretions(response.text if response.status_code >= 400 else "")
+        assert fits(response.json(), content[media_type]["schema"], document)
+    assert not internal_details(response.text if response.status_code >= 400 else "")
 
 
 @pytest.fixture(scope="module")
 def document(client: TestClient) -> dict[str, Any]:
-    found: dict[str, Any] = client.get("/openapi.json").json()
-    return found
+    document: dict[str, Any] = client.get("/openapi.json").json()
+    return document
 
 
-ANSWERS = st.sampled_from([JSON, ARROW])
+ACCEPT = st.sampled_from([JSON, ARROW])
 
 
 @pytest.mark.parametrize("body", BODIES, ids=["rows", "columns", "ids"])
-def test_what_is_spoilt_was_right(client: TestClient, body: dict[str, Any]) -> None:
+def test_unmutated_request_is_valid(client: TestClient, body: dict[str, Any]) -> None:
     assert client.post("/v1/rank", json=body).status_code == 200
 
 
 @settings(max_examples=800, derandomize=True, database=None, deadline=None)
-@given(body=texts(BODIES), accept=ANSWERS)
-def test_json_that_is_nearly_right(client: TestClient, document: dict[str, Any], body: bytes, accept: str) -> None:
-    answered(client, document, body, JSON, accept)
+@given(body=mutated_json(BODIES), accept=ACCEPT)
+def test_mutated_json_has_a_documented_response(
+    client: TestClient, document: dict[str, Any], body: bytes, accept: str
+) -> None:
+    check_response(client, document, body, JSON, accept)
 
 
 @settings(max_examples=600, derandomize=True, database=None, deadline=None)
-@given(body=streams(), accept=ANSWERS)
-def test_streams_that_are_nearly_right(client: TestClient, document: dict[str, Any], body: bytes, accept: str) -> None:
-    answered(client, document, body, ARROW, accept)
+@given(body=mutated_streams(), accept=ACCEPT)
+def test_mutated_stream_has_a_documented_response(
+    client: TestClient, document: dict[str, Any], body: bytes, accept: str
+) -> None:
+    check_response(client, document, body, ARROW, accept)

@@ -1,4 +1,4 @@
-"""Names in URLs that are meant to lead somewhere else: nothing is found there, and no file is opened."""
+"""Hostile model and version names in URLs are rejected, and no file outside the repository is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.support.discretion import indiscretions
+from tests.support.disclosure import internal_details
 
 NAMES = [
     *("%2e%2e", "%2e", "..%2f..", "..%2F..%2F..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "..%5c..", "feed%2f1"),
@@ -20,54 +20,55 @@ NAMES = [
 ]
 VERSIONS = [*NAMES, "0", "-1", "+1", "01", "1.0", "1e0", "%D9%A1", "1_0", "9" * 5_000, "%201", "None", "latest"]
 
-watched: list[str] | None = None
+recorded_paths: list[str] | None = None
 
 
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("open", "os.listdir", "os.scandir") and watched is not None:
-        watched.append(str(arguments[0]))
+def _record(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir") and recorded_paths is not None:
+        recorded_paths.append(str(arguments[0]))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _hook() -> None:
-    sys.addaudithook(_watch)  # stays for ever, and does nothing outside of ``opened``
+def _audit_hook() -> None:
+    sys.addaudithook(_record)  # a hook cannot be removed; it does nothing outside ``opened_paths``
 
 
 @contextmanager
-def opened() -> Iterator[list[str]]:
-    """Files and folders that this process opens meanwhile; FastAPI opens the source of an operation."""
-    global watched
-    watched = found = []
+def opened_paths() -> Iterator[list[str]]:
+    """Record the files and folders that this process opens in the block."""
+    global recorded_paths
+    recorded_paths = paths = []
     try:
-        yield found
+        yield paths
     finally:
-        watched = None
+        recorded_paths = None
 
 
 def operations(client: TestClient) -> list[tuple[str, str]]:
-    """Method and path of all that takes a name."""
+    """Return the method and path of all operations with path parameters."""
     paths = client.get("/openapi.json").json()["paths"]
     return [(method, path) for path, methods in paths.items() for method in methods if "{" in path]
 
 
-def test_lead_nowhere(client: TestClient, repository: Path) -> None:
-    asked = 0
+def test_hostile_names_in_urls_are_rejected_without_opening_other_files(client: TestClient, repository: Path) -> None:
+    requests = 0
     for method, path in operations(client):
         names = [{"model": name, "version": "1"} for name in NAMES]
         if "{version}" in path:
             names += [{"model": "feed", "version": version} for version in VERSIONS]
         for name in names:
-            with opened() as files:
+            with opened_paths() as files:
                 response = client.request(method, path.format(**name), json={"items": []})
             assert 400 <= response.status_code < 500, (method, path, name, response.text)
             assert response.headers["content-type"] == "application/problem+json"
-            assert not indiscretions(response.text)
+            assert not internal_details(response.text)
+            # FastAPI opens the source file of an operation.
             assert not [file for file in files if not file.startswith(str(repository)) and not file.endswith(".py")]
-            asked += 1
-    assert asked > 100
+            requests += 1
+    assert requests > 100
 
 
-def test_what_is_opened_is_seen(tmp_path: Path) -> None:
-    with opened() as files:
+def test_opened_paths_records_an_opened_file(tmp_path: Path) -> None:
+    with opened_paths() as files:
         (tmp_path / "file").write_text("x")
     assert files == [str(tmp_path / "file")]

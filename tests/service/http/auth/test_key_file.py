@@ -1,4 +1,4 @@
-"""The key file: what it holds, what changes it, and what is said of a wrong one."""
+"""The key file: its content, its changes, and the errors of an invalid one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "keys.json"
 
 
-def test_a_new_key_is_told_once_and_stored_hashed_for_its_owner_alone(file: Path) -> None:
+def test_create_key_stores_only_its_hash_readable_by_the_owner(file: Path) -> None:
     secret = key_file.create_key(file, "app", ("rank", "feedback"))
     assert secret.startswith("ranker_")
     assert len(secret) >= len("ranker_") + 43  # 32 bytes in base 64
@@ -35,14 +35,14 @@ def test_a_new_key_is_told_once_and_stored_hashed_for_its_owner_alone(file: Path
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_keys_are_added_and_taken_away_one_by_one(file: Path) -> None:
+def test_create_and_revoke_key_keep_the_other_keys(file: Path) -> None:
     secrets = {key_file.create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
     assert len(secrets) == 3
     key_file.revoke_key(file, "b")
     assert [key.name for key in key_file.read_keys(file)] == ["a", "c"]
 
 
-def test_who_could_read_the_file_still_can_after_a_change(file: Path, tmp_path: Path) -> None:
+def test_create_key_keeps_the_mode_and_link_of_the_file(file: Path, tmp_path: Path) -> None:
     key_file.create_key(file, "a", ("rank",))
     file.chmod(0o640)
     link = tmp_path / "link.json"
@@ -53,13 +53,13 @@ def test_who_could_read_the_file_still_can_after_a_change(file: Path, tmp_path: 
     assert len(key_file.read_keys(file)) == 2
 
 
-def test_changes_at_the_same_time_are_all_kept(file: Path) -> None:
+def test_create_key_concurrently_keeps_all_keys(file: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: key_file.create_key(file, f"k{i}", ("rank",)), range(24)))
     assert {key.name for key in key_file.read_keys(file)} == {f"k{i}" for i in range(24)}
 
 
-def test_a_name_is_given_once(file: Path) -> None:
+def test_create_and_revoke_key_with_an_invalid_name_raise(file: Path) -> None:
     key_file.create_key(file, "app", ("rank",))
     with pytest.raises(ConfigError, match=r"keys\.json: a key named 'app' exists"):
         key_file.create_key(file, "app", ("rank",))
@@ -71,45 +71,45 @@ def test_a_name_is_given_once(file: Path) -> None:
         key_file.create_key(file.parent / "nowhere" / "keys.json", "app", ("rank",))
 
 
-GOOD: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
+VALID: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({}, "keys: missing"),
-        ({"keys": [GOOD | {"scope": ["rank"]}]}, "'app'.scope: unknown key"),
-        ({"keys": [GOOD | {"scopes": ["all"]}]}, "choose 'rank', 'feedback' or 'admin'"),
-        ({"keys": [GOOD | {"scopes": []}]}, "must hold at least 1 entry"),
-        ({"keys": [GOOD | {"expires": "soon"}]}, "expires"),
-        ({"keys": [GOOD | {"expires": "2027-01-01T00:00:00"}]}, "timezone"),
-        ({"keys": [GOOD, GOOD | {"sha256": "1" * 64}]}, "two have the same name"),
-        ({"keys": [GOOD, GOOD | {"name": "other"}]}, "two have the same sha256"),
+        ({"keys": [VALID | {"scope": ["rank"]}]}, "'app'.scope: unknown key"),
+        ({"keys": [VALID | {"scopes": ["all"]}]}, "choose 'rank', 'feedback' or 'admin'"),
+        ({"keys": [VALID | {"scopes": []}]}, "must hold at least 1 entry"),
+        ({"keys": [VALID | {"expires": "soon"}]}, "expires"),
+        ({"keys": [VALID | {"expires": "2027-01-01T00:00:00"}]}, "timezone"),
+        ({"keys": [VALID, VALID | {"sha256": "1" * 64}]}, "two have the same name"),
+        ({"keys": [VALID, VALID | {"name": "other"}]}, "two have the same sha256"),
     ],
 )
-def test_a_wrong_file_is_told(file: Path, data: Any, said: str) -> None:
+def test_read_keys_with_invalid_content_names_the_field(file: Path, data: Any, message: str) -> None:
     file.write_text(json.dumps(data))
     with pytest.raises(ConfigError) as raised:
         key_file.read_keys(file)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert str(raised.value).startswith(f"{file}: ")
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"{", "is not valid JSON"), (b"\xff", "is not valid JSON")])
-def test_what_is_no_json_is_told(file: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize("content", [b"{", b"\xff"])
+def test_read_keys_with_invalid_json_raises_config_error(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match="is not valid JSON"):
         key_file.read_keys(file)
 
 
-def test_a_key_in_place_of_its_hash_is_not_shown(file: Path) -> None:
-    file.write_text(json.dumps({"keys": [GOOD | {"sha256": "ranker_secret"}]}))
+def test_read_keys_with_a_key_instead_of_its_hash_does_not_show_it(file: Path) -> None:
+    file.write_text(json.dumps({"keys": [VALID | {"sha256": "ranker_secret"}]}))
     with pytest.raises(ConfigError, match="write the key's SHA-256") as raised:
         key_file.read_keys(file)
     assert "ranker_secret" not in str(raised.value)
 
 
-def test_a_key_expires(file: Path) -> None:
+def test_key_expires_at_its_expiry_time(file: Path) -> None:
     now = datetime.now(UTC)
     key_file.create_key(file, "app", ("rank",), now + timedelta(days=1))
     (key,) = key_file.read_keys(file)
@@ -117,30 +117,31 @@ def test_a_key_expires(file: Path) -> None:
     assert key.expired(now + timedelta(days=1))
 
 
-class TestCommands:
-    def test_new_prints_the_key_alone_on_stdout(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["keys", "new", str(file), "--name", "app", "--scopes", "rank", "feedback", "--days", "7"]) == 0
-        printed = capsys.readouterr()
-        (key,) = key_file.read_keys(file)
-        assert hashlib.sha256(printed.out.strip().encode()).hexdigest() == key.sha256
-        assert "shown only now" in printed.err
-        assert key.expires is not None
-        assert timedelta(days=6.9) < key.expires - datetime.now(UTC) <= timedelta(days=7)
+def test_keys_new_prints_only_the_key_on_stdout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", str(file), "--name", "app", "--scopes", "rank", "feedback", "--days", "7"]) == 0
+    printed = capsys.readouterr()
+    (key,) = key_file.read_keys(file)
+    assert hashlib.sha256(printed.out.strip().encode()).hexdigest() == key.sha256
+    assert "shown only now" in printed.err
+    assert key.expires is not None
+    assert timedelta(days=6.9) < key.expires - datetime.now(UTC) <= timedelta(days=7)
 
-    def test_list_shows_all_but_the_hashes(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        key_file.create_key(file, "app", ("rank", "feedback"))
-        key_file.create_key(file, "old", ("admin",), datetime(2020, 1, 1, tzinfo=UTC))
-        assert main(["keys", "list", str(file)]) == 0
-        assert capsys.readouterr().out.splitlines() == [
-            "app  rank feedback  never expires",
-            "old  admin  expired 2020-01-01T00:00:00Z",
-        ]
-        assert main(["keys", "list", str(file), "--json"]) == 0
-        assert [key["expired"] for key in json.loads(capsys.readouterr().out)["keys"]] == [False, True]
 
-    def test_revoke_takes_one_away(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        key_file.create_key(file, "app", ("rank",))
-        assert main(["keys", "revoke", str(file), "ap"]) == 1
-        assert "existing keys: app" in capsys.readouterr().err
-        assert main(["keys", "revoke", str(file), "app"]) == 0
-        assert key_file.read_keys(file) == ()
+def test_keys_list_prints_all_fields_but_the_hashes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key_file.create_key(file, "app", ("rank", "feedback"))
+    key_file.create_key(file, "old", ("admin",), datetime(2020, 1, 1, tzinfo=UTC))
+    assert main(["keys", "list", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "app  rank feedback  never expires",
+        "old  admin  expired 2020-01-01T00:00:00Z",
+    ]
+    assert main(["keys", "list", str(file), "--json"]) == 0
+    assert [key["expired"] for key in json.loads(capsys.readouterr().out)["keys"]] == [False, True]
+
+
+def test_keys_revoke_removes_the_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key_file.create_key(file, "app", ("rank",))
+    assert main(["keys", "revoke", str(file), "ap"]) == 1
+    assert "existing keys: app" in capsys.readouterr().err
+    assert main(["keys", "revoke", str(file), "app"]) == 0
+    assert key_file.read_keys(file) == ()

@@ -1,4 +1,4 @@
-"""Which keys are valid now, while the file changes."""
+"""Valid keys while the key file changes."""
 
 from __future__ import annotations
 
@@ -29,56 +29,56 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "keys.json"
 
 
-def name(keyring: Keyring, secret: str) -> str | None:
+def key_name(keyring: Keyring, secret: str) -> str | None:
     key = keyring.find(secret.encode())
     return key.name if key else None
 
 
-def test_each_key_is_found_and_no_other(file: Path, clock: Clock) -> None:
-    secrets = {each: key_file.create_key(file, each, ("rank",)) for each in ("a", "b", "c")}
+def test_keyring_finds_each_key_and_no_other(file: Path, clock: Clock) -> None:
+    secrets = {name: key_file.create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
     keyring = Keyring(file, clock)
-    assert {each: name(keyring, secret) for each, secret in secrets.items()} == {each: each for each in secrets}
+    assert {name: key_name(keyring, secret) for name, secret in secrets.items()} == {name: name for name in secrets}
     for wrong in ("", "a", secrets["a"][:-1], secrets["a"] + "x", secrets["a"].upper()):
-        assert name(keyring, wrong) is None
+        assert key_name(keyring, wrong) is None
     assert keyring.find(b"\xff\x00") is None
 
 
-def test_a_changed_file_counts_at_the_next_look_and_not_before(file: Path, clock: Clock) -> None:
+def test_keyring_changed_file_takes_effect_at_the_next_check(file: Path, clock: Clock) -> None:
     old = key_file.create_key(file, "old", ("rank",))
     keyring = Keyring(file, clock)
     new = key_file.create_key(file, "new", ("rank",))
     key_file.revoke_key(file, "old")
     clock.now = CHECK_SECONDS / 2
-    assert (name(keyring, old), name(keyring, new)) == ("old", None)
+    assert (key_name(keyring, old), key_name(keyring, new)) == ("old", None)
     clock.now = CHECK_SECONDS
-    assert (name(keyring, old), name(keyring, new)) == (None, "new")
+    assert (key_name(keyring, old), key_name(keyring, new)) == (None, "new")
 
 
-@pytest.mark.parametrize("broken", ["{", None])
-def test_a_broken_file_keeps_the_keys_and_is_logged_once(
-    file: Path, clock: Clock, caplog: pytest.LogCaptureFixture, broken: str | None
+@pytest.mark.parametrize("damaged", ["{", None], ids=["damaged", "missing"])
+def test_keyring_damaged_file_keeps_the_keys_and_is_logged_once(
+    file: Path, clock: Clock, caplog: pytest.LogCaptureFixture, damaged: str | None
 ) -> None:
     secret = key_file.create_key(file, "app", ("rank",))
     keyring = Keyring(file, clock)
-    if broken is None:
+    if damaged is None:
         file.unlink()
     else:
-        file.write_text(broken)
+        file.write_text(damaged)
     for clock.now in (1.0, 2.0, 3.0):
-        assert name(keyring, secret) == "app"
+        assert key_name(keyring, secret) == "app"
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.getMessage().startswith("the API keys stay as they were: ") for record in errors] == [True]
     file.write_text('{"keys": []}')
     clock.now = 4.0
-    assert name(keyring, secret) is None
+    assert key_name(keyring, secret) is None
 
 
-def test_without_a_file_there_is_no_keyring(file: Path) -> None:
+def test_keyring_without_a_file_raises_config_error(file: Path) -> None:
     with pytest.raises(ConfigError, match="ranker keys new"):
         Keyring(file)
 
 
-def test_a_file_for_all_to_read_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keyring_world_readable_file_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     key_file.create_key(file, "app", ("rank",))
     Keyring(file)
     assert "chmod 600" not in caplog.text

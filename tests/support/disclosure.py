@@ -1,10 +1,10 @@
-"""What an error must not tell a stranger: paths, places in the source, names of classes and libraries."""
+"""Implementation details that error messages must not disclose: paths, source locations, class and library names."""
 
 from __future__ import annotations
 
 import re
 
-INSIDES = re.compile(
+INTERNAL = re.compile(
     r"Traceback|File \"|line \d+, in|\.py\b|\.cc\b|\.h:|/(tmp|usr|home|srv|opt|var)/|site-packages"
     r"|<class|object at 0x|instance of"
     r"|Exception|\w(Error|Warning)\b"
@@ -13,6 +13,6 @@ INSIDES = re.compile(
 )
 
 
-def indiscretions(text: str) -> list[str]:
-    """All that a text tells of our insides, each with what surrounds it."""
-    return [text[max(0, found.start() - 60) : found.end() + 60] for found in INSIDES.finditer(text)]
+def internal_details(text: str) -> list[str]:
+    """Return all implementation details in a text, each with the surrounding characters."""
+    return [text[max(0, match.start() - 60) : match.end() + 60] for match in INTERNAL.finditer(text)]

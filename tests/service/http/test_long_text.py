@@ -1,4 +1,4 @@
-"""Whether JSON holds text that is too long, told from its quotes, held against looking at all of it."""
+"""Detection of long text in JSON agrees with a search of the parsed document."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ DOCUMENTS = st.recursive(
 SEPARATORS = st.sampled_from([(",", ":"), (", ", ": ")])
 
 
-def longest(value: Any) -> int:
-    """Characters of the longest text in a document."""
+def longest_text(value: Any) -> int:
+    """Number of characters of the longest text in a document."""
     if isinstance(value, str):
         return len(value)
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    return max(map(longest, inner), default=0)
+    return max(map(longest_text, inner), default=0)
 
 
 @settings(deadline=None, max_examples=500)
 @given(DOCUMENTS, SEPARATORS, st.integers(1, 12), st.booleans())
-def test_no_text_that_is_too_long_is_overlooked(document: Any, by: tuple[str, str], most: int, ascii_: bool) -> None:
-    body = json.dumps({"of": document}, separators=by, ensure_ascii=ascii_).encode()
-    too_long = longest({"of": document}) > most
-    assert (find_long_text({"of": document}, most) is not None) == too_long
+def test_long_text_is_always_detected(
+    document: Any, separators: tuple[str, str], max_length: int, ensure_ascii: bool
+) -> None:
+    body = json.dumps({"of": document}, separators=separators, ensure_ascii=ensure_ascii).encode()
+    too_long = longest_text({"of": document}) > max_length
+    assert (find_long_text({"of": document}, max_length) is not None) == too_long
     if too_long:
-        assert may_contain_long_text(body, most)
+        assert may_contain_long_text(body, max_length)
     elif b"\\" not in body and body.isascii():
-        assert not may_contain_long_text(body, most)
+        assert not may_contain_long_text(body, max_length)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,6 @@ def test_no_text_that_is_too_long_is_overlooked(document: Any, by: tuple[str, st
         ("123456789", ""),
     ],
 )
-def test_it_is_named(document: Any, field: str) -> None:
+def test_find_long_text_returns_its_path(document: Any, field: str) -> None:
     assert find_long_text(document, 9) is None
     assert find_long_text(document, 8) == field
