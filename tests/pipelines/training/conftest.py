@@ -1,4 +1,4 @@
-"""Untrained models for the tests of what changes them."""
+"""Untrained models and batches for tests of the parts of training."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ import torch
 
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model
+from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.model.mmoe import MMoE
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
+MakeModel = Callable[[dict[str, Any]], MMoE]
+
 
 @pytest.fixture
-def made(shop: Shop) -> tuple[MMoE, DeviceBatch]:
-    """An untrained model of five experts of two layers, and a batch for it."""
+def labeled_batch(shop: Shop) -> tuple[Encoder, LabeledBatch]:
+    """An encoder fitted on a log of 64 rows, and the batch of these rows."""
     shop.write(shop.table(64))
-    (batch,) = shop.reader().scan()
+    (chunk,) = shop.reader().scan()
     fitter = EncoderFitter(shop.schema)
-    fitter.add(batch.rows)
+    fitter.add(chunk.rows)
     encoder = fitter.encoder()
-    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
-    return model, DeviceBatch.from_labeled(LabeledBatch.from_table(batch.rows, encoder))
+    return encoder, LabeledBatch.from_table(chunk.rows, encoder)
 
 
 @pytest.fixture
-def make(made: tuple[MMoE, DeviceBatch], shop: Shop) -> Callable[[dict[str, Any]], MMoE]:
-    """(settings of the gate) → an untrained model of five experts."""
-    (batch,) = shop.reader().scan()
-    fitter = EncoderFitter(shop.schema)
-    fitter.add(batch.rows)
-    encoder = fitter.encoder()
+def model_and_batch(shop: Shop, labeled_batch: tuple[Encoder, LabeledBatch]) -> tuple[MMoE, DeviceBatch]:
+    """An untrained model of five experts with two layers each, and a batch for it."""
+    encoder, batch = labeled_batch
+    model = build_model(shop.config(model={"experts": 5, "expert_layers": [6, 4]}), encoder)
+    return model, DeviceBatch.from_labeled(batch)
+
+
+@pytest.fixture
+def make_model(shop: Shop, labeled_batch: tuple[Encoder, LabeledBatch]) -> MakeModel:
+    """Factory: settings of a gate → an untrained model of five experts."""
+    encoder, _ = labeled_batch
 
     def build(gate: dict[str, Any]) -> MMoE:
         torch.manual_seed(0)

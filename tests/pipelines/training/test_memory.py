@@ -1,4 +1,4 @@
-"""Memory while a log is surveyed and fed, measured in a process of its own."""
+"""Peak memory of profiling and reading a log, measured in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ GROUP_ROWS = 400_000
 SHUFFLE_ROWS = 32_768
 READERS = 2
 
-DECODED = 8 * COLUMNS
-"""Bytes of a row as Arrow columns."""
-ENCODED = 4 * FEATURES + 8 + 4 + 8 + FEATURES + 1
-"""Bytes of a row as tensors: numbers, an id, a label, the user, what is missing."""
+DECODED_ROW_BYTES = 8 * COLUMNS
+"""Bytes per row as Arrow columns."""
+ENCODED_ROW_BYTES = 4 * FEATURES + 8 + 4 + 8 + FEATURES + 1
+"""Bytes per row as arrays: numbers, one id, one label, the user, missing flags."""
 
 
-def bound() -> int:
-    """Bytes that reading may take, whatever the size of the log."""
-    blocks = 4 * (SHUFFLE_ROWS + CHUNK_ROWS) * ENCODED  # one used, one put together, its parts, those read ahead
-    chunks = READERS * 5 * CHUNK_ROWS * DECODED  # raw, selected, completed, encoded, and what a column needs meanwhile
+def memory_bound() -> int:
+    """Return the maximum memory of reading in bytes, which does not depend on the size of the log."""
+    # The block in use, the block being assembled, its parts, and batches read ahead.
+    blocks = 4 * (SHUFFLE_ROWS + CHUNK_ROWS) * ENCODED_ROW_BYTES
+    # A chunk as raw, selected, completed and encoded rows, and temporary columns.
+    chunks = READERS * 5 * CHUNK_ROWS * DECODED_ROW_BYTES
     buffers = READERS * COLUMNS * BUFFER_BYTES
-    return blocks + chunks + buffers + (32 << 20)  # allocators and modules loaded late
+    return blocks + chunks + buffers + (32 << 20)  # 32 MiB for allocators and modules that are loaded late
 
 
-def write(folder: Path, days: int) -> Path:
-    """A log of one row group a day; its ranker.toml."""
+def write_log(folder: Path, days: int) -> Path:
+    """Write a log with one row group per day; return its ranker.toml."""
     random = np.random.default_rng(0)
     columns = {name: random.integers(1000, size=GROUP_ROWS) for name in ("user_id", "item_id", "watch")}
     columns |= {f"f{i}": random.integers(100, size=GROUP_ROWS).astype(np.float64) for i in range(FEATURES)}
@@ -60,19 +62,19 @@ def write(folder: Path, days: int) -> Path:
     return folder / "ranker.toml"
 
 
-def read(toml: Path) -> dict[str, int]:
-    """What the process says that reads the log."""
-    script = Path(__file__).with_name("reading_memory.py")
-    done = subprocess.run([sys.executable, str(script), str(toml)], check=True, capture_output=True, text=True)
-    answer: dict[str, int] = json.loads(done.stdout)
-    return answer
+def measure_memory(toml: Path) -> dict[str, int]:
+    """Profile and read a log in another process; return the number of rows and the growth of its peak memory."""
+    script = Path(__file__).with_name("measure_memory.py")
+    process = subprocess.run([sys.executable, str(script), str(toml)], check=True, capture_output=True, text=True)
+    result: dict[str, int] = json.loads(process.stdout)
+    return result
 
 
 @pytest.mark.slow
-def test_stays_within_a_bound_that_knows_only_batches_and_buffers_while_the_log_grows(tmp_path: Path) -> None:
-    small, large = (read(write(tmp_path / str(days), days)) for days in (2, 8))
+def test_peak_memory_when_the_log_grows_fourfold_stays_within_a_constant_bound(tmp_path: Path) -> None:
+    small, large = (measure_memory(write_log(tmp_path / str(days), days)) for days in (2, 8))
     assert large["rows"] == 4 * small["rows"]
-    assert large["rows"] * DECODED > 4 * bound()  # many times what the process may take
-    for found in (small, large):
-        assert 0 < found["survey"] <= found["all"] < bound(), (found, bound())
+    assert large["rows"] * DECODED_ROW_BYTES > 4 * memory_bound(), "the log must be much larger than the bound"
+    for result in (small, large):
+        assert 0 < result["profile"] <= result["all"] < memory_bound(), (result, memory_bound())
     assert large["all"] < 1.25 * small["all"]

@@ -1,4 +1,4 @@
-"""A child process of test_memory.py: surveys a log, feeds it twice, prints by how much its peak memory grew."""
+"""Script that profiles a log, reads it with a batch loader, and prints the growth of its peak memory as JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.encoder_fitter import EncoderFitter
 
 
-def peak() -> int:
-    """Largest resident size of this process so far, in bytes; getrusage would count the process that started it."""
+def peak_memory() -> int:
+    """Return the peak resident memory of this process in bytes; getrusage would include the parent process."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
 
@@ -24,15 +24,14 @@ def peak() -> int:
 def main(toml: Path) -> None:
     config = load_config(toml)
     schema = config.serving_schema
-    before = peak()
+    baseline = peak_memory()
     reader, fitter = LogReader(config.logs.path, schema, {}), EncoderFitter(schema)
     index = profile_log(reader, config.logs, schema, on_train=fitter.add).index
-    surveyed = peak() - before
-    feed = BatchLoader(
-        reader, index, partial(LabeledBatch.from_table, encoder=fitter.encoder()), config.logs, config.training
-    )
-    rows = sum(len(batch) for batch in feed.epoch(0))
-    print(json.dumps({"rows": rows, "survey": surveyed, "all": peak() - before}))
+    profile_growth = peak_memory() - baseline
+    encode = partial(LabeledBatch.from_table, encoder=fitter.encoder())
+    loader = BatchLoader(reader, index, encode, config.logs, config.training)
+    rows = sum(len(batch) for batch in loader.epoch(0))
+    print(json.dumps({"rows": rows, "profile": profile_growth, "all": peak_memory() - baseline}))
 
 
 if __name__ == "__main__":
