@@ -67,7 +67,7 @@ def day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2026-01-11") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date such as 2026-01-11") from None
 
 
 def log_place(text: str) -> Path | str:
@@ -88,5 +88,5 @@ def store(text: str) -> str:
 def port(text: str) -> int:
     """A TCP port."""
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)

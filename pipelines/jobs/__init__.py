@@ -1,1 +1,1 @@
-"""One module per command."""
+"""Jobs: one module per command of the command line."""

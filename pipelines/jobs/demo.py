@@ -1,4 +1,4 @@
-"""``ranker demo``: the whole loop on generated logs, up to one ranked answer over HTTP."""
+"""``ranker demo``: runs the whole workflow on a generated log, up to one ranked response over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from ranking.artifacts.atomic_files import check_creatable
 from ranking.errors import LogError, RankerError
 
 ROWS = 100_000
-START_SECONDS = 60.0
+"""Number of generated impressions."""
+START_TIMEOUT_SECONDS = 60.0
+"""Maximum number of seconds until the service is ready."""
 REQUEST: dict[str, Any] = {
     "request_id": "demo-1",
     "user": {"id": "u7"},
@@ -38,10 +40,13 @@ REQUEST: dict[str, Any] = {
 
 
 def demo(folder: Path) -> None:
-    """Generates logs, trains, freezes, publishes, serves, ranks once, shuts down and says where everything lies.
+    """Generate a log, train, freeze, publish, serve and rank once, then print the locations of all results.
+
+    Args:
+        folder: new folder for all files.
 
     Raises:
-        RankerError: a step failed; says which and why.
+        RankerError: a step failed.
     """
     if folder.exists():
         raise LogError(f"{folder} exists: remove it (rm -r {folder}) or name another folder with --dir")
@@ -58,8 +63,8 @@ def demo(folder: Path) -> None:
     name, version = publish(bundle, repository)
     print_status("5/5 serving, and ranking 20 candidates for one user")
     with service(repository) as url:
-        answer = post(f"{url}/v1/rank", REQUEST)
-    print(_ranked(answer))
+        response = post(f"{url}/v1/rank", REQUEST)
+    print(_format_response(response))
     print(f"logs and ranker.toml   {logs}")
     print(f"run                    {run}")
     print(f"bundle                 {bundle}")
@@ -68,26 +73,26 @@ def demo(folder: Path) -> None:
 
 @contextmanager
 def service(repository: Path) -> Iterator[str]:
-    """A real service process on a free port of this machine; yields its URL once it is ready, stops it at the end.
+    """Run ``ranker serve`` in a process on a free port; yields its URL when it is ready.
 
     Raises:
-        RankerError: it did not become ready; shows what it printed.
+        RankerError: the service did not become ready; includes its output.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository), "--port", str(port)]
-    with tempfile.TemporaryFile("w+") as printed:  # a pipe that nobody reads would fill and stop the service
-        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile("w+") as output:  # an unread pipe would fill up and block the service
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            deadline = time.monotonic() + START_SECONDS
+            deadline = time.monotonic() + START_TIMEOUT_SECONDS
             while not _ready(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     process.kill()
                     process.wait()
-                    printed.seek(0)
-                    raise RankerError(f"the service did not start:\n{printed.read()}")
+                    output.seek(0)
+                    raise RankerError(f"the service did not start:\n{output.read()}")
                 time.sleep(0.1)
             yield url
         finally:
@@ -104,32 +109,31 @@ def _ready(url: str) -> bool:
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Posts JSON and reads JSON.
+    """Send a JSON request and return the JSON response.
 
     Raises:
-        RankerError: the answer is an error; shows it.
+        RankerError: the response is an error; includes its status and body.
     """
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
+            document: dict[str, Any] = json.load(response)
+            return document
     except urllib.error.HTTPError as error:
         raise RankerError(f"POST {url}: {error.code} {error.read().decode()}") from None
 
 
-def _ranked(answer: dict[str, Any]) -> str:
-    """The answer as a table, and which experts ran."""
-    tasks = list(answer["items"][0]["scores"])
-    lines = ["", f"ranked by {answer['model']} version {answer['version']}, best first:"]
+def _format_response(response: dict[str, Any]) -> str:
+    """Return a ranking response as a table, with the experts that ran."""
+    tasks = list(response["items"][0]["scores"])
+    lines = ["", f"ranked by {response['model']} version {response['version']}, best first:"]
     lines.append("  item   score  " + "".join(f"{task:>12}" for task in tasks))
-    for item in answer["items"]:
+    for item in response["items"]:
         scores = "".join(f"{item['scores'][task]:>12.4f}" for task in tasks)
         lines.append(f"  {item['id']:<5}{item['score']:>8.3f}  {scores}")
-    explained = answer["explain"]
-    lines.append(f"experts that ran: {explained['experts_run']} of {explained['experts_total']}")
-    for task, experts in explained["tasks"].items():
-        lines.append(
-            f"  {task:<12}" + " + ".join(f"{weight:.2f} × expert {expert}" for expert, weight in experts.items())
-        )
+    explanation = response["explain"]
+    lines.append(f"experts that ran: {explanation['experts_run']} of {explanation['experts_total']}")
+    for task, experts in explanation["tasks"].items():
+        weights = " + ".join(f"{weight:.2f} × expert {expert}" for expert, weight in experts.items())
+        lines.append(f"  {task:<12}{weights}")
     return "\n".join([*lines, ""])

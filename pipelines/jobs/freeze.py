@@ -1,10 +1,10 @@
-"""From a run to a bundle, checked on held-out rows before it is written."""
+"""``ranker freeze``: writes the bundle of a run after verifying it on held-out rows."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from importlib.metadata import version as installed
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -31,35 +31,41 @@ from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
 
 GOLDEN_ROWS = 32
+"""Number of rows with their scores that the bundle contains for verification."""
 VERIFIED_ROWS = 4096
+"""Maximum number of held-out rows on which frozen and dense scores are compared."""
 TOLERANCE = 1e-5
-"""Largest difference between a frozen score and the dense model's."""
+"""Maximum difference between a frozen score and the score of the dense model."""
 
 
 def freeze_run(path: Path, out: Path) -> FrozenRanker:
-    """Writes the bundle of a run, after checking on held-out rows that it scores as the dense model does.
+    """Write the bundle of a run, after verifying on held-out rows that its scores equal those of the dense model.
+
+    Args:
+        path: folder of a finished run.
+        out: new folder for the bundle.
 
     Raises:
-        NotConvergedError: a gate's codes are not binary; names task, selector and distance.
+        NotConvergedError: codes of the gate are not binary; names task, selector and distance.
         OutputError: ``out`` exists or cannot be written.
-        BundleError: the frozen graph scores otherwise than the dense model.
+        BundleError: the scores of the frozen graph and the dense model differ, or the run is a single-task run.
         LogError: the run or its log cannot be used.
     """
     check_creatable(out)
     run = RunFolder.open(path)
     config = run.load_config()
     if isinstance(config.model.gate, SingleTaskConfig):
-        parts = ", ".join(str(run.task_folder(task)) for task in config.task_names)
-        raise BundleError(f"{path} holds a model for each task, which share nothing: freeze them one by one ({parts})")
+        folders = ", ".join(str(run.task_folder(task)) for task in config.task_names)
+        raise BundleError(f"{path} contains an independent model for each task: freeze each of them ({folders})")
     schema = config.serving_schema
     model, encoder = load_model(run, config)
     tables = load_tables(config.logs, schema)
-    trained = run.load_selection()
-    routed = (config.model.gate, Selection.from_json(trained)) if model.gate.per_example else None
+    selection = run.load_selection()
+    routed = (config.model.gate, Selection.from_json(selection)) if model.gate.per_example else None
     details = {
-        "made_by": f"dselect-ranker {installed('dselect-ranker')}",
-        "flops": trained["flops"],
-        "selection": trained,
+        "made_by": f"dselect-ranker {version('dselect-ranker')}",
+        "flops": selection["flops"],
+        "selection": selection,
         "trained_until": config.logs.validation_from.isoformat(),
         "training": config.training.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
@@ -69,28 +75,32 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
     held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
     difference = largest_difference(model, ranker, held_out, calibration)
-    if not difference <= TOLERANCE:  # NaN is not
+    if not difference <= TOLERANCE:  # also true for NaN
         raise BundleError(
-            f"frozen and dense scores differ by up to {difference:.2g} (allowed {TOLERANCE:.0g}): not written"
+            f"frozen and dense scores differ by up to {difference:.2g} (allowed: {TOLERANCE:.0g}); "
+            "the bundle is not written"
         )
-    print_status(f"frozen = dense on {held_out.num_rows:,} held-out rows (largest difference {difference:.1e})")
+    print_status(
+        f"frozen and dense scores agree on {held_out.num_rows:,} held-out rows (maximum difference {difference:.1e})"
+    )
     ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
     try:
         bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out)
-    except InvalidInputError as error:  # what a table holds is encoded now, row by row
+    except InvalidInputError as error:  # encoding the side tables found an invalid value
         owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
-        place = {"user": config.logs.users, "item": config.logs.items}[owner]
-        raise LogError(f"{redact_uri(place)}: column {error}") from None
+        where = config.logs.users if owner == "user" else config.logs.items
+        assert where is not None
+        raise LogError(f"{redact_uri(where)}: column {error}") from None
     return ranker
 
 
 def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
-    """Up to VERIFIED_ROWS rows of the validation split."""
-    for cleaned in reader.scan(split_range(logs, "validation")):
-        if cleaned.rows.num_rows:
-            return cleaned.rows.slice(0, VERIFIED_ROWS)
+    """Return up to VERIFIED_ROWS rows of the validation split."""
+    for chunk in reader.scan(split_range(logs, "validation")):
+        if chunk.rows.num_rows:
+            return chunk.rows.slice(0, VERIFIED_ROWS)
     raise LogError(
-        f"{redact_uri(logs.path)}: the validation split has no rows left to verify the frozen graph on; restore the log"
+        f"{redact_uri(logs.path)}: the validation split has no rows to verify the frozen graph on; restore the log"
     )
 
 
@@ -98,16 +108,16 @@ def _held_out(reader: LogReader, logs: LogsConfig) -> pa.Table:
 def largest_difference(
     model: MMoE, ranker: FrozenRanker, rows: pa.Table, calibration: Calibration | None = None
 ) -> float:
-    """Largest difference between dense and frozen scores of completed rows, over all tasks and each task alone.
+    """Return the maximum difference between dense and frozen scores, over all tasks together and each task alone.
 
-    The dense model runs in float64 as the frozen graph does: in float32 an example on the border between two experts
-    may fall on the other side.
+    The dense model runs in float64, like the frozen graph: in float32, rounding can route an example between two experts
+    to the other expert.
 
     Args:
-        model: the dense model.
-        ranker: what it was frozen to.
+        model: dense model.
+        ranker: frozen ranker of the model.
         rows: completed rows.
-        calibration: of the dense model's outputs; none by default.
+        calibration: calibration of the outputs of the dense model; default: none.
     """
     tasks = ranker.schema.tasks
     inputs = TorchBatch.from_numpy(ranker.encoder.encode(rows))
@@ -115,4 +125,4 @@ def largest_difference(
     dense = to_probabilities((calibration or Calibration())(outputs.numpy(), ranker.schema.task_names), tasks)
     together, _ = ranker.score_completed(rows, tasks)
     alone = np.concatenate([ranker.score_completed(rows, [task])[0] for task in tasks], 1)
-    return float(np.max([np.abs(dense - frozen).max() for frozen in (together, alone)]))  # keeps a NaN
+    return float(np.max([np.abs(dense - scores).max() for scores in (together, alone)]))  # np.max propagates NaN

@@ -1,4 +1,4 @@
-"""``ranker items load`` and ``ranker users load``: a side table into a Redis that running services look into."""
+"""``ranker items load`` and ``ranker users load``: loads a side table into the Redis feature store of the service."""
 
 from __future__ import annotations
 
@@ -15,77 +15,79 @@ from ranking.artifacts.feature_store_keys import key_prefix, redact_address, uns
 from ranking.errors import OutputError, UsageError
 from ranking.schema import Owner, Schema
 
-BATCH = 1_000
-"""Values that are sent before their answers are awaited."""
-SECONDS = 30.0
-"""In which the store must answer a batch."""
+BATCH_SIZE = 1_000
+"""Number of values per pipelined batch of commands."""
+TIMEOUT_SECONDS = 30.0
+"""Timeout of connecting and of each response in seconds."""
 
 
 def load_features(
     where: Uri, owner: Owner, schema: Schema, model: str, url: str, prefix: str, ttl: int | None
 ) -> dict[str, Any]:
-    """Checks all rows, then writes each with one SET, so that no reader sees half of it.
+    """Check all rows, then write each row with one SET command, so that every read sees a whole row.
 
     Args:
-        where: Parquet file or folder, one row an id.
-        owner: whose features these are.
-        schema: of the ranker that will read them; nothing else is written.
-        model: name under which that ranker is served.
-        url: the store's address, see ``ranking.artifacts.feature_store_keys``.
-        prefix: of the keys.
-        ttl: seconds after which a value goes; None: never.
+        where: Parquet file or folder with one row per id.
+        owner: owner of the features.
+        schema: schema of the ranker that uses the features; other columns are not written.
+        model: name under which the ranker is served.
+        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        prefix: prefix of the keys.
+        ttl: seconds after which values expire; None: never.
 
     Returns:
-        Where to, the pattern of the keys, which columns and how many values.
+        The address, the key pattern, the columns and the number of values.
 
     Raises:
-        LogError: a row that cannot be used; nothing is written.
-        OutputError: the store cannot be reached, or refuses; says how much it holds already.
-        UsageError: an option of the address means nothing.
+        LogError: a row cannot be used; nothing is written.
+        OutputError: the store cannot be reached or rejects a command; says how many rows are already written.
+        UsageError: the address has an unsupported option.
     """
     writer, rows = Writer(url, ttl), SideTableReader(where, schema, owner)
     if rows.ignored_columns:
-        print_status(f"left out, for the ranker does not read them: {', '.join(rows.ignored_columns)}")
+        print_status(f"ignored columns that the ranker does not use: {', '.join(rows.ignored_columns)}")
     if rows.missing_columns:
-        print_status(f"not there, and as the bundle has them: {', '.join(rows.missing_columns)}")
+        print_status(f"columns that are missing and are taken from the bundle: {', '.join(rows.missing_columns)}")
     checking = Progress(f"checking {owner}s", unit="rows", total=rows.num_rows)
     for count in rows.check():
         checking.advance(count)
     checking.close()
-    begin = key_prefix(prefix, model, owner)
+    key_start = key_prefix(prefix, model, owner)
     loading = Progress(f"loading {owner}s", unit="rows", total=rows.num_rows)
     written = 0
     try:
-        for batch in _batches(rows, begin):
+        for batch in _batches(rows, key_start):
             writer.write(batch)
             written += len(batch)
             loading.advance(len(batch))
     except redis.RedisError as error:
         raise OutputError(
             f"{redact_address(url)}: cannot be written ({single_line(error)}); "
-            f"it has {written:,} of {rows.num_rows:,} {owner}s, "
-            "each of them whole: mend it and load again"
+            f"{written:,} of {rows.num_rows:,} {owner}s "
+            "are written completely: fix the store and load again"
         ) from None
     loading.close()
-    return {"to": redact_address(url), "keys": f"{begin}*", "columns": rows.columns, f"{owner}s": written}
+    return {"to": redact_address(url), "keys": f"{key_start}*", "columns": rows.columns, f"{owner}s": written}
 
 
 class Writer:
-    """Writes to Redis.
+    """Client that writes values to Redis.
 
     Args:
-        url: address.
-        ttl: of all values, in seconds; None: they stay.
+        url: address of the store.
+        ttl: seconds after which values expire; None: never.
 
     Raises:
-        OutputError: it cannot be reached.
-        UsageError: an option of the address means nothing.
+        OutputError: the store cannot be reached.
+        UsageError: the address has an unsupported option.
     """
 
     def __init__(self, url: str, ttl: int | None) -> None:
         self._ttl = ttl
         try:
-            self._redis = redis.Redis.from_url(url, protocol=2, socket_timeout=SECONDS, socket_connect_timeout=SECONDS)
+            self._redis = redis.Redis.from_url(
+                url, protocol=2, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
+            )
             self._redis.connection_pool.make_connection()
         except (TypeError, ValueError, redis.RedisError):
             raise UsageError(unsupported_option_message(url)) from None
@@ -98,31 +100,31 @@ class Writer:
             ) from None
 
     def write(self, values: dict[str, bytes]) -> None:
-        """Sets each key to its value.
+        """Set each key to its value.
 
         Raises:
-            redis.RedisError: it cannot be reached, or refuses one; the message quotes none of them.
+            redis.RedisError: the store cannot be reached or rejects a command; the message contains no value.
         """
         pipeline = self._redis.pipeline(transaction=False)
         for key, value in values.items():
             pipeline.set(key, value, ex=self._ttl)
-        for answer in pipeline.execute(raise_on_error=False):
-            if isinstance(answer, redis.RedisError):
-                raise answer
+        for reply in pipeline.execute(raise_on_error=False):
+            if isinstance(reply, redis.RedisError):
+                raise reply
 
 
-def _batches(rows: SideTableReader, begin: str) -> Iterator[dict[str, bytes]]:
-    """Key → value of ``BATCH`` rows at a time."""
+def _batches(rows: SideTableReader, key_start: str) -> Iterator[dict[str, bytes]]:
+    """Yield keys and values of up to ``BATCH_SIZE`` rows."""
     for chunk in rows:
         values = list(_values(chunk))
-        keys = [f"{begin}{each}" for each in chunk.ids.to_pylist()]
-        for start in range(0, len(keys), BATCH):
-            stop = start + BATCH
+        keys = [f"{key_start}{row_id}" for row_id in chunk.ids.to_pylist()]
+        for start in range(0, len(keys), BATCH_SIZE):
+            stop = start + BATCH_SIZE
             yield dict(zip(keys[start:stop], values[start:stop], strict=True))
 
 
-def _values(rows: SideTableChunk) -> Iterator[bytes]:
-    """Each row as JSON."""
-    names = rows.features.column_names
-    for cells in zip(*(column.to_pylist() for column in rows.features.columns), strict=True):
+def _values(chunk: SideTableChunk) -> Iterator[bytes]:
+    """Yield each row as JSON."""
+    names = chunk.features.column_names
+    for cells in zip(*(column.to_pylist() for column in chunk.features.columns), strict=True):
         yield orjson.dumps(dict(zip(names, cells, strict=True)))

@@ -1,4 +1,4 @@
-"""From a bundle to a version in a repository."""
+"""``ranker publish``: copies a bundle into a repository as its next version."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ranking.schema import MODEL_NAME
 
 
 def publish(source: Path, repo: Path, name: str | None = None, keep: int | None = None) -> tuple[str, int]:
-    """Copies a bundle into a repository as its next version and makes that the current one, unless another is pinned.
+    """Copy a bundle into a repository as its next version, and make it the current version unless another is pinned.
 
-    A crash at any point leaves the repository as it was: the copy becomes a version by one rename, and current.json is
-    replaced by another. Several publishers may be at work: each gets a version of its own.
+    A crash at any point leaves a valid repository: the copy becomes a version by one rename, and current.json is
+    replaced atomically. Concurrent publishers get different versions.
 
     Args:
         source: the bundle.
         repo: the repository.
-        name: of the model; default: the bundle's.
-        keep: so many of the newest versions stay, and those that current.json names; default: all.
+        name: name of the model; default: the name in the bundle.
+        keep: number of newest versions to keep, besides those that current.json names; default: all.
 
     Returns:
-        The model's name and the version.
+        The name of the model and the version.
 
     Raises:
-        BundleError: the bundle does not verify, the name is none that a folder can have, or current.json is damaged.
+        BundleError: the checksums do not match, the name is invalid, or current.json is damaged.
         OutputError: the repository cannot be written.
     """
     ranker = bundle.load(source)
     name = ranker.schema.name if name is None else name
     if not re.fullmatch(MODEL_NAME, name):
         raise BundleError(f"name '{name}': use letters, digits, '_' and '-'")
-    _released(repo, name)  # else nobody would know what is pinned, and all work be in vain
+    _current_release(repo, name)  # fail before the copy if current.json is damaged
     with repository.staging_dir(repo, name) as work:
         with atomic_directory(work / "new") as draft:
             shutil.copytree(source, draft, dirs_exist_ok=True)
@@ -45,32 +45,32 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
         with repository.lock_model(repo, name):
             version = max(repository.list_versions(repo, name), default=0) + 1
             _move(work / "new", repository.bundle_folder(repo, name, version))
-            before = _released(repo, name)
-            if before is not None and before.pinned:
+            previous = _current_release(repo, name)
+            if previous is not None and previous.pinned:
                 print_status(
-                    f"{name} is pinned to version {before.version}: version {version} is published but not current; "
-                    f"'ranker release {repo} {name} --version {version}' makes it so"
+                    f"{name} is pinned to version {previous.version}: version {version} is published but is not the current version; "
+                    f"'ranker release {repo} {name} --version {version}' makes it current"
                 )
-                after = before
+                release = previous
             else:
-                after = Release(version=version) if before is None else before.promoted(version)
-                repository.write_release(repo, name, after)
+                release = Release(version=version) if previous is None else previous.promoted(version)
+                repository.write_release(repo, name, release)
             if keep is not None:
-                _retire(repo, name, keep, after, work)
+                _retire(repo, name, keep, release, work)
     return name, version
 
 
-def _released(repo: Path, name: str) -> Release | None:
-    """What is to be served of the model so far."""
+def _current_release(repo: Path, name: str) -> Release | None:
+    """Return the release of the model; None if nothing is published."""
     return repository.read_release(repo, name) if (repo / name / CURRENT).exists() else None
 
 
 def _retire(repo: Path, name: str, keep: int, release: Release, work: Path) -> None:
-    """Moves old versions away, so that each goes at once and not file by file; whoever has loaded one keeps it."""
+    """Remove old versions, each by one rename; services that loaded a removed version keep it in memory."""
     for version in repository.list_versions(repo, name)[:-keep]:
         if version not in release.versions:
             _move(repository.bundle_folder(repo, name, version), work / str(version))
-            print_status(f"{name} version {version} is removed")
+            print_status(f"removed version {version} of {name}")
 
 
 def _move(folder: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which versions of a model are to be served: an operator's changes to ``current.json``."""
+"""``ranker release``: shows or changes which versions of a model are served (``current.json``)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ranking.errors import BundleError
 
 
 def change_release(repo: Path, name: str, changes: Mapping[str, Any]) -> Release:
-    """Changes what is to be served of a model; services follow when they next look.
+    """Change which versions of a model are served; services apply the change at their next poll.
 
     Args:
         repo: the repository.
-        name: of the model.
-        changes: fields of ``Release`` → new values; a version that becomes current is no canary or shadow any longer.
-            With a version, a damaged current.json is written anew.
+        name: name of the model.
+        changes: new values of ``Release`` fields. A version that becomes current is removed as canary and shadow. With
+            a version, a damaged current.json is rewritten.
 
     Returns:
-        What is to be served now.
+        The new release.
 
     Raises:
-        BundleError: no such model or version, changes that do not fit together, or a damaged current.json.
+        BundleError: the model or a version does not exist, the changes conflict, or current.json is damaged.
         OutputError: the repository cannot be written.
     """
     if not repository.list_versions(repo, name):
@@ -32,13 +32,13 @@ def change_release(repo: Path, name: str, changes: Mapping[str, Any]) -> Release
     if not changes:
         return repository.read_release(repo, name)
     with repository.lock_model(repo, name):
-        before = _before(repo, name, changes)
-        release = parse_release({**before.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
+        previous = _previous(repo, name, changes)
+        release = parse_release({**previous.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
         repository.write_release(repo, name, release)
     return release
 
 
-def _before(repo: Path, name: str, changes: Mapping[str, Any]) -> Release:
+def _previous(repo: Path, name: str, changes: Mapping[str, Any]) -> Release:
     if "version" not in changes:
         return repository.read_release(repo, name)
     try:

@@ -1,4 +1,4 @@
-"""Offline scoring: a log or a table of candidates in, scores out, a batch at a time."""
+"""``ranker score``: scores a log or a table of candidates in batches."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pipelines.config.uri import Uri, redact_uri
 from pipelines.console import Progress, print_status
 from pipelines.data.profile import open_quarantine, write_bad_rows
 from pipelines.data.reader import LogReader, as_log_error
-from ranking.artifacts.atomic_files import os_error_text, check_writable
+from ranking.artifacts.atomic_files import check_writable, os_error_text
 from ranking.errors import LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker, score_table
 
 
 def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] | None = None) -> dict[str, int]:
-    """Scores every row of a log; duplicates are kept, bad rows go to ``OUT.quarantine.jsonl``.
+    """Score every row of a log; duplicates are kept, bad rows are written to ``OUT.quarantine.jsonl``.
 
     Args:
-        ranker: what scores.
+        ranker: the ranker.
         logs: Parquet file or folder; labels are not needed.
-        out: Parquet file with the row's ids (and time, if there is one) and a column for each task.
-        tasks: which; default all.
+        out: Parquet file for the ids of each row, its time (if any) and a column per task.
+        tasks: tasks to score; default: all.
 
     Returns:
-        Numbers of ``scored`` and ``bad`` rows.
+        Number of ``scored`` and of ``bad`` rows.
 
     Raises:
         LogError: the log cannot be read or is empty.
         OutputError: ``out`` cannot be written.
-        InvalidInputError: an unknown task.
+        InvalidInputError: a task is unknown or named twice.
     """
-    chosen = ranker.tasks(tasks)
+    selected = ranker.tasks(tasks)
     check_writable(out)
     columns = ranker.schema.columns
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
@@ -44,19 +44,19 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     writer = None
     try:
         with open_quarantine(quarantine) as bad_rows:
-            for cleaned in reader.scan(drop_duplicates=False):
-                write_bad_rows(cleaned.bad, bad_rows)
-                names = [c for c in (columns.user, columns.item, columns.time) if c in cleaned.rows.column_names]
-                with as_log_error(cleaned.file):
-                    scored = score_table(ranker.score_completed(cleaned.rows, chosen)[0], chosen)
-                table = pa.table({c: cleaned.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
+            for chunk in reader.scan(drop_duplicates=False):
+                write_bad_rows(chunk.bad, bad_rows)
+                names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
+                with as_log_error(chunk.file):
+                    scored = score_table(ranker.score_completed(chunk.rows, selected)[0], selected)
+                table = pa.table({c: chunk.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
                 writer = writer or pq.ParquetWriter(draft, table.schema)
-                writer.write_table(_as_before(table, writer.schema, cleaned.file))
+                writer.write_table(_cast(table, writer.schema, chunk.file))
                 counts["scored"] += table.num_rows
-                counts["bad"] += cleaned.bad.num_rows
+                counts["bad"] += chunk.bad.num_rows
                 progress.advance(table.num_rows)
         if writer is None:
-            raise LogError(f"{redact_uri(logs)}: the log is empty, there is nothing to score")
+            raise LogError(f"{redact_uri(logs)}: the log is empty: there are no rows to score")
         writer.close()
         draft.replace(out)
     except OSError as error:
@@ -69,17 +69,19 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
             quarantine.unlink(missing_ok=True)
     progress.close()
     if counts["bad"]:
-        print_status(f"{counts['bad']:,} bad rows are left out, see {quarantine}")
+        print_status(f"{counts['bad']:,} bad rows were not scored, see {quarantine}")
     return counts
 
 
-def _as_before(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
-    """The table with the columns and types of the first file's.
+def _cast(table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+    """Cast a table to the schema of the first file.
 
     Raises:
-        LogError: this file's ids or time are others.
+        LogError: the ids or the time of this file have other types.
     """
     try:
         return table.cast(schema)
     except (pa.ArrowException, ValueError) as error:
-        raise LogError(f"{file}: its ids or time differ from the files before ({error}); write all alike") from None
+        raise LogError(
+            f"{file}: its ids or time differ from those of earlier files ({error}); write the same types in all files"
+        ) from None

@@ -120,7 +120,7 @@ class Trainer:
             RankerError: a loss became NaN or infinite; the batch is saved.
             OutputError: the run folder cannot be written.
         """
-        progress = Progress("training", unit="steps", total=self.steps, done=self._step)
+        progress = Progress("training", unit="steps", total=self.steps, initial=self._step)
         self._check_start, stop = time.monotonic(), False
         while self._epoch < self._settings.epochs and not stop:
             slices, start_step = self._slices, self._step

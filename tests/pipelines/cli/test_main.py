@@ -145,7 +145,7 @@ class TestTheWayOfANewcomer:
     def test_freeze_prints_the_bundle_and_says_on_stderr_that_it_scores_as_the_dense_model(self, shown: Shown) -> None:
         _, out, err = shown.commands["freeze"]
         assert out == f"{shown.folder}/bundle\n"
-        assert "frozen = dense on " in err
+        assert "frozen and dense scores agree on " in err
 
     def test_report_prints_the_page_which_names_the_command(self, shown: Shown) -> None:
         page = shown.folder / "report.html"
@@ -211,7 +211,7 @@ class TestGates:
         ]
         code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
         assert (code, out) == (1, "")
-        assert err.startswith(f"ranker: {tmp_path}/run holds a model for each task")
+        assert err.startswith(f"ranker: {tmp_path}/run contains an independent model for each task")
         assert err.count("\n") == 1
         assert ranker("freeze", tmp_path / "run" / "tasks" / "click", "--out", tmp_path / "bundle").code == 0
 

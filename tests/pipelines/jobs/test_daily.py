@@ -1,4 +1,4 @@
-"""The daily job on a small generated log, whose last days come one by one."""
+"""The daily job on a small generated log whose last days arrive one by one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ranking.artifacts import bundle, repository
 from tests.conftest import SMALL
 
 LENIENT = ("--margin", "0.3")
-"""A day of this log is 600 rows: five steps, in which a model learns noise."""
+"""Margin for models that train on 600 new rows (five steps) and therefore learn noise."""
 
 NINTH, TENTH = date(2026, 1, 9), date(2026, 1, 10)
 
 
 class Feed:
-    """A log that grows, its runs and its repository.
+    """A growing log with its runs and its repository.
 
     Args:
         folder: of everything.
@@ -38,28 +38,28 @@ class Feed:
         self.runs = folder / "runs"
         self.repository = folder / "repository"
 
-    def copied(self, folder: Path) -> Feed:
-        """The same somewhere else."""
+    def copy(self, folder: Path) -> Feed:
+        """Copy everything to another folder."""
         shutil.copytree(self.folder, folder)
         return Feed(folder)
 
     def partition(self, day: date) -> Path:
-        """The folder of the log's rows of one day."""
+        """Return the partition folder of a day."""
         return self.folder / "logs" / "log" / f"date={day.isoformat()}"
 
     def rewrite(self, day: date, change: Any) -> None:
-        """Changes a day's rows."""
+        """Apply a function to the rows of a day."""
         for file in self.partition(day).glob("*.parquet"):
             pq.write_table(change(pq.ParquetFile(file).read()), file)
 
     def daily(self, day: date, *options: str) -> int:
-        """The exit status of the job."""
+        """Run the job; return its exit code."""
         settings = [part for setting in SMALL for part in ("--set", setting)]
         where = ["--repository", str(self.repository), "--runs", str(self.runs), "--day", day.isoformat()]
         return main(["daily", str(self.folder / "logs" / "ranker.toml"), *where, *settings, *options])
 
     def record(self, day: date) -> dict[str, Any]:
-        """What became of a day."""
+        """Return ``daily.json`` of a day."""
         found: dict[str, Any] = json.loads((self.runs / day.isoformat() / "daily.json").read_text())
         return found
 
@@ -74,7 +74,7 @@ class Feed:
 
 @pytest.fixture(scope="module")
 def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
-    """A feed after its first job, on 9 January; read only."""
+    """The feed after its first job, for 9 January; read only."""
     feed = Feed(tmp_path_factory.mktemp("daily") / "feed")
     shutil.copytree(logs, feed.folder / "logs")
     shutil.rmtree(feed.partition(TENTH))
@@ -84,26 +84,26 @@ def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
 
 @pytest.fixture
 def feed(first: Feed, logs: Path, tmp_path: Path) -> Feed:
-    """The feed on the morning after, with the log of 10 January."""
-    feed = first.copied(tmp_path / "feed")
+    """The feed with the log of 10 January."""
+    feed = first.copy(tmp_path / "feed")
     shutil.copytree(logs / "log" / "date=2026-01-10", feed.partition(TENTH))
     return feed
 
 
-def flipped(table: pa.Table) -> pa.Table:
-    """Every click taken for none, and the other way round: a log that teaches the contrary."""
+def flip_clicks(table: pa.Table) -> pa.Table:
+    """Invert every click."""
     place = table.column_names.index("click")
     return table.set_column(place, "click", pc.subtract(1, table["click"]).cast(table["click"].type))
 
 
 class TestFirstDay:
-    def test_trains_from_the_start_and_publishes(self, first: Feed) -> None:
+    def test_first_day_trains_from_scratch_and_publishes(self, first: Feed) -> None:
         assert first.record(NINTH) == {
             "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "version": 1
         }  # fmt: skip
         assert first.current == 1
 
-    def test_leaves_the_day_to_judge_and_the_one_before_to_validate(self, first: Feed) -> None:
+    def test_first_day_tests_on_the_day_and_validates_on_the_day_before(self, first: Feed) -> None:
         logs = RunFolder.open(first.runs / "2026-01-09").load_config().logs
         assert (logs.train_from, logs.validation_from, logs.test_from) == (
             None, datetime(2026, 1, 8), datetime(2026, 1, 9)
@@ -111,7 +111,7 @@ class TestFirstDay:
 
 
 class TestNewDay:
-    def test_goes_on_from_what_is_served_with_the_days_it_has_not_seen(self, feed: Feed) -> None:
+    def test_new_day_continues_from_the_served_run_on_unseen_days(self, feed: Feed) -> None:
         assert feed.daily(TENTH, *LENIENT) == 0
         assert feed.record(TENTH) == {
             "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
@@ -120,36 +120,36 @@ class TestNewDay:
         assert logs.train_from == datetime(2026, 1, 8)
         assert feed.current == 2
 
-    def test_is_done_once(self, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-        """Also if the job ended after it had published, and before it wrote that down."""
+    def test_published_day_is_not_repeated(self, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+        """Also if the previous job ended between the publication and the write of its record."""
         record = feed.runs / "2026-01-09" / "daily.json"
         record.write_text(json.dumps(feed.record(NINTH) | {"version": None}))
         assert feed.daily(NINTH) == 0
-        assert "published already" in capsys.readouterr().err
+        assert "is already published" in capsys.readouterr().err
         assert feed.published == [1]
         assert feed.record(NINTH)["version"] == 1
 
-    def test_starts_anew_when_asked(self, feed: Feed) -> None:
+    def test_fresh_trains_from_scratch(self, feed: Feed) -> None:
         assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
         assert feed.record(TENTH)["from"] is None
         assert feed.record(TENTH)["against"] == 1
 
-    def test_needs_rows_of_the_day(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_day_without_rows_is_rejected(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         assert first.daily(TENTH) == 1
         assert "log: has no row of 2026-01-10" in capsys.readouterr().err
         assert not (first.runs / "2026-01-10").exists()
 
-    def test_comes_after_the_served_one(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_day_before_the_served_day_is_rejected(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         assert first.daily(date(2026, 1, 8)) == 2
-        assert "2026-01-09, whose run is served, trained until 2026-01-08" in capsys.readouterr().err
+        assert "2026-01-09, the run of the served version, trained until 2026-01-08" in capsys.readouterr().err
 
-    def test_names_a_date(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_invalid_date_is_rejected(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main(["daily", "x.toml", "--repository", "r", "--runs", "s", "--day", "2026-02-30"])
-        assert "'2026-02-30' is no date" in capsys.readouterr().err
+        assert "'2026-02-30' is not a date" in capsys.readouterr().err
 
 
-def test_a_running_service_swaps_to_the_new_day(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_service_switches_to_the_new_version(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKER_POLL_SECONDS", "0.2")
     request = {"user": {"id": "u1"}, "context": {"hour": 9}, "items": [{"id": "v1"}, {"id": "v2"}]}
     with service(feed.repository) as url:
@@ -161,29 +161,31 @@ def test_a_running_service_swaps_to_the_new_day(feed: Feed, monkeypatch: pytest.
         assert version == "2"
 
 
-class TestWorseModel:
+class TestQualityGate:
     POISON = ("--set", "training.epochs=8", "--set", "training.learning_rate.trunk=0.02")
 
     @pytest.fixture
-    def spoilt(self, feed: Feed) -> Feed:
-        """What is new in the log, but for the day that judges, teaches the contrary."""
+    def spoiled(self, feed: Feed) -> Feed:
+        """The feed with inverted clicks on the new training days; the test day is unchanged."""
         for day in (date(2026, 1, 8), NINTH):
-            feed.rewrite(day, flipped)
+            feed.rewrite(day, flip_clicks)
         return feed
 
-    def test_is_refused(self, spoilt: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-        assert spoilt.daily(TENTH, *self.POISON) == 3
-        said = capsys.readouterr()
-        assert "ranker: 2026-01-10 is not published, it is worse than version 1 of feed by more than 1.0%" in said.err
-        assert "click auc" in said.err
-        assert said.out == ""
-        assert spoilt.published == [1]
-        assert spoilt.current == 1
-        record = spoilt.record(TENTH)
+    def test_worse_model_is_not_published_with_exit_code_3(
+        self, spoiled: Feed, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert spoiled.daily(TENTH, *self.POISON) == 3
+        output = capsys.readouterr()
+        assert "ranker: 2026-01-10 is not published: it is worse than version 1 of feed by more than 1.0%" in output.err
+        assert "click auc" in output.err
+        assert output.out == ""
+        assert spoiled.published == [1]
+        assert spoiled.current == 1
+        record = spoiled.record(TENTH)
         assert record["version"] is None
         assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
 
-        assert spoilt.daily(TENTH, *self.POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
+        assert spoiled.daily(TENTH, *self.POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
         assert "training has already finished" in capsys.readouterr().err
-        assert spoilt.published == [1, 2]
-        bundle.load(repository.bundle_folder(spoilt.repository, "feed", 2))
+        assert spoiled.published == [1, 2]
+        bundle.load(repository.bundle_folder(spoiled.repository, "feed", 2))

@@ -22,7 +22,7 @@ from ranking.frozen.calibration import to_probabilities
 
 @pytest.fixture
 def copy(run: RunFolder, tmp_path: Path) -> RunFolder:
-    """A copy of the run that a test may damage."""
+    """A copy of the run that a test may change."""
     return RunFolder(shutil.copytree(run.path, tmp_path / "run"))
 
 
@@ -35,8 +35,8 @@ def held_out(run: RunFolder) -> pa.Table:
     return pa.concat_tables([batch.rows for batch in reader.scan(split_range(config.logs, "validation"))])
 
 
-def change(run: RunFolder, **weights: float) -> None:
-    """Fills parts of the best weights with a number."""
+def fill_weights(run: RunFolder, **weights: float) -> None:
+    """Fill the named tensors of the best weights with a number."""
     best = load_file(run.best)
     for name, value in weights.items():
         best[name.replace("__", ".")].fill_(value)
@@ -46,22 +46,24 @@ def change(run: RunFolder, **weights: float) -> None:
 class TestUnconvergedGates:
     @pytest.fixture
     def unconverged(self, copy: RunFolder) -> RunFolder:
-        change(copy, gate__z=0.0)
+        fill_weights(copy, gate__z=0.0)
         return copy
 
-    def test_are_refused_by_task_selector_and_distance(self, unconverged: RunFolder, tmp_path: Path) -> None:
+    def test_unconverged_gate_is_rejected_with_task_selector_and_distance(
+        self, unconverged: RunFolder, tmp_path: Path
+    ) -> None:
         with pytest.raises(NotConvergedError) as caught:
             freeze_run(unconverged.path, tmp_path / "bundle")
         for task in unconverged.load_config().task_names:
             assert f"task '{task}' selector 0 is 100.0% of γ/2 away" in str(caught.value)
         assert "train for more steps" in str(caught.value)
 
-    def test_leave_nothing_behind(self, unconverged: RunFolder, tmp_path: Path) -> None:
+    def test_unconverged_gate_leaves_no_files(self, unconverged: RunFolder, tmp_path: Path) -> None:
         with pytest.raises(NotConvergedError):
             freeze_run(unconverged.path, tmp_path / "bundle")
         assert [file.name for file in tmp_path.iterdir()] == ["run"]
 
-    def test_of_one_task_are_enough_and_only_they_are_named(self, copy: RunFolder, tmp_path: Path) -> None:
+    def test_only_unconverged_selectors_are_named(self, copy: RunFolder, tmp_path: Path) -> None:
         best = load_file(copy.best)
         best["gate.z"][2, 1] = 0.4 * best["gate.gamma"]
         save_file(best, copy.best)
@@ -72,9 +74,9 @@ class TestUnconvergedGates:
         assert str(caught.value).count("selector") == 1
 
 
-class TestTarget:
+class TestOutputFolder:
     @pytest.mark.parametrize("kind", ["file", "bundle"])
-    def test_that_exists_is_refused_and_stays_as_it_is(
+    def test_existing_output_is_rejected_and_unchanged(
         self, run: RunFolder, bundle: Path, tmp_path: Path, kind: str
     ) -> None:
         out = tmp_path / "out"
@@ -88,11 +90,11 @@ class TestTarget:
         assert str(caught.value).startswith(f"{out} ")
         assert sorted(out.rglob("*")) == before
 
-    def test_is_made_with_the_folders_above_it(self, run: RunFolder, tmp_path: Path) -> None:
+    def test_parent_folders_of_the_output_are_created(self, run: RunFolder, tmp_path: Path) -> None:
         freeze_run(run.path, tmp_path / "a" / "b" / "bundle")
         assert (tmp_path / "a" / "b" / "bundle" / "manifest.json").is_file()
 
-    def test_that_cannot_be_written_is_told_before_the_work(
+    def test_unwritable_output_is_rejected_before_any_work(
         self, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "file").write_text("no folder")
@@ -102,7 +104,7 @@ class TestTarget:
 
 
 class TestBundle:
-    def test_scores_as_the_dense_model_does(self, run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
+    def test_bundle_scores_equal_the_dense_model(self, run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
         model, encoder = load_model(run, run.load_config())
         ranker = ranking.load(bundle)
         with torch.no_grad():
@@ -113,18 +115,18 @@ class TestBundle:
         for i, task in enumerate(frozen.column_names):
             assert frozen[task].to_numpy() == pytest.approx(dense[:, i], abs=TOLERANCE)
 
-    def test_scores_each_task_alone_as_the_dense_model_does(
+    def test_bundle_scores_of_single_tasks_equal_the_dense_model(
         self, run: RunFolder, bundle: Path, held_out: pa.Table
     ) -> None:
         model, _ = load_model(run, run.load_config())
         assert largest_difference(model, ranking.load(bundle), held_out) <= TOLERANCE
 
-    def test_holds_only_the_experts_that_a_task_chose(self, bundle: Path) -> None:
+    def test_bundle_contains_only_selected_experts(self, bundle: Path) -> None:
         ranker = ranking.load(bundle)
         held = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
         assert held == set(ranker.selection.experts_used)
 
-    def test_carries_schema_objective_tables_and_how_it_was_trained(self, run: RunFolder, bundle: Path) -> None:
+    def test_bundle_contains_schema_objective_tables_and_training_details(self, run: RunFolder, bundle: Path) -> None:
         config, ranker = run.load_config(), ranking.load(bundle)
         assert ranker.schema == config.serving_schema
         assert ranker.objective == config.objective
@@ -133,56 +135,60 @@ class TestBundle:
         assert ranker.details["model"]["experts"] == config.model.experts
         assert set(ranker.details["flops"]) == {"dense", "frozen", "per_task"}
 
-    def test_carries_golden_rows_of_the_validation_split(self, bundle: Path, held_out: pa.Table) -> None:
+    def test_bundle_contains_golden_rows_of_the_validation_split(self, bundle: Path, held_out: pa.Table) -> None:
         golden = pq.read_table(bundle / "golden.parquet")["inputs"].combine_chunks()
         inputs = pa.Table.from_struct_array(golden)
         assert inputs.to_pylist() == held_out.select(inputs.column_names).slice(0, inputs.num_rows).to_pylist()
 
-    def test_is_the_same_whenever_it_is_frozen(self, run: RunFolder, bundle: Path, tmp_path: Path) -> None:
+    def test_freezing_twice_gives_identical_bundles(self, run: RunFolder, bundle: Path, tmp_path: Path) -> None:
         freeze_run(run.path, tmp_path / "again")
         assert (tmp_path / "again" / "SHA256SUMS").read_text() == (bundle / "SHA256SUMS").read_text()
 
 
-class TestDifferenceFromTheDenseModel:
-    def test_is_found(self, run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
+class TestLargestDifference:
+    def test_largest_difference_detects_a_changed_bias(self, run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
         model, _ = load_model(run, run.load_config())
         with torch.no_grad():
             model.output.bias[3] += 0.5
         assert largest_difference(model, ranking.load(bundle), held_out) > 100 * TOLERANCE
 
 
-class TestRunsThatCannotBeFrozen:
-    def test_no_run(self, tmp_path: Path) -> None:
+class TestUnusableRuns:
+    def test_folder_without_a_run_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(LogError, match="is not a run folder"):
             freeze_run(tmp_path, tmp_path / "bundle")
 
-    def test_an_unfinished_run(self, copy: RunFolder, tmp_path: Path) -> None:
+    def test_unfinished_run_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
         copy.selection.unlink()
         with pytest.raises(LogError, match="training has not finished"):
             freeze_run(copy.path, tmp_path / "bundle")
 
-    def test_a_damaged_run(self, copy: RunFolder, tmp_path: Path) -> None:
+    def test_damaged_run_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
         copy.best.write_bytes(copy.best.read_bytes()[:1000])
         with pytest.raises(LogError, match="the run is damaged"):
             freeze_run(copy.path, tmp_path / "bundle")
 
-    def test_a_run_whose_log_is_gone(self, copy: RunFolder, tmp_path: Path) -> None:
+    def test_run_with_missing_log_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
         text = copy.config.read_text()
         copy.config.write_text(text.replace('path = "', 'path = "/nowhere'))
         with pytest.raises(LogError, match="no such log"):
             freeze_run(copy.path, tmp_path / "bundle")
         assert not (tmp_path / "bundle").exists()
 
-    def test_a_run_whose_validation_split_is_gone(self, copy: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    def test_run_with_missing_validation_split_is_rejected(
+        self, copy: RunFolder, run: RunFolder, tmp_path: Path
+    ) -> None:
         logs = run.load_config().logs
         shutil.copytree(logs.path, tmp_path / "log", ignore=shutil.ignore_patterns("date=2026-01-09"))
         copy.config.write_text(copy.config.read_text().replace(f'"{logs.path}"', f'"{tmp_path}/log"'))
-        with pytest.raises(LogError, match=r"the validation split has no rows left .*restore the log") as caught:
+        with pytest.raises(LogError, match=r"the validation split has no rows to verify .*restore the log") as caught:
             freeze_run(copy.path, tmp_path / "bundle")
         assert str(caught.value).startswith(f"{tmp_path}/log: ")
         assert not (tmp_path / "bundle").exists()
 
-    def test_a_run_whose_items_hold_a_bad_number(self, copy: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    def test_run_with_invalid_number_in_items_is_rejected(
+        self, copy: RunFolder, run: RunFolder, tmp_path: Path
+    ) -> None:
         logs = run.load_config().logs
         items = pq.read_table(logs.items)
         number = next(f.column for f in run.load_config().serving_schema.numerics if f.owner == "item")
@@ -196,8 +202,8 @@ class TestRunsThatCannotBeFrozen:
         assert str(caught.value).startswith(f"{tmp_path}/bad.parquet: column '{number}', row 17: ")
         assert not (tmp_path / "bundle").exists()
 
-    def test_a_run_whose_weights_are_not_finite(self, copy: RunFolder, tmp_path: Path) -> None:
-        change(copy, output__bias=float("nan"))
+    def test_run_with_nan_weights_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
+        fill_weights(copy, output__bias=float("nan"))
         with pytest.raises((BundleError, LogError)):
             freeze_run(copy.path, tmp_path / "bundle")
         assert not (tmp_path / "bundle").exists()

@@ -1,4 +1,4 @@
-"""``ranker items load`` and ``ranker users load``: what reaches a real Redis, and what is said when it does not."""
+"""``ranker items load`` and ``ranker users load``: what reaches a real Redis, and what is message when it does not."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def bundle(repository_with_tables: Path) -> Path:
 
 @pytest.fixture
 def items(tmp_path: Path) -> Path:
-    return written(tmp_path / "items.parquet", ITEMS)
+    return write_table(tmp_path / "items.parquet", ITEMS)
 
 
-def written(file: Path, columns: dict[str, Any], **how: Any) -> Path:
+def write_table(file: Path, columns: dict[str, Any], **how: Any) -> Path:
     pq.write_table(pa.table(columns), file, **how)
     return file
 
 
 def load(*argv: object) -> tuple[int, str, str]:
-    """The exit code, and what is on stdout and on stderr."""
+    """Run ``ranker``; return its exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -53,16 +53,16 @@ def load(*argv: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def held(empty_redis: RedisServer) -> dict[str, Any]:
-    """What the store holds."""
+def stored(empty_redis: RedisServer) -> dict[str, Any]:
+    """Return the keys and values of the store."""
     keys = sorted(empty_redis.client.keys())
     return {key.decode(): json.loads(empty_redis.client.get(key)) for key in keys}
 
 
-def test_items_become_a_json_object_a_key(empty_redis: RedisServer, bundle: Path, items: Path) -> None:
+def test_items_are_stored_as_one_json_object_per_key(empty_redis: RedisServer, bundle: Path, items: Path) -> None:
     code, out, err = load("items", "load", items, "--bundle", bundle, "--to", empty_redis.url, "--model", "feed")
     assert code == 0
-    assert held(empty_redis) == {
+    assert stored(empty_redis) == {
         "ranker:feed:item:7": {"genres": ["news"], "words": ["a"], "price": 1.5},
         "ranker:feed:item:8": {"genres": [], "words": None, "price": None},
         "ranker:feed:item:9": {"genres": None, "words": ["b", "c"], "price": 3.0},
@@ -73,36 +73,36 @@ def test_items_become_a_json_object_a_key(empty_redis: RedisServer, bundle: Path
         "columns": ["genres", "words", "price"],
         "items": 3,
     }
-    assert "left out, for the ranker does not read them: colour" in err
+    assert "ignored columns that the ranker does not use: colour" in err
     assert "loading items: 3 rows" in err
 
 
-def test_users_of_a_folder_with_a_prefix_that_go_after_a_while(
+def test_users_of_a_folder_are_stored_with_prefix_and_ttl(
     empty_redis: RedisServer, bundle: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "users"
     folder.mkdir()
-    written(folder / "a.parquet", {"user_id": ["u1"], "age": [31]})
-    written(folder / "b.parquet", {"user_id": ["ü2"], "country": ["C1"], "age": [None]})
+    write_table(folder / "a.parquet", {"user_id": ["u1"], "age": [31]})
+    write_table(folder / "b.parquet", {"user_id": ["ü2"], "country": ["C1"], "age": [None]})
     code, out, err = load(
         "users", "load", folder, "--bundle", bundle, "--to", empty_redis.url, "--prefix", "p", "--ttl", 1000
     )
     assert (code, json.loads(out)["users"]) == (0, 2)
-    assert held(empty_redis) == {"p:hand:user:u1": {"age": 31.0}, "p:hand:user:ü2": {"country": "C1", "age": None}}
+    assert stored(empty_redis) == {"p:hand:user:u1": {"age": 31.0}, "p:hand:user:ü2": {"country": "C1", "age": None}}
     assert 900 < empty_redis.client.ttl("p:hand:user:u1") <= 1000
-    assert "not there, and as the bundle has them: liked, recent" in err
+    assert "columns that are missing and are taken from the bundle: liked, recent" in err
 
 
-def test_many_rows_in_several_row_groups(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
+def test_rows_of_several_row_groups_are_stored(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
     count = 2_500
-    file = written(
+    file = write_table(
         tmp_path / "items.parquet", {"item_id": list(range(count)), "price": [1.0] * count}, row_group_size=1_100
     )
     assert load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)[0] == 0
     assert empty_redis.client.dbsize() == count
 
 
-def test_the_store_can_be_named_as_the_service_has_it(
+def test_store_address_defaults_to_ranker_store(
     empty_redis: RedisServer, bundle: Path, items: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKER_STORE", empty_redis.url)
@@ -114,7 +114,7 @@ def test_the_store_can_be_named_as_the_service_has_it(
 
 
 NAN = float("nan")
-WRONG: list[tuple[dict[str, Any], str]] = [
+INVALID_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"item_id": [7, 8, 7], "price": [1.0] * 3}, "column 'item_id', row 2: the id is a duplicate of an earlier row"),
     ({"item_id": [7, None], "price": [1.0] * 2}, "column 'item_id', row 1: the id is null"),
     ({"item_id": [7, 8], "price": [1.0, NAN]}, "column 'price', row 1: is NaN or infinite: write null for unknown"),
@@ -126,18 +126,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("columns", "said"), WRONG)
-def test_a_wrong_row_is_named_before_anything_is_written(
-    empty_redis: RedisServer, bundle: Path, tmp_path: Path, columns: dict[str, Any], said: str
+@pytest.mark.parametrize(("columns", "message"), INVALID_TABLES)
+def test_invalid_row_is_named_before_any_write(
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path, columns: dict[str, Any], message: str
 ) -> None:
-    file = written(tmp_path / "items.parquet", columns, row_group_size=1)
+    file = write_table(tmp_path / "items.parquet", columns, row_group_size=1)
     code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith(f"ranker: {file}: {said}")
+    assert err.splitlines()[-1].startswith(f"ranker: {file}: {message}")
     assert empty_redis.client.dbsize() == 0
 
 
-def test_no_file_and_no_parquet(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
+def test_missing_or_invalid_file_is_rejected(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
     code, _, err = load("items", "load", tmp_path / "nothing", "--bundle", bundle, "--to", empty_redis.url)
     assert (code, "nothing: no such" in err) == (1, True)
     (tmp_path / "items.parquet").write_text("item_id,price")
@@ -145,7 +145,7 @@ def test_no_file_and_no_parquet(empty_redis: RedisServer, bundle: Path, tmp_path
     assert (code, "items.parquet: cannot be read" in err) == (1, True)
 
 
-def test_a_store_that_cannot_be_reached_is_named_without_its_password(bundle: Path, items: Path) -> None:
+def test_unreachable_store_is_named_without_its_password(bundle: Path, items: Path) -> None:
     code, _, err = load("items", "load", items, "--bundle", bundle, "--to", "redis://me:secret@127.0.0.1:1/0")
     assert code == 1
     assert err.startswith("ranker: redis://127.0.0.1:1/0: cannot be reached (Error 111 connecting to 127.0.0.1:1.")
@@ -153,17 +153,17 @@ def test_a_store_that_cannot_be_reached_is_named_without_its_password(bundle: Pa
 
 
 @pytest.mark.parametrize("url", ["localhost", "redis://:se/cret@host", "redis://:secret@127.0.0.1:1/0?nonsense=1"])
-def test_an_address_that_is_none(bundle: Path, items: Path, url: str) -> None:
+def test_invalid_address_is_rejected_without_its_password(bundle: Path, items: Path, url: str) -> None:
     code, _, err = load("items", "load", items, "--bundle", bundle, "--to", url)
     assert (code, "secret" in err or "se/cret" in err) == (2, False)
 
 
-def test_a_store_that_refuses_says_how_much_it_holds_and_shows_no_value(
+def test_store_error_reports_the_written_rows_and_no_value(
     empty_redis: RedisServer, bundle: Path, tmp_path: Path
 ) -> None:
     count = 30_000
     words = [[os.urandom(50).hex()] for _ in range(count)]
-    file = written(tmp_path / "items.parquet", {"item_id": list(range(count)), "words": words})
+    file = write_table(tmp_path / "items.parquet", {"item_id": list(range(count)), "words": words})
     empty_redis.client.config_set("maxmemory", empty_redis.client.info("memory")["used_memory"] + 3_000_000)
     try:
         code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)
@@ -171,7 +171,7 @@ def test_a_store_that_refuses_says_how_much_it_holds_and_shows_no_value(
         empty_redis.client.config_set("maxmemory", 0)
     assert (code, out) == (1, "")
     line = err.splitlines()[-1]
-    assert "cannot be written (command not allowed when used memory > 'maxmemory'" in line
-    assert "of 30,000 items, each of them whole: mend it and load again" in line
+    assert "cannot be write_table (command not allowed when used memory > 'maxmemory'" in line
+    assert "of 30,000 items are written completely: fix the store and load again" in line
     assert words[0][0][:20] not in err
     assert 0 < empty_redis.client.dbsize() < count

@@ -20,61 +20,61 @@ from ranking.errors import BundleError, OutputError
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, drafts too."""
+    """Return the content of every file below a folder, temporary files included."""
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
 class TestVersions:
-    def test_count_from_one(self, bundle: Path, tmp_path: Path) -> None:
+    def test_versions_count_from_one(self, bundle: Path, tmp_path: Path) -> None:
         repository = tmp_path / "repository"
         assert [publish(bundle, repository) for _ in range(3)] == [("feed", 1), ("feed", 2), ("feed", 3)]
         assert repositories.list_versions(repository, "feed") == [1, 2, 3]
 
-    def test_are_whole_bundles(self, bundle: Path, tmp_path: Path) -> None:
+    def test_published_version_is_a_copy_of_the_bundle(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path / "repository")
         assert files(tmp_path / "repository" / "feed" / "1") == files(bundle)
         ranking.load(tmp_path / "repository" / "feed" / "1")
 
-    def test_are_current_as_soon_as_they_are_published(self, bundle: Path, tmp_path: Path) -> None:
+    def test_published_version_becomes_current(self, bundle: Path, tmp_path: Path) -> None:
         for version in (1, 2):
             publish(bundle, tmp_path)
             assert json.loads((tmp_path / "feed" / "current.json").read_text()) == {"version": version}
             assert repositories.read_release(tmp_path, "feed").version == version
 
-    def test_become_current_by_replacing_the_file_and_not_by_rewriting_it(self, bundle: Path, tmp_path: Path) -> None:
-        """Whoever reads current.json meanwhile sees the old one or the new one, never half."""
+    def test_publish_replaces_current_json_instead_of_rewriting_it(self, bundle: Path, tmp_path: Path) -> None:
+        """A concurrent reader of current.json sees the old or the new content, never a part."""
         publish(bundle, tmp_path)
         old = tmp_path / "old.json"
         old.hardlink_to(tmp_path / "feed" / "current.json")
         publish(bundle, tmp_path)
         assert json.loads(old.read_text()) == {"version": 1}
 
-    def test_never_change_once_published(self, bundle: Path, tmp_path: Path) -> None:
+    def test_published_version_never_changes(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path)
         before = files(tmp_path / "feed" / "1")
         publish(bundle, tmp_path)
         assert files(tmp_path / "feed" / "1") == before
 
-    def test_follow_the_highest_even_if_an_older_one_is_current(self, bundle: Path, tmp_path: Path) -> None:
+    def test_next_version_follows_the_highest_after_a_rollback(self, bundle: Path, tmp_path: Path) -> None:
         for _ in range(2):
             publish(bundle, tmp_path)
         (tmp_path / "feed" / "current.json").write_text('{"version": 1}')  # rolled back
         assert publish(bundle, tmp_path) == ("feed", 3)
 
-    def test_follow_the_highest_even_if_one_was_removed(self, bundle: Path, tmp_path: Path) -> None:
+    def test_next_version_follows_the_highest_after_a_removal(self, bundle: Path, tmp_path: Path) -> None:
         for _ in range(3):
             publish(bundle, tmp_path)
         shutil.rmtree(tmp_path / "feed" / "2")
         assert publish(bundle, tmp_path) == ("feed", 4)
 
-    def test_leave_no_draft(self, bundle: Path, tmp_path: Path) -> None:
+    def test_publish_leaves_no_temporary_files(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path)
         assert {file.name for file in tmp_path.iterdir()} == {"feed"}
         assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1", "current.json"}
 
 
 class TestNames:
-    def test_are_the_bundles_unless_one_is_given(self, bundle: Path, tmp_path: Path) -> None:
+    def test_model_name_defaults_to_the_name_in_the_bundle(self, bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path)
         publish(bundle, tmp_path, "trial-2")
         assert repositories.list_models(tmp_path) == ["feed", "trial-2"]
@@ -83,15 +83,17 @@ class TestNames:
     @pytest.mark.parametrize(
         "name", ["", ".", "..", "../up", "a/b", "/etc", "a b", ".hidden", "-rf", "a\\b", "feed\n", "größe", "a\0b"]
     )
-    def test_that_no_folder_should_have_are_refused(self, bundle: Path, tmp_path: Path, name: str) -> None:
+    def test_invalid_model_name_is_rejected(self, bundle: Path, tmp_path: Path, name: str) -> None:
         with pytest.raises(BundleError, match="use letters, digits, '_' and '-'"):
             publish(bundle, tmp_path / "repository", name)
         assert list(tmp_path.iterdir()) == []
 
 
-class TestBundlesThatDoNotVerify:
+class TestInvalidBundles:
     @pytest.mark.parametrize("damage", ["altered", "removed", "added", "sums removed"])
-    def test_are_refused_and_the_repository_stays_as_it_is(self, bundle: Path, tmp_path: Path, damage: str) -> None:
+    def test_damaged_bundle_is_rejected_and_the_repository_unchanged(
+        self, bundle: Path, tmp_path: Path, damage: str
+    ) -> None:
         repository, broken = tmp_path / "repository", tmp_path / "broken"
         publish(bundle, repository)
         before = files(repository)
@@ -112,19 +114,19 @@ class TestBundlesThatDoNotVerify:
         assert str(broken) in str(caught.value)
         assert files(repository) == before
 
-    def test_are_refused_if_there_is_none(self, tmp_path: Path) -> None:
+    def test_missing_bundle_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(BundleError, match=r"is not a bundle: .* make one with 'ranker freeze'"):
             publish(tmp_path / "nothing", tmp_path / "repository")
         assert list(tmp_path.iterdir()) == []
 
 
-class TestRepositoriesThatCannotBeWritten:
-    def test_are_named(self, bundle: Path, tmp_path: Path) -> None:
+class TestUnwritableRepositories:
+    def test_repository_that_is_a_file_is_rejected(self, bundle: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("no folder")
         with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
             publish(bundle, tmp_path / "file")
 
-    def test_stay_as_they_are_if_the_disk_is_full(
+    def test_full_disk_leaves_the_repository_unchanged(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish(bundle, tmp_path)
@@ -133,7 +135,7 @@ class TestRepositoriesThatCannotBeWritten:
 
         def disk_full(source: str, target: str, **_: object) -> None:
             if len(copied) == 2:
-                raise OSError(28, "No space left on device")
+                raise OSError(28, "No space crashed on device")
             copied.append(target)
 
         monkeypatch.setattr(shutil, "copyfile", disk_full)
@@ -142,8 +144,8 @@ class TestRepositoriesThatCannotBeWritten:
         assert files(tmp_path) == before
 
 
-class TestSeveralPublishers:
-    def test_each_get_a_version_of_their_own(self, bundle: Path, tmp_path: Path) -> None:
+class TestConcurrentPublishers:
+    def test_concurrent_publishers_get_different_versions(self, bundle: Path, tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             published = list(pool.map(lambda _: publish(bundle, tmp_path), range(4)))
         assert sorted(published) == [("feed", version) for version in (1, 2, 3, 4)]
@@ -151,7 +153,7 @@ class TestSeveralPublishers:
         for version in (1, 2, 3, 4):
             assert files(tmp_path / "feed" / str(version)) == files(bundle)
 
-    def test_who_has_another_lock_than_ours_does_not_lose_a_version_to_us(
+    def test_version_created_without_our_lock_is_not_overwritten(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         versions = repositories.list_versions
@@ -168,16 +170,18 @@ class TestSeveralPublishers:
 
 
 class TestPinned:
-    def test_stay_current(self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_pinned_version_stays_current(
+        self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         publish(bundle, tmp_path)
         change_release(tmp_path, "feed", {"pinned": True})
         assert publish(bundle, tmp_path) == ("feed", 2)
         assert repositories.read_release(tmp_path, "feed") == Release(version=1, pinned=True)
-        said = capsys.readouterr().err
-        assert "feed is pinned to version 1: version 2 is published but not current" in said
-        assert f"'ranker release {tmp_path} feed --version 2' makes it so" in said
+        status = capsys.readouterr().err
+        assert "feed is pinned to version 1: version 2 is published but is not the current version" in status
+        assert f"'ranker release {tmp_path} feed --version 2' makes it current" in status
 
-    def test_canaries_and_shadows_stay_through_a_publication(self, bundle: Path, tmp_path: Path) -> None:
+    def test_publish_keeps_canary_and_shadow(self, bundle: Path, tmp_path: Path) -> None:
         for _ in range(2):
             publish(bundle, tmp_path)
         canary = {"version": 1, "weight": 0.25}
@@ -187,15 +191,15 @@ class TestPinned:
         assert repositories.read_release(tmp_path, "feed") == expected
 
 
-class TestKeeping:
-    def test_removes_the_oldest(self, bundle: Path, tmp_path: Path) -> None:
+class TestKeep:
+    def test_keep_removes_the_oldest_versions(self, bundle: Path, tmp_path: Path) -> None:
         for _ in range(3):
             publish(bundle, tmp_path)
         publish(bundle, tmp_path, keep=2)
         assert repositories.list_versions(tmp_path, "feed") == [3, 4]
         assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
 
-    def test_never_what_is_served(self, bundle: Path, tmp_path: Path) -> None:
+    def test_keep_never_removes_served_versions(self, bundle: Path, tmp_path: Path) -> None:
         for _ in range(5):
             publish(bundle, tmp_path)
         release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
@@ -203,7 +207,7 @@ class TestKeeping:
         publish(bundle, tmp_path, keep=1)
         assert repositories.list_versions(tmp_path, "feed") == [1, 2, 3, 6]
 
-    def test_a_version_goes_at_once_and_not_file_by_file(
+    def test_keep_removes_a_version_with_one_rename(
         self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish(bundle, tmp_path)
@@ -219,10 +223,10 @@ class TestKeeping:
 
 
 CRASHES = """
-# Publishes into copies of a repository and dies (SIGKILL) before one of its changes to files, another each time.
+# Publishes into crashed_repositories of a repository and dies (SIGKILL) before one of its changes to files, another each time.
 import json, os, shutil, signal, sys
 from pathlib import Path
-import torch, ranking.frozen.graph  # once, not in each child: publishing scores
+import torch, ranking.frozen.graph  # imported once instead of in each child
 from pipelines.jobs.publish import publish
 
 bundle, repository, folder, crashes = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
@@ -232,7 +236,7 @@ def changes(event, arguments):
     if event == "open":
         path, mode, flags = arguments
         writes = mode is not None and set(mode) & set("wax+")
-        return writes or (mode is None and str(path).startswith(str(folder)))  # the second opens to flush
+        return writes or (mode is None and str(path).startswith(str(folder)))  # os.open for fsync
     return event in CHANGES
 
 def publish_in_a_child(copy, die_at):
@@ -269,8 +273,8 @@ print(json.dumps({"changes": total, "points": points}))
 """
 
 
-def crashed(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
-    """Copies of a repository, 0, 1, …, each left by a publication that died at another moment."""
+def crash_publications(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
+    """Copies of a repository, 0, 1, …, each crashed by a publication that died at another crash_point."""
     result = subprocess.run(
         [sys.executable, "-c", CRASHES, bundle, repository, folder, str(crashes)],
         capture_output=True,
@@ -281,43 +285,49 @@ def crashed(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
     return folder
 
 
-MOMENTS = 14
+CRASH_POINTS = 14
 
 
 @pytest.fixture(scope="module")
-def copies(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return crashed(bundle, repository, tmp_path_factory.mktemp("crashed"), MOMENTS)
+def crashed_repositories(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return crash_publications(bundle, repository, tmp_path_factory.mktemp("crash_publications"), CRASH_POINTS)
 
 
 class TestCrashes:
-    @pytest.mark.parametrize("moment", range(MOMENTS))
-    def test_leave_the_old_version_current_and_whole(self, copies: Path, repository: Path, moment: int) -> None:
-        left = copies / str(moment)
-        assert repositories.list_models(left) == ["feed"]
-        assert repositories.read_release(left, "feed").version == 1
-        assert files(left / "feed" / "1") == files(repository / "feed" / "1")
+    @pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
+    def test_crash_leaves_the_old_version_current_and_complete(
+        self, crashed_repositories: Path, repository: Path, crash_point: int
+    ) -> None:
+        crashed = crashed_repositories / str(crash_point)
+        assert repositories.list_models(crashed) == ["feed"]
+        assert repositories.read_release(crashed, "feed").version == 1
+        assert files(crashed / "feed" / "1") == files(repository / "feed" / "1")
 
-    @pytest.mark.parametrize("moment", range(MOMENTS))
-    def test_leave_no_version_that_is_not_whole(self, copies: Path, moment: int) -> None:
-        left = copies / str(moment)
-        for version in repositories.list_versions(left, "feed"):
-            checksums.verify_files(repositories.bundle_folder(left, "feed", version))
+    @pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
+    def test_crash_leaves_only_complete_versions(self, crashed_repositories: Path, crash_point: int) -> None:
+        crashed = crashed_repositories / str(crash_point)
+        for version in repositories.list_versions(crashed, "feed"):
+            checksums.verify_files(repositories.bundle_folder(crashed, "feed", version))
 
-    @pytest.mark.parametrize("moment", range(0, MOMENTS, 3))
-    def test_do_not_hinder_the_next_publication(self, bundle: Path, copies: Path, moment: int, tmp_path: Path) -> None:
-        left = shutil.copytree(copies / str(moment), tmp_path / "left")
-        name, version = publish(bundle, left)
-        assert (name, repositories.read_release(left, name).version) == ("feed", version)
+    @pytest.mark.parametrize("crash_point", range(0, CRASH_POINTS, 3))
+    def test_crash_does_not_block_the_next_publication(
+        self, bundle: Path, crashed_repositories: Path, crash_point: int, tmp_path: Path
+    ) -> None:
+        crashed = shutil.copytree(crashed_repositories / str(crash_point), tmp_path / "crashed")
+        name, version = publish(bundle, crashed)
+        assert (name, repositories.read_release(crashed, name).version) == ("feed", version)
         assert version in (2, 3)
-        ranking.load(repositories.bundle_folder(left, name, version))
+        ranking.load(repositories.bundle_folder(crashed, name, version))
         versions = {str(published) for published in range(1, version + 1)}
-        assert {file.name for file in (left / name).iterdir()} == {*versions, "current.json", ".lock"}
+        assert {file.name for file in (crashed / name).iterdir()} == {*versions, "current.json", ".lock"}
 
-    def test_of_the_first_publication_leave_no_model(self, bundle: Path, tmp_path: Path) -> None:
-        copies = crashed(bundle, tmp_path / "none yet", tmp_path, 4)
-        for moment in range(4):
-            left = copies / str(moment)
-            assert not left.exists() or repositories.list_models(left) == []
-            publish(bundle, left)
-            assert repositories.list_models(left) == ["feed"]
-            ranking.load(repositories.bundle_folder(left, "feed", repositories.read_release(left, "feed").version))
+    def test_crash_of_the_first_publication_leaves_no_model(self, bundle: Path, tmp_path: Path) -> None:
+        crashed_repositories = crash_publications(bundle, tmp_path / "none yet", tmp_path, 4)
+        for crash_point in range(4):
+            crashed = crashed_repositories / str(crash_point)
+            assert not crashed.exists() or repositories.list_models(crashed) == []
+            publish(bundle, crashed)
+            assert repositories.list_models(crashed) == ["feed"]
+            ranking.load(
+                repositories.bundle_folder(crashed, "feed", repositories.read_release(crashed, "feed").version)
+            )

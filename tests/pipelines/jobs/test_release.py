@@ -1,4 +1,4 @@
-"""``ranker release``: what an operator changes of what is served."""
+"""``ranker release``: changes of the served versions."""
 
 from __future__ import annotations
 
@@ -23,58 +23,62 @@ def repo(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def released(repo: Path) -> Release:
+def current_release(repo: Path) -> Release:
     return repository.read_release(repo, "feed")
 
 
-def test_rolls_back_and_pins(repo: Path) -> None:
+def test_change_release_rolls_back_and_pins(repo: Path) -> None:
     assert (
         change_release(repo, "feed", {"version": 2, "pinned": True})
         == Release(version=2, pinned=True)
-        == released(repo)
+        == current_release(repo)
     )
-    assert change_release(repo, "feed", {"pinned": False}) == Release(version=2) == released(repo)
+    assert change_release(repo, "feed", {"pinned": False}) == Release(version=2) == current_release(repo)
 
 
-def test_a_canary_that_becomes_current_is_no_canary_any_longer(repo: Path) -> None:
+def test_canary_that_becomes_current_is_removed_as_canary(repo: Path) -> None:
     change_release(repo, "feed", {"version": 1, "canary": {"version": 3, "weight": 0.1}, "shadow": 2})
-    assert released(repo) == Release(version=1, canary=Canary(version=3, weight=0.1), shadow=2)
+    assert current_release(repo) == Release(version=1, canary=Canary(version=3, weight=0.1), shadow=2)
     assert change_release(repo, "feed", {"version": 3}) == Release(version=3, shadow=2)
     assert change_release(repo, "feed", {"shadow": None}) == Release(version=3)
 
 
-def test_nothing_changes_if_nothing_is_said(repo: Path) -> None:
+def test_change_release_without_changes_writes_nothing(repo: Path) -> None:
     before = (repo / "feed" / "current.json").stat()
     assert change_release(repo, "feed", {}) == Release(version=3)
     assert (repo / "feed" / "current.json").stat().st_ino == before.st_ino
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "message"),
     [
         ("shop", {}, "has no model 'shop': it has feed"),
         ("feed", {"version": 9}, "feed has no version 9: it has 1, 2, 3"),
         ("feed", {"shadow": 7}, "feed has no version 7: it has 1, 2, 3"),
-        ("feed", {"canary": {"version": 3, "weight": 0.1}}, "version 3 cannot be both the current version and the canary"),
+        (
+            "feed",
+            {"canary": {"version": 3, "weight": 0.1}},
+            "version 3 cannot be both the current version and the canary",
+        ),
         ("feed", {"version": 2, "shadow": 2}, "version 2 cannot be both the current version and the shadow"),
     ],
 )
-def test_what_cannot_be_served_is_told_and_changes_nothing(
-    repo: Path, name: str, changes: dict[str, object], said: str
+def test_invalid_change_is_rejected_without_effect(
+    repo: Path, name: str, changes: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(BundleError, match=said):
+    with pytest.raises(BundleError, match=message):
         change_release(repo, name, changes)
-    assert released(repo) == Release(version=3)
+    assert current_release(repo) == Release(version=3)
 
 
-def test_a_damaged_file_is_written_anew_if_the_version_is_named(repo: Path) -> None:
+def test_damaged_current_json_is_rewritten_with_a_version(repo: Path) -> None:
     (repo / "feed" / "current.json").write_text("{")
     with pytest.raises(BundleError, match="--version N' restores it"):
         change_release(repo, "feed", {"pinned": True})
-    assert change_release(repo, "feed", {"version": 2}) == Release(version=2) == released(repo)
+    assert change_release(repo, "feed", {"version": 2}) == Release(version=2) == current_release(repo)
 
 
-def test_on_the_command_line(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_command_changes_and_prints_the_release(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["release", str(repo), "feed", "--version", "1", "--pin", "--canary", "2=0.25", "--shadow", "3"]) == 0
     expected = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.25}, "shadow": 3}
     assert json.loads(capsys.readouterr().out) == expected
@@ -87,7 +91,7 @@ def test_on_the_command_line(repo: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("canary", ["2", "x=0.1", "2=1.5", "0=0.1", "=", "2="])
-def test_a_canary_is_a_version_and_a_share(repo: Path, canary: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_canary_is_rejected(repo: Path, canary: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["release", str(repo), "feed", "--canary", canary])
     assert ended.value.code == 2

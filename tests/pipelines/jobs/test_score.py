@@ -32,7 +32,7 @@ def ranker(bundle: Path) -> FrozenRanker:
 
 @pytest.fixture(scope="module")
 def day(logs: Path) -> pa.Table:
-    """What a program that wants scores has: ids, context and time of a day, in no order; no labels."""
+    """Ids, context and time of the rows of one day in random order, without labels."""
     table = pq.read_table(logs / "log" / "date=2026-01-10" / "part-0.parquet", partitioning=None)
     shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))
     return shuffled.select([*IDS, "surface", "hour"])
@@ -44,7 +44,7 @@ def write(table: pa.Table, folder: Path, name: str = "log.parquet") -> Path:
 
 
 def same_scores(scored: pa.Table, ranker: FrozenRanker, rows: pa.Table) -> bool:
-    """Whether the scores are those that the library gives for these rows, in their order."""
+    """Return whether the scores equal those of the library for these rows, in the same order."""
     expected = ranker.score(rows)
     return all(
         np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
@@ -53,7 +53,7 @@ def same_scores(scored: pa.Table, ranker: FrozenRanker, rows: pa.Table) -> bool:
 
 
 class TestScores:
-    def test_are_those_of_the_library_in_the_order_of_the_log(
+    def test_scores_equal_the_library_in_the_order_of_the_log(
         self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
     ) -> None:
         counts = score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
@@ -63,7 +63,7 @@ class TestScores:
         assert scored.select(IDS).to_pylist() == day.select(IDS).to_pylist()
         assert same_scores(scored, ranker, day)
 
-    def test_of_several_files_and_batches_are_the_same(
+    def test_scores_of_several_files_and_chunks_equal_the_library(
         self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
     ) -> None:
         many = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows))
@@ -79,13 +79,13 @@ class TestScores:
         rows = np.concatenate([np.arange(day.num_rows), np.arange(len(many)) % day.num_rows, np.arange(3)])
         assert np.allclose(scored["click"].to_numpy(), expected[rows], rtol=0, atol=1e-6)
 
-    def test_keep_duplicates(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_duplicates_are_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         twice = pa.concat_tables([day, day])
         counts = score_log(ranker, write(twice, tmp_path), tmp_path / "scores.parquet")
         assert counts["scored"] == 2 * day.num_rows
         assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, twice)
 
-    def test_are_of_the_tasks_asked_for_in_their_order(
+    def test_scores_have_the_requested_tasks_in_order(
         self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
     ) -> None:
         score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["watch_time", "click"])
@@ -95,7 +95,7 @@ class TestScores:
         for task in ("watch_time", "click"):
             assert np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
 
-    def test_of_features_in_the_log_go_before_those_of_the_tables(
+    def test_features_in_the_log_override_the_side_tables(
         self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
     ) -> None:
         rows = day.append_column("price", pa.array([500.0] * day.num_rows))
@@ -104,18 +104,18 @@ class TestScores:
         assert np.allclose(scored, ranker.score(rows)["click"].to_numpy(), atol=1e-6)
         assert not np.allclose(scored, ranker.score(day)["click"].to_numpy(), atol=1e-6)
 
-    def test_of_unknown_users_and_items_are_given(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_unknown_users_and_items_are_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
         strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
         score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet")
         assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, strangers)
 
-    def test_need_no_time_and_no_user(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_time_and_user_columns_are_optional(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         timeless = day.drop_columns(["time"])
         score_log(ranker, write(timeless, tmp_path), tmp_path / "scores.parquet")
         assert pq.read_table(tmp_path / "scores.parquet").column_names == ["user_id", "item_id", *TASKS]
 
-    def test_take_the_place_of_an_older_file(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_scores_replace_an_existing_file(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         (tmp_path / "scores.parquet").write_text("old")
         score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
         assert pq.read_table(tmp_path / "scores.parquet").num_rows == day.num_rows
@@ -124,12 +124,12 @@ class TestScores:
 class TestBadRows:
     @pytest.fixture
     def rows(self, day: pa.Table) -> pa.Table:
-        """Row 4 has a price of NaN, row 7 no item."""
+        """The rows of ``day``; row 4 has a price of NaN and row 7 has no item."""
         prices = [float("nan") if n == 4 else 3.0 for n in range(day.num_rows)]
         items = [None if n == 7 else item for n, item in enumerate(day["item_id"].to_pylist())]
         return day.append_column("price", pa.array(prices)).set_column(1, "item_id", pa.array(items))
 
-    def test_are_quarantined_beside_the_scores_of_the_others(
+    def test_bad_rows_are_quarantined_and_the_others_scored(
         self, ranker: FrozenRanker, rows: pa.Table, tmp_path: Path
     ) -> None:
         log = write(rows, tmp_path)
@@ -144,25 +144,29 @@ class TestBadRows:
         assert scored.select(IDS).to_pylist() == good.select(IDS).to_pylist()
         assert same_scores(scored, ranker, good)
 
-    def test_leave_no_quarantine_if_there_are_none(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_log_without_bad_rows_leaves_no_quarantine_file(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
         score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
         assert {file.name for file in tmp_path.iterdir()} == {"log.parquet", "scores.parquet"}
 
 
 class TestFailures:
-    """Leave neither scores nor a draft of them."""
+    """A failure leaves neither scores nor a temporary file."""
 
-    def test_unknown_tasks_name_those_that_there_are(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_unknown_task_is_rejected_with_the_known_tasks(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
         log = write(day, tmp_path)
         with pytest.raises(InvalidInputError, match="unknown task 'clack': choose from click, long_view"):
             score_log(ranker, log, tmp_path / "scores.parquet", ["click", "clack"])
         assert list(tmp_path.iterdir()) == [log]
 
-    def test_a_task_asked_for_twice(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_duplicate_task_is_rejected(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="is repeated"):
             score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["click", "click"])
 
-    def test_a_file_damaged_after_others_were_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_damaged_later_file_leaves_no_scores(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         write(day, tmp_path / "log", "part-0.parquet")
         (tmp_path / "log" / "part-1.parquet").write_text("this is no Parquet")
@@ -170,39 +174,39 @@ class TestFailures:
             score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
         assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
-    def test_a_missing_column(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_missing_column_is_named(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         log = write(day.drop_columns(["surface"]), tmp_path)
         with pytest.raises(LogError) as caught:
             score_log(ranker, log, tmp_path / "scores.parquet")
         assert str(caught.value).startswith(f"{log}: column 'surface' (feature 'surface') is missing")
         assert list(tmp_path.iterdir()) == [log]
 
-    def test_a_column_of_the_wrong_type(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_column_of_wrong_type_is_named(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         log = write(day.append_column("age", pa.array(["old"] * day.num_rows)), tmp_path)
         with pytest.raises(LogError, match=r"'age'.*write numbers") as caught:
             score_log(ranker, log, tmp_path / "scores.parquet")
         assert str(caught.value).startswith(f"{log}: column ")
         assert list(tmp_path.iterdir()) == [log]
 
-    def test_an_empty_log(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_empty_log_is_rejected(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         log = write(day.slice(0, 0), tmp_path)
-        with pytest.raises(LogError, match="the log is empty, there is nothing to score") as caught:
+        with pytest.raises(LogError, match="the log is empty: there are no rows to score") as caught:
             score_log(ranker, log, tmp_path / "scores.parquet")
         assert str(caught.value).startswith(f"{log}: ")
         assert list(tmp_path.iterdir()) == [log]
 
-    def test_a_missing_log(self, ranker: FrozenRanker, tmp_path: Path) -> None:
+    def test_missing_log_is_rejected(self, ranker: FrozenRanker, tmp_path: Path) -> None:
         with pytest.raises(LogError, match="no such log"):
             score_log(ranker, tmp_path / "nothing", tmp_path / "scores.parquet")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_folder_to_write_in_that_is_not_there(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_missing_output_folder_is_rejected(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         out = tmp_path / "nowhere" / "scores.parquet"
         with pytest.raises(OutputError, match="cannot be written") as caught:
             score_log(ranker, write(day, tmp_path), out)
         assert str(caught.value).startswith(f"{out}: ")
 
-    def test_an_older_file_stays_as_it_is(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_failure_keeps_an_existing_output_file(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         (tmp_path / "scores.parquet").write_text("old")
         (tmp_path / "log").mkdir()
         write(day, tmp_path / "log", "part-0.parquet")
@@ -212,8 +216,8 @@ class TestFailures:
         assert (tmp_path / "scores.parquet").read_text() == "old"
 
 
-class TestFilesThatDiffer:
-    def test_by_a_column_that_nobody_needs(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+class TestDifferingFiles:
+    def test_files_may_differ_in_unused_columns(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
         extra = day.slice(10).append_column("note", pa.array(["new"] * (day.num_rows - 10)))
@@ -221,7 +225,7 @@ class TestFilesThatDiffer:
         score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
         assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, day)
 
-    def test_by_the_unit_of_time(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_files_may_differ_in_the_unit_of_time(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
         finer = day.slice(10).set_column(2, "time", day["time"].slice(10).cast(pa.timestamp("ns")))
@@ -229,7 +233,7 @@ class TestFilesThatDiffer:
         score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
         assert pq.read_table(tmp_path / "scores.parquet")["time"].to_pylist() == day["time"].to_pylist()
 
-    def test_by_a_unit_of_time_that_the_first_file_cannot_hold(
+    def test_time_that_the_type_of_the_first_file_cannot_represent_is_rejected(
         self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
     ) -> None:
         (tmp_path / "log").mkdir()
@@ -242,7 +246,9 @@ class TestFilesThatDiffer:
             score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
         assert str(later) in str(caught.value)
 
-    def test_by_the_time_which_only_some_have(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    def test_time_column_in_only_some_files_is_rejected(
+        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+    ) -> None:
         (tmp_path / "log").mkdir()
         write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
         later = write(day.slice(10).drop_columns(["time"]), tmp_path / "log", "part-1.parquet")
@@ -252,7 +258,7 @@ class TestFilesThatDiffer:
         assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
-def test_ids_come_before_the_scores_whichever_there_are(shop: Shop) -> None:
+def test_output_has_the_available_ids_before_the_scores(shop: Shop) -> None:
     features = [f.model_dump(exclude_none=True) for f in shop.schema.features if f.name in ("item_id", "tab")]
     rows = shop.table(200)
     shop.write(rows)
