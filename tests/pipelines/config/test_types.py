@@ -6,8 +6,9 @@ from datetime import UTC, date, datetime, time
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from pipelines.config.types import parse_timestamp
+from pipelines.config.types import Range, parse_timestamp
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,20 @@ def test_parse_timestamp_accepts_dates_timestamps_and_iso_text(value: Any, expec
 def test_parse_timestamp_rejects_other_values(value: Any) -> None:
     with pytest.raises(ValueError, match="must be a date or a timestamp"):
         parse_timestamp(value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "give low and high, or a list of choices"),
+        ({"low": 1}, "give low and high"),
+        ({"low": 2, "high": 1}, "low must be smaller than high"),
+        ({"low": 0, "high": 1, "log": True}, "log needs low > 0"),
+        ({"low": 0, "high": 1, "choices": [1]}, "either choices or low and high"),
+        ([], "at least 1 item"),
+        ({"low": 0, "high": 1, "step": 2}, "Extra inputs"),
+    ],
+)
+def test_range_with_invalid_values_fails(values: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Range.model_validate(values)

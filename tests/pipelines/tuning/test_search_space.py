@@ -7,7 +7,6 @@ from typing import Any
 
 import optuna
 import pytest
-from pydantic import ValidationError
 
 from pipelines.config.config import load_config
 from pipelines.config.types import Range
@@ -17,23 +16,7 @@ from tests.conftest import GATES
 from tests.pipelines.conftest import Shop
 
 
-class TestRange:
-    @pytest.mark.parametrize(
-        ("values", "message"),
-        [
-            ({}, "give low and high, or a list of choices"),
-            ({"low": 1}, "give low and high"),
-            ({"low": 2, "high": 1}, "low must be smaller than high"),
-            ({"low": 0, "high": 1, "log": True}, "log needs low > 0"),
-            ({"low": 0, "high": 1, "choices": [1]}, "either choices or low and high"),
-            ([], "at least 1 item"),
-            ({"low": 0, "high": 1, "step": 2}, "Extra inputs"),
-        ],
-    )
-    def test_range_with_invalid_values_fails(self, values: Any, message: str) -> None:
-        with pytest.raises(ValidationError, match=message):
-            Range.model_validate(values)
-
+class TestSuggest:
     @pytest.mark.parametrize(
         ("values", "low", "high", "kind"),
         [
