@@ -1,4 +1,4 @@
-"""Places that cannot be written are told before any work is done."""
+"""Atomic folders, and checks of output paths before any work is done."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ranking.artifacts.atomic_files import check_creatable, check_empty, check_folder, check_writable
+from ranking.artifacts.atomic_files import atomic_directory, check_creatable, check_empty, check_folder, check_writable
 from ranking.errors import OutputError
 
-Require = Callable[[Path], object]
+Check = Callable[[Path], object]
 
 
-def message(require: Require, path: Path) -> str:
+def message(check: Check, path: Path) -> str:
     with pytest.raises(OutputError) as caught:
-        require(path)
+        check(path)
     return str(caught.value)
 
 
@@ -29,44 +29,65 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)  # The tests may run as root.
 
 
-@pytest.mark.parametrize("require", [check_folder, check_empty, check_creatable, check_writable])
+@pytest.mark.parametrize("check", [check_folder, check_empty, check_creatable, check_writable])
 @pytest.mark.parametrize("below", ["a", "a/b"])
-def test_a_file_is_no_folder(require: Require, below: str, file: Path) -> None:
-    assert message(require, file / below) == f"{file} is a file, not a folder: name another path"
+def test_check_path_below_a_file_is_rejected(check: Check, below: str, file: Path) -> None:
+    assert message(check, file / below) == f"{file} is a file, not a folder: name another path"
 
 
-@pytest.mark.parametrize("require", [check_empty, check_creatable])
-def test_what_holds_something_is_not_overwritten(require: Require, file: Path) -> None:
-    for there in (file, file.parent):
-        assert message(require, there) == f"{there} exists and is never overwritten: name another folder"
+@pytest.mark.parametrize("check", [check_empty, check_creatable])
+def test_check_path_that_is_not_empty_is_rejected(check: Check, file: Path) -> None:
+    for path in (file, file.parent):
+        assert message(check, path) == f"{path} exists and is never overwritten: name another folder"
 
 
-@pytest.mark.parametrize("require", [check_empty, check_creatable])
-def test_a_new_or_an_empty_folder_is_free(require: Require, tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", [check_empty, check_creatable])
+def test_check_new_or_empty_folder_is_accepted(check: Check, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new", "new/in/new"):
-        require(tmp_path / name)
+        check(tmp_path / name)
 
 
-def test_a_file_may_be_new_or_replaced(file: Path) -> None:
+def test_check_writable_accepts_new_and_existing_files(file: Path) -> None:
     for name in ("file", "new"):
         check_writable(file.with_name(name))
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_check_writable_folder_is_rejected(tmp_path: Path) -> None:
     assert message(check_writable, tmp_path) == f"{tmp_path}: cannot be written (it is a folder); name a file in it"
 
 
-def test_a_file_needs_a_folder(tmp_path: Path) -> None:
+def test_check_writable_without_parent_folder_is_rejected(tmp_path: Path) -> None:
     text = message(check_writable, tmp_path / "new" / "file")
     assert text == f"{tmp_path / 'new' / 'file'}: cannot be written (there is no folder {tmp_path / 'new'})"
 
 
 @pytest.mark.usefixtures("_no_permission")
-@pytest.mark.parametrize("require", [check_creatable, check_writable])
-def test_without_permission_nothing_is_written(require: Require, tmp_path: Path) -> None:
-    text = message(require, tmp_path / "new")
+@pytest.mark.parametrize("check", [check_creatable, check_writable])
+def test_check_without_permission_is_rejected(check: Check, tmp_path: Path) -> None:
+    text = message(check, tmp_path / "new")
     assert text.startswith(f"{tmp_path / 'new'}: cannot be written (no permission to write in {tmp_path})")
+
+
+def test_atomic_directory_is_hidden_until_it_is_complete(tmp_path: Path) -> None:
+    with atomic_directory(tmp_path / "new") as draft:
+        (draft / "file").write_text("x")
+        assert not (tmp_path / "new").exists()
+        assert draft.name.startswith(".")
+    assert (tmp_path / "new" / "file").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_atomic_directory_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def fail() -> None:
+        with atomic_directory(tmp_path / "new") as draft:
+            (draft / "folder").mkdir()
+            (draft / "folder" / "file").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(tmp_path.iterdir()) == []

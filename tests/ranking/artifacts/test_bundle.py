@@ -1,4 +1,4 @@
-"""The artefact on disk: whole or not at all, every byte verified, nothing in it that can execute."""
+"""Bundles: round trips, verification of every byte, inconsistent files, and loading without optional packages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ranking
-from ranking.artifacts import bundle, feature_tables
+from ranking.artifacts import bundle
 from ranking.artifacts.checksums import CHECKSUM_FILE, write_checksums
+from ranking.encoding import feature_table
 from ranking.encoding.batch import Float32
 from ranking.encoding.feature_table import FeatureTable
 from ranking.errors import BundleError, OutputError
@@ -68,7 +69,7 @@ def golden(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def written(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The hand-made ranker's bundle; read only."""
+    """Bundle of the hand-made ranker; read-only."""
     folder = tmp_path_factory.mktemp("written") / "bundle"
     bundle.write_bundle(hand_ranker, golden, folder)
     return folder
@@ -76,7 +77,7 @@ def written(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path_factory: pytes
 
 @pytest.fixture
 def copied(written: Path, tmp_path: Path) -> Path:
-    """A copy of the bundle, to be damaged."""
+    """Copy of the bundle that tests may damage."""
     return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 
@@ -86,16 +87,17 @@ def edit_manifest(folder: Path, **changes: Any) -> None:
     write_checksums(folder)
 
 
-def refusal(folder: Path) -> str:
+def load_error(folder: Path) -> str:
+    """Return the error message of loading a bundle."""
     with pytest.raises(BundleError) as caught:
         ranking.load(folder)
     return str(caught.value)
 
 
-# What goes in comes out.
+# Round trips.
 
 
-def test_a_loaded_ranker_scores_as_the_written_one(
+def test_load_returns_a_ranker_with_the_same_scores(
     written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
 ) -> None:
     loaded = ranking.load(written)
@@ -103,7 +105,7 @@ def test_a_loaded_ranker_scores_as_the_written_one(
         assert loaded.score(draw_rows(100, 12), tasks).equals(hand_ranker.score(draw_rows(100, 12), tasks))
 
 
-def test_a_loaded_ranker_knows_what_the_written_one_knew(written: Path, hand_ranker: FrozenRanker) -> None:
+def test_load_restores_schema_selection_objective_details_and_tables(written: Path, hand_ranker: FrozenRanker) -> None:
     loaded = ranking.load(str(written))
     assert loaded.schema == hand_ranker.schema
     assert loaded.selection == hand_ranker.selection
@@ -114,51 +116,52 @@ def test_a_loaded_ranker_knows_what_the_written_one_knew(written: Path, hand_ran
     }
 
 
-def test_a_loaded_ranker_has_its_encoded_tables_as_the_written_one(written: Path, hand_ranker: FrozenRanker) -> None:
+def test_load_restores_feature_indexes(written: Path, hand_ranker: FrozenRanker) -> None:
     loaded = ranking.load(written)
     assert loaded.encoded.keys() == hand_ranker.encoded.keys() == {"user", "item"}
     for owner, ids in (("user", ["u3", "u19", "u20"]), ("item", [7, 0, 30])):
-        found, expected = (ranker.encoded[owner] for ranker in (loaded, hand_ranker))
-        assert (found.rows(ids) >= 0).tolist() == [True, True, False]
-        one, other = (table.take(table.rows(ids)) for table in (found, expected))
-        assert_equal_batches(one, other)
+        index, expected = (ranker.encoded[owner] for ranker in (loaded, hand_ranker))
+        assert (index.rows(ids) >= 0).tolist() == [True, True, False]
+        assert_equal_batches(index.take(index.rows(ids)), expected.take(expected.rows(ids)))
 
 
-def test_tables_are_read_when_they_are_first_asked_for_and_once(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+def test_feature_tables_are_read_once_on_first_access(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables_read: list[str] = []
 
-    def table_of(rows: pa.Table, key: str) -> FeatureTable:
-        read.append(key)
+    def read_table(rows: pa.Table, key: str) -> FeatureTable:
+        tables_read.append(key)
         return FeatureTable(rows, key)
 
-    monkeypatch.setattr(feature_tables, "FeatureTable", table_of)
+    monkeypatch.setattr(feature_table, "FeatureTable", read_table)
     loaded = ranking.load(written)
     assert set(loaded.tables) == {"user", "item"}
     assert len(loaded.encoded["item"]) == 30
-    assert read == []
+    assert tables_read == []
     with ThreadPoolExecutor(4) as threads:
         tables = list(threads.map(loaded.tables.__getitem__, ["item"] * 8))
     assert all(table is tables[0] for table in tables)
-    assert read == ["item_id"]
+    assert tables_read == ["item_id"]
 
 
-def test_a_loaded_ranker_outlives_its_folder(copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+def test_loaded_ranker_works_after_its_folder_is_deleted(
+    copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
+) -> None:
     loaded = ranking.load(copied)
     shutil.rmtree(copied)
     assert loaded.score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
     assert loaded.encoded["user"].rows(["u1", "?"]).tolist() == hand_ranker.encoded["user"].rows(["u1", "?"]).tolist()
 
 
-def test_weights_come_out_as_they_went_in_however_they_lie_in_memory(
+def test_write_bundle_stores_weights_of_any_memory_layout(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
-    turned = {name: np.asfortranarray(weight) for name, weight in hand_ranker.weights.items()}
-    bundle.write_bundle(replace(hand_ranker, weights=turned), golden, tmp_path / "bundle")
+    fortran_weights = {name: np.asfortranarray(weight) for name, weight in hand_ranker.weights.items()}
+    bundle.write_bundle(replace(hand_ranker, weights=fortran_weights), golden, tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
     assert all(np.array_equal(weight, hand_ranker.weights[name]) for name, weight in loaded.weights.items())
 
 
-def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> None:
+def test_table_without_features_has_no_feature_index(hand_ranker: FrozenRanker) -> None:
     schema = hand_ranker.schema.restricted([f.name for f in hand_ranker.schema.inputs if f.owner != "user"])
     encoder = hand_ranker.encoder.restricted([feature.name for feature in schema.features])
     assert schema.owners == {"item", "context"}
@@ -166,9 +169,7 @@ def test_a_table_without_features_is_not_encoded(hand_ranker: FrozenRanker) -> N
     assert ranker.encoded.keys() == {"item"}
 
 
-def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
-    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
-) -> None:
+def test_bundle_of_ranker_without_tables_loads(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
     bundle.write_bundle(replace(hand_ranker, tables={}), golden, tmp_path / "bundle")
     assert not (tmp_path / "bundle" / "users.parquet").exists()
     loaded = ranking.load(tmp_path / "bundle")
@@ -177,14 +178,16 @@ def test_a_ranker_without_look_up_tables_has_none_in_its_bundle(
     assert loaded.score(golden).equals(hand_ranker.score(golden))
 
 
-def test_golden_rows_come_out_as_they_went_in(written: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
+def test_read_golden_returns_the_written_rows_and_scores(
+    written: Path, hand_ranker: FrozenRanker, golden: pa.Table
+) -> None:
     inputs, scores = bundle.read_golden(written, hand_ranker.schema)
     assert inputs.equals(golden.select(inputs.column_names))
     assert inputs.column_names == list(dict.fromkeys(feature.column for feature in hand_ranker.schema.inputs))
     assert scores.equals(hand_ranker.score(golden))
 
 
-def test_reading_verifies_the_files_and_scores_nothing(
+def test_read_bundle_verifies_files_but_not_golden_scores(
     copied: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows
 ) -> None:
     with_golden(copied, lambda golden: golden.slice(0, 0))
@@ -195,26 +198,26 @@ def test_reading_verifies_the_files_and_scores_nothing(
     assert bundle.read_bundle(copied).score(draw_rows(20, 14)).equals(hand_ranker.score(draw_rows(20, 14)))
 
 
-def test_the_same_ranker_gives_the_same_bytes(
+def test_write_bundle_is_deterministic(
     written: Path, hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     bundle.write_bundle(hand_ranker, golden, tmp_path / "again")
     assert (tmp_path / "again" / CHECKSUM_FILE).read_text() == (written / CHECKSUM_FILE).read_text()
 
 
-def test_a_bundle_needs_no_golden_rows(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+def test_bundle_without_golden_rows_loads(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
     bundle.write_bundle(hand_ranker, golden.slice(0, 0), tmp_path / "bundle")
     assert ranking.load(tmp_path / "bundle").schema == hand_ranker.schema
 
 
-# What a bundle is made of.
+# Files of a bundle.
 
 
-def test_a_bundle_holds_these_files(written: Path) -> None:
+def test_bundle_holds_the_documented_files(written: Path) -> None:
     assert sorted(file.relative_to(written).as_posix() for file in written.rglob("*") if file.is_file()) == FILES
 
 
-def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
+def test_bundle_holds_only_data_files(written: Path, bundle: Path) -> None:
     for folder in (written, bundle):
         for file in folder.rglob("*"):
             assert not file.is_symlink()
@@ -229,7 +232,7 @@ def test_a_bundle_holds_data_files_only(written: Path, bundle: Path) -> None:
                 assert not file.stat().st_mode & 0o111, f"{file} is executable"
 
 
-def test_the_manifest_is_json_that_says_what_the_bundle_is(written: Path) -> None:
+def test_manifest_describes_the_bundle(written: Path) -> None:
     manifest = json.loads((written / "manifest.json").read_text())
     assert manifest["format"] == 2
     assert manifest["name"] == "hand"
@@ -238,11 +241,11 @@ def test_the_manifest_is_json_that_says_what_the_bundle_is(written: Path) -> Non
     assert manifest["details"] == {"made_by": "hand"}
 
 
-def test_sha256sum_itself_verifies_a_bundle(written: Path, copied: Path) -> None:
+def test_sha256sum_verifies_a_bundle(written: Path, copied: Path) -> None:
     command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    found = subprocess.run(command, cwd=written, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count(": OK\n") == len(FILES) - 1
+    process = subprocess.run(command, cwd=written, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count(": OK\n") == len(FILES) - 1
     (copied / "golden.parquet").write_bytes(b"")
     assert subprocess.run(command, cwd=copied, capture_output=True, check=False).returncode == 1
 
@@ -251,36 +254,36 @@ def test_sha256sum_itself_verifies_a_bundle(written: Path, copied: Path) -> None
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_named(copied: Path, name: str) -> None:
+def test_load_truncated_file_is_named(copied: Path, name: str) -> None:
     file = copied / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    assert name in refusal(copied)
+    assert name in load_error(copied)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_byte_is_noticed_and_its_file_named(copied: Path, name: str) -> None:
+def test_load_file_with_a_flipped_byte_is_named(copied: Path, name: str) -> None:
     file = copied / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
-    assert name in refusal(copied)
+    assert name in load_error(copied)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_deleted_file_is_named(copied: Path, name: str) -> None:
+def test_load_missing_file_is_named(copied: Path, name: str) -> None:
     (copied / name).unlink()
-    assert name in refusal(copied)
+    assert name in load_error(copied)
 
 
 @pytest.mark.parametrize("name", ["run.py", "encoder/more.parquet", ".hidden", "encoder/SHA256SUMS"])
-def test_an_added_file_is_named(copied: Path, name: str) -> None:
+def test_load_added_file_is_named(copied: Path, name: str) -> None:
     (copied / name).write_text("x")
-    assert f"{name} is not listed" in refusal(copied)
+    assert f"{name} is not listed" in load_error(copied)
 
 
-def test_a_folder_that_is_no_bundle_says_how_to_make_one(tmp_path: Path) -> None:
+def test_load_folder_that_is_not_a_bundle_is_rejected(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
-        assert "ranker freeze" in refusal(folder)
+        assert "ranker freeze" in load_error(folder)
 
 
 CALIBRATION = Calibration(
@@ -288,7 +291,7 @@ CALIBRATION = Calibration(
 )
 
 
-def test_a_calibration_comes_out_as_it_went_in(
+def test_load_restores_the_calibration(
     make_model: Callable[[], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
@@ -299,7 +302,7 @@ def test_a_calibration_comes_out_as_it_went_in(
     assert not loaded.score(golden).equals(hand_ranker.score(golden))
 
 
-def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
+def test_load_bundle_without_calibration_key(copied: Path, hand_ranker: FrozenRanker, golden: pa.Table) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     del manifest["calibration"]
     (copied / "manifest.json").write_text(json.dumps(manifest))
@@ -308,36 +311,40 @@ def test_a_bundle_from_before_calibration_loads(copied: Path, hand_ranker: Froze
 
 
 @pytest.mark.parametrize(
-    ("calibration", "says"),
+    ("calibration", "reason"),
     [
         ({"click": {"kind": "platt", "slope": -1.0, "shift": 0.0}}, "click.slope: must be greater than 0"),
         ({"click": {"kind": "platt", "slope": 1e999, "shift": 0.0}}, "click.slope: must be a finite number"),
-        ({"click": {"kind": "isotonic", "inputs": [0.0, 1.0], "outputs": [1.0, 0.0]}}, "click: outputs must rise"),
+        ({"click": {"kind": "isotonic", "inputs": [0.0, 1.0], "outputs": [1.0, 0.0]}}, "click: outputs must increase"),
         ({"click": {"kind": "spline"}}, "click: kind is 'spline'; choose platt or isotonic"),
-        ({"watch": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'watch' is no binary task: click, like"),
-        ({"buy": {"kind": "platt", "slope": 1.0, "shift": 0.0}}, "'buy' is no binary task: click, like"),
+        (
+            {"watch": {"kind": "platt", "slope": 1.0, "shift": 0.0}},
+            "'watch' is not a binary task (binary tasks: click, like)",
+        ),
+        (
+            {"buy": {"kind": "platt", "slope": 1.0, "shift": 0.0}},
+            "'buy' is not a binary task (binary tasks: click, like)",
+        ),
         ([1], "must be a table of keys and values"),
     ],
 )
-def test_a_calibration_that_cannot_be_is_refused_even_if_the_sums_agree(
-    copied: Path, calibration: Any, says: str
-) -> None:
+def test_load_invalid_calibration_is_rejected(copied: Path, calibration: Any, reason: str) -> None:
     edit_manifest(copied, calibration=calibration)
-    text = refusal(copied)
+    text = load_error(copied)
     assert f"{copied}/manifest.json: calibration: " in text
-    assert says in text
+    assert reason in text
 
 
-def test_an_unknown_format_is_refused(copied: Path) -> None:
+def test_load_unknown_format_is_rejected(copied: Path) -> None:
     for number in (1, 3):
         edit_manifest(copied, format=number)
-        text = refusal(copied)
-        assert f"{copied}/manifest.json: format {number} is not known here (known: 2)" in text
+        text = load_error(copied)
+        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2)" in text
         assert "update" in text
         assert "freeze the run again" in text
 
 
-def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(copied: Path) -> None:
+def test_load_different_golden_scores_are_rejected(copied: Path) -> None:
     golden = pq.read_table(copied / "golden.parquet")
     scores = pa.Table.from_struct_array(golden["scores"].combine_chunks())
     like = scores["like"].to_numpy().copy()
@@ -348,17 +355,17 @@ def test_golden_rows_that_score_otherwise_are_refused_even_if_the_sums_agree(cop
     )
     pq.write_table(golden.set_column(1, "scores", struct), copied / "golden.parquet")
     write_checksums(copied)
-    text = refusal(copied)
+    text = load_error(copied)
     assert "golden rows score differently" in text
     assert "task 'like', by up to 0.01" in text
 
 
-def test_other_weights_are_refused_even_if_the_sums_agree(copied: Path) -> None:
+def test_load_different_weights_are_rejected_by_golden_scores(copied: Path) -> None:
     weights = load_file(copied / "weights.safetensors")
     weights["tower.watch.1.bias"] = weights["tower.watch.1.bias"] + 0.01
     save_file(weights, copied / "weights.safetensors")
     write_checksums(copied)
-    assert "golden rows score differently here (task 'watch'" in refusal(copied)
+    assert "golden rows score differently on this machine (task 'watch'" in load_error(copied)
 
 
 def without_weight(folder: Path, name: str) -> None:
@@ -372,8 +379,8 @@ def with_weight(folder: Path, name: str, weight: Float32) -> None:
     save_file(weights, folder / "weights.safetensors")
 
 
-def wider(folder: Path, name: str) -> None:
-    """One output more of the last layer."""
+def widen(folder: Path, name: str) -> None:
+    """Add one output to the last layer."""
     weights = load_file(folder / "weights.safetensors")
     last = max(key.removesuffix(".bias") for key in weights if key.startswith(f"{name}.") and key.endswith(".bias"))
     for key in (f"{last}.weight", f"{last}.bias"):
@@ -396,105 +403,109 @@ def fewer_scores(golden: pa.Table) -> pa.Table:
     )
 
 
-SEEN_BY_READING: dict[str, Callable[[Path], object]] = {
-    "no embedding": lambda folder: without_weight(folder, "embedding.genres"),
-    "an embedding with too few rows": lambda folder: with_weight(
+REJECTED_BY_READ: dict[str, Callable[[Path], object]] = {
+    "missing embedding": lambda folder: without_weight(folder, "embedding.genres"),
+    "embedding with too few rows": lambda folder: with_weight(
         folder, "embedding.user_id", np.zeros((2, 4), np.float32)
     ),
-    "no weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
-    "no bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
-    "no layers of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
-    "weights of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", np.zeros((3, 8), np.float32)),
-    "an expert that is wider than the others": lambda folder: wider(folder, "expert.1"),
-    "a tower of two outputs": lambda folder: wider(folder, "tower.like"),
-    "a weight that is no matrix": lambda folder: with_weight(folder, "expert.1.0.weight", np.zeros(8, np.float32)),
-    "a manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
-    "a manifest that is no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
-    "a manifest that is empty": lambda folder: (folder / "manifest.json").write_text("{}"),
-    "a selection of lists": lambda folder: with_manifest(folder, "selection", {"num_experts": 5, "k": 2, "tasks": []}),
-    "a selection without tasks": lambda folder: with_manifest(
+    "missing weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
+    "missing bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
+    "missing layer of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
+    "weight of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", np.zeros((3, 8), np.float32)),
+    "expert wider than the others": lambda folder: widen(folder, "expert.1"),
+    "tower with two outputs": lambda folder: widen(folder, "tower.like"),
+    "weight that is not a matrix": lambda folder: with_weight(folder, "expert.1.0.weight", np.zeros(8, np.float32)),
+    "manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
+    "manifest that is not JSON": lambda folder: (folder / "manifest.json").write_text("{"),
+    "empty manifest": lambda folder: (folder / "manifest.json").write_text("{}"),
+    "selection with a list of tasks": lambda folder: with_manifest(
+        folder, "selection", {"num_experts": 5, "k": 2, "tasks": []}
+    ),
+    "selection without tasks": lambda folder: with_manifest(
         folder, "selection", {"num_experts": 5, "k": 2, "tasks": {}}
     ),
-    "a selection of other tasks": lambda folder: with_manifest(
+    "selection of other tasks": lambda folder: with_manifest(
         folder, "selection", {"num_experts": 5, "k": 2, "tasks": {"buy": {"0": 1.0}}}
     ),
-    "a schema of nothing": lambda folder: with_manifest(folder, "schema", {}),
-    "weights that are no safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
-    "a table that is no Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
-    "a table without its id column": lambda folder: pq.write_table(pa.table({"x": [1]}), folder / "users.parquet"),
-    "no encoded table": lambda folder: shutil.rmtree(folder / "items"),
-    "no encoded rows": lambda folder: (folder / "items" / "rows.npy").unlink(),
-    "the encoded rows of another": lambda folder: shutil.copy(
+    "empty schema": lambda folder: with_manifest(folder, "schema", {}),
+    "weights that are not safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
+    "feature table that is not Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
+    "feature table without its id column": lambda folder: pq.write_table(
+        pa.table({"x": [1]}), folder / "users.parquet"
+    ),
+    "missing feature index": lambda folder: shutil.rmtree(folder / "items"),
+    "missing rows of a feature index": lambda folder: (folder / "items" / "rows.npy").unlink(),
+    "rows of another feature index": lambda folder: shutil.copy(
         folder / "users" / "rows.npy", folder / "items" / "rows.npy"
     ),
-    "an array of another kind": lambda folder: np.save(folder / "items" / "keys.npy", np.zeros(31)),
-    "a vocabulary without ids": lambda folder: pq.write_table(
+    "array of another type": lambda folder: np.save(folder / "items" / "keys.npy", np.zeros(31)),
+    "vocabulary without ids": lambda folder: pq.write_table(
         pa.table({"key": [1]}), folder / "encoder" / "vocabularies" / "tab.parquet"
     ),
-    "no vocabulary": lambda folder: (folder / "encoder" / "vocabularies" / "tab.parquet").unlink(),
-    "no scale of a number": lambda folder: pq.write_table(
+    "missing vocabulary": lambda folder: (folder / "encoder" / "vocabularies" / "tab.parquet").unlink(),
+    "missing scale of a number": lambda folder: pq.write_table(
         pq.read_table(folder / "encoder" / "scales.parquet").slice(1), folder / "encoder" / "scales.parquet"
     ),
 }
-SEEN_IN_GOLDEN_ROWS: dict[str, Callable[[Path], object]] = {
-    "no golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
-    "no golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
+REJECTED_BY_GOLDEN: dict[str, Callable[[Path], object]] = {
+    "missing golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
+    "missing golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
     "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
-    "golden rows that are no Parquet": lambda folder: (folder / "golden.parquet").write_text("x"),
+    "golden rows that are not Parquet": lambda folder: (folder / "golden.parquet").write_text("x"),
 }
-INCOHERENT = SEEN_BY_READING | SEEN_IN_GOLDEN_ROWS
+INCONSISTENT = REJECTED_BY_READ | REJECTED_BY_GOLDEN
 
 
-@pytest.mark.parametrize("what", INCOHERENT)
-def test_files_that_do_not_fit_together_are_refused_even_if_the_sums_agree(copied: Path, what: str) -> None:
-    INCOHERENT[what](copied)
+@pytest.mark.parametrize("damage", INCONSISTENT)
+def test_load_inconsistent_files_are_rejected(copied: Path, damage: str) -> None:
+    INCONSISTENT[damage](copied)
     write_checksums(copied)
-    assert str(copied) in refusal(copied)
+    assert str(copied) in load_error(copied)
 
 
-@pytest.mark.parametrize("what", SEEN_BY_READING)
-def test_whoever_scores_a_bundle_by_other_means_is_told_by_reading_it(copied: Path, what: str) -> None:
-    SEEN_BY_READING[what](copied)
+@pytest.mark.parametrize("damage", REJECTED_BY_READ)
+def test_read_bundle_inconsistent_files_are_rejected(copied: Path, damage: str) -> None:
+    REJECTED_BY_READ[damage](copied)
     write_checksums(copied)
     with pytest.raises(BundleError, match=str(copied)):
         bundle.read_bundle(copied)
 
 
-@pytest.mark.parametrize("what", SEEN_IN_GOLDEN_ROWS)
-def test_or_by_asking_for_its_golden_rows(copied: Path, hand_ranker: FrozenRanker, what: str) -> None:
-    SEEN_IN_GOLDEN_ROWS[what](copied)
+@pytest.mark.parametrize("damage", REJECTED_BY_GOLDEN)
+def test_read_golden_inconsistent_files_are_rejected(copied: Path, hand_ranker: FrozenRanker, damage: str) -> None:
+    REJECTED_BY_GOLDEN[damage](copied)
     with pytest.raises(BundleError, match=str(copied)):
         bundle.read_golden(copied, hand_ranker.schema)
 
 
-def test_a_schema_that_is_refused_names_the_feature(copied: Path) -> None:
+def test_load_invalid_schema_names_the_feature(copied: Path) -> None:
     schema = json.loads((copied / "manifest.json").read_text())["schema"]
-    schema["features"][1]["colour"] = "red"
+    schema["features"][1]["color"] = "red"
     edit_manifest(copied, schema=schema)
-    text = refusal(copied)
+    text = load_error(copied)
     assert f"{copied}/manifest.json: " in text
-    assert "'item_id'.colour: unknown key" in text
+    assert "'item_id'.color: unknown key" in text
 
 
 # Writing.
 
 
-def test_every_file_can_be_read_by_whoever_serves_it(
-    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
-) -> None:
+def test_bundle_files_are_readable_by_other_users(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
     bundle.write_bundle(hand_ranker, golden, tmp_path / "bundle")
     for path in (tmp_path / "bundle").rglob("*"):
         assert path.stat().st_mode & 0o044 == 0o044, path
 
 
-def test_an_existing_folder_is_not_overwritten(hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path) -> None:
+def test_write_bundle_to_existing_folder_is_rejected(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
+) -> None:
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(OutputError, match="exists and is never overwritten"):
         bundle.write_bundle(hand_ranker, golden, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(
+def test_write_bundle_that_fails_leaves_nothing_behind(
     hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyError, match="words"):
@@ -502,42 +513,21 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_draft_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
-    with bundle.atomic_directory(tmp_path / "new") as draft:
-        (draft / "file").write_text("x")
-        assert not (tmp_path / "new").exists()
-        assert draft.name.startswith(".")
-    assert (tmp_path / "new" / "file").read_text() == "x"
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-def test_an_interrupted_draft_leaves_nothing_behind(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with bundle.atomic_directory(tmp_path / "new") as draft:
-            (draft / "folder").mkdir()
-            (draft / "folder" / "file").write_text("x")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert list(tmp_path.iterdir()) == []
-
-
-# Elsewhere.
+# Loading without optional packages.
 
 WITHOUT = """
 import sys
 
-REFUSED = {refused}
+BLOCKED = {packages}
 
 
-class Refuse:
+class ImportBlocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in REFUSED:
-            raise ImportError(f"{{name}} is not to be imported")
+        if name.partition(".")[0] in BLOCKED:
+            raise ImportError(f"{{name}} is blocked by the test")
 
 
-sys.meta_path.insert(0, Refuse())
+sys.meta_path.insert(0, ImportBlocker())
 
 import pyarrow.parquet as pq
 
@@ -545,24 +535,24 @@ import ranking
 
 _, folder, rows, out = sys.argv
 {script}
-assert not REFUSED & set(sys.modules)
+assert not BLOCKED & set(sys.modules)
 """
 
 
-def run_without(refused: set[str], script: str, folder: Path, rows: pa.Table, work: Path) -> pa.Table:
-    """What a script writes to ``out``, of a bundle in ``folder`` and rows, where these packages are not installed."""
+def run_without(packages: set[str], script: str, folder: Path, rows: pa.Table, work: Path) -> pa.Table:
+    """Run a script on a bundle and rows in a process without these packages, and return the table it writes."""
     pq.write_table(rows, work / "rows.parquet")
     files = [str(folder), str(work / "rows.parquet"), str(work / "out.parquet")]
-    command = [sys.executable, "-c", WITHOUT.format(refused=refused, script=script), *files]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
-    assert found.returncode == 0, found.stderr
+    command = [sys.executable, "-c", WITHOUT.format(packages=packages, script=script), *files]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=work)
+    assert process.returncode == 0, process.stderr
     return pq.read_table(work / "out.parquet")
 
 
 SCORE = "pq.write_table(ranking.load(folder).score(pq.read_table(rows)), out)"
 
 
-def test_a_bundle_scores_where_torchrec_is_not_installed(
+def test_bundle_scores_without_torchrec(
     written: Path, hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path
 ) -> None:
     rows = draw_rows(50, 13)
@@ -576,10 +566,10 @@ def test_a_bundle_scores_where_torchrec_is_not_installed(
 FINISH = """
 import numpy as np
 
-from ranking.artifacts.bundle import read
+from ranking.artifacts.bundle import read_bundle
 from ranking.frozen.ranker import score_table
 
-ranker, rows = read(folder), pq.read_table(rows)
+ranker, rows = read_bundle(folder), pq.read_table(rows)
 items = ranker.encoded["item"]
 assert (items.take(items.rows([7, 0])).ids > 0).all()
 inputs, tasks = ranker.encoder.encode(ranker.complete(rows)), ranker.schema.task_names
@@ -587,10 +577,10 @@ assert ranker.explain(inputs, tasks) == ranker.selection.tasks
 outputs = np.stack([column.to_numpy() for column in rows["outputs"].combine_chunks().flatten()], 1)
 pq.write_table(score_table(ranker.finished(outputs, tasks), ranker.schema.tasks), out)
 """
-"""All of scoring but the graph, whose outputs are given."""
+"""Scoring from the outputs of the graph, which are part of the rows."""
 
 
-def test_a_bundle_is_read_where_pytorch_is_not_installed(
+def test_bundle_is_read_without_pytorch(
     make_model: Callable[[], MMoE],
     hand_ranker: FrozenRanker,
     golden: pa.Table,
@@ -607,17 +597,17 @@ def test_a_bundle_is_read_where_pytorch_is_not_installed(
     assert run_without(without, FINISH, tmp_path / "bundle", rows_and_outputs, tmp_path).equals(ranker.score(rows))
 
 
-REFUSAL = """
+LOAD_ERROR = """
 import pyarrow as pa
 
 try:
     ranking.load(folder)
 except ranking.BundleError as error:
-    pq.write_table(pa.table({"refusal": [str(error)]}), out)
+    pq.write_table(pa.table({"message": [str(error)]}), out)
 """
 
 
-def test_a_per_example_gate_says_that_it_needs_pytorch(
+def test_load_per_example_gate_without_pytorch_is_rejected(
     make_mmoe: Callable[[GateConfig], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path
 ) -> None:
     gate = SoftmaxConfig(kind="softmax", per_example=True)
@@ -625,7 +615,7 @@ def test_a_per_example_gate_says_that_it_needs_pytorch(
     ranker = freeze(make_mmoe(gate), hand_ranker.encoder, {}, {}, routed=(gate, Selection(5, 5, tasks, True)))
     folder = tmp_path / "bundle"
     bundle.write_bundle(ranker, golden, folder)
-    found = run_without({"torch"}, REFUSAL, folder, golden, tmp_path)
-    assert found["refusal"].to_pylist() == [
+    result = run_without({"torch"}, LOAD_ERROR, folder, golden, tmp_path)
+    assert result["message"].to_pylist() == [
         f"{folder} has a per-example gate, which needs PyTorch: install it, or load another bundle"
     ]

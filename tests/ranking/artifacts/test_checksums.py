@@ -1,4 +1,4 @@
-"""A folder's files are those that were written, all of them and no others."""
+"""Verification of the files of a folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_written_is_verified_here_and_by_sha256sum(folder: Path) -> None:
+def test_checksums_verify_here_and_with_sha256sum(folder: Path) -> None:
     verify_files(folder)
     subprocess.run(["sha256sum", "--check", "--strict", CHECKSUM_FILE], cwd=folder, check=True, capture_output=True)
     assert [line[66:] for line in (folder / CHECKSUM_FILE).read_text().splitlines()] == ["a", "inner/b ü"]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (lambda folder: (folder / "a").write_bytes(b"two"), "a was altered"),
         (lambda folder: (folder / "a").unlink(), "a is missing"),
@@ -38,7 +38,7 @@ def test_what_was_written_is_verified_here_and_by_sha256sum(folder: Path) -> Non
         (lambda folder: (folder / CHECKSUM_FILE).unlink(), "it has no SHA256SUMS"),
     ],
 )
-def test_what_was_not_is_named(folder: Path, change: Callable[[Path], object], said: str) -> None:
+def test_verify_files_names_the_invalid_file(folder: Path, change: Callable[[Path], object], reason: str) -> None:
     change(folder)
-    with pytest.raises(BundleError, match=said):
+    with pytest.raises(BundleError, match=reason):
         verify_files(folder)

@@ -1,3 +1,5 @@
+"""Keys and addresses of the feature store."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,12 +7,12 @@ import pytest
 from ranking.artifacts.feature_store_keys import check_address, key_prefix, redact_address
 
 
-def test_keys() -> None:
+def test_key_prefix_joins_prefix_model_and_owner() -> None:
     assert key_prefix("ranker", "feed", "item") == "ranker:feed:item:"
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "redacted"),
     [
         ("redis://host", "redis://host"),
         ("redis://host:6379/0", "redis://host:6379/0"),
@@ -20,9 +22,9 @@ def test_keys() -> None:
         ("unix://user@/run/redis.sock", "unix:///run/redis.sock"),
     ],
 )
-def test_addresses_are_shown_without_what_is_secret(url: str, told: str) -> None:
+def test_redact_address_removes_secrets(url: str, redacted: str) -> None:
     assert check_address(url) == url
-    assert redact_address(url) == told
+    assert redact_address(url) == redacted
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_addresses_are_shown_without_what_is_secret(url: str, told: str) -> None
         "unix://run",
     ],
 )
-def test_what_is_no_address_is_told_without_quoting_it(url: str) -> None:
+def test_check_address_invalid_address_is_rejected_without_quoting_it(url: str) -> None:
     with pytest.raises(ValueError, match="is not a store address: write redis://HOST:PORT/DB") as caught:
         check_address(url)
     assert "cret" not in str(caught.value)

@@ -1,7 +1,8 @@
-"""Versions of bundles on disk, and which of them is current."""
+"""Versions, releases, locks and staging folders of a repository."""
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,12 @@ def publish(folder: Path, name: str, *versions: int, current: int | None = None)
         (folder / name / repository.CURRENT).write_text(f'{{"version": {current}}}\n')
 
 
-def test_names_are_the_models_that_have_a_current_version(tmp_path: Path) -> None:
+def write_current(folder: Path, content: bytes) -> None:
+    (folder / "feed").mkdir()
+    (folder / "feed" / repository.CURRENT).write_bytes(content)
+
+
+def test_list_models_returns_models_with_a_current_version(tmp_path: Path) -> None:
     publish(tmp_path, "shop", 1, current=1)
     publish(tmp_path, "feed", 1, 2, current=1)
     publish(tmp_path, "draft", 1)
@@ -28,21 +34,21 @@ def test_names_are_the_models_that_have_a_current_version(tmp_path: Path) -> Non
     assert repository.list_models(tmp_path) == ["feed", "shop"]
 
 
-def test_an_empty_repository_has_no_names(tmp_path: Path) -> None:
+def test_list_models_of_empty_repository_is_empty(tmp_path: Path) -> None:
     assert repository.list_models(tmp_path) == []
 
 
-def test_a_missing_repository_says_how_to_make_one(tmp_path: Path) -> None:
+def test_list_models_of_missing_repository_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"missing: no such repository.*ranker publish"):
         repository.list_models(tmp_path / "missing")
 
 
-def test_versions_are_numbers_in_ascending_order(tmp_path: Path) -> None:
+def test_list_versions_is_in_ascending_order(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 10, 9, 1)
     assert repository.list_versions(tmp_path, "feed") == [1, 9, 10]
 
 
-def test_drafts_and_files_are_no_versions(tmp_path: Path) -> None:
+def test_list_versions_ignores_drafts_and_files(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, 2, current=2)
     for name in (".3-x1y2z3", "3.old", "3-copy", "latest"):
         (tmp_path / "feed" / name).mkdir()
@@ -50,31 +56,71 @@ def test_drafts_and_files_are_no_versions(tmp_path: Path) -> None:
     assert repository.list_versions(tmp_path, "feed") == [1, 2]
 
 
-def test_an_unknown_model_has_no_versions(tmp_path: Path) -> None:
+def test_list_versions_of_unknown_model_is_empty(tmp_path: Path) -> None:
     assert repository.list_versions(tmp_path, "feed") == []
 
 
-def test_current_is_the_version_that_current_json_names(tmp_path: Path) -> None:
+def test_read_release_returns_the_current_version(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, 2, 3, current=2)
     assert repository.read_release(tmp_path, "feed").version == 2
 
 
-def test_a_model_without_a_current_version_says_how_to_get_one(tmp_path: Path) -> None:
+def test_read_release_without_current_json_is_rejected(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1)
-    with pytest.raises(BundleError, match=r"current\.json is not there.*ranker publish"):
+    with pytest.raises(BundleError, match=r"current\.json does not exist.*ranker publish"):
         repository.read_release(tmp_path, "feed")
 
 
-def test_what_is_served_must_be_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b"[3]", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_read_release_damaged_file_is_rejected(tmp_path: Path, content: bytes) -> None:
+    write_current(tmp_path, content)
+    with pytest.raises(BundleError, match=r'current\.json is damaged: it should read \{"version": N\}'):
+        repository.read_release(tmp_path, "feed")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "version: missing"),
+        ('{"version": "3"}', r"version: must be a whole number \(got '3'\)"),
+        ('{"version": 3.0}', r"version: must be a whole number \(got 3.0\)"),
+        ('{"version": null}', "version: must be a whole number"),
+        ('{"version": true}', r"version: must be a whole number \(got true\)"),
+        ('{"version": 0}', "version: must be at least 1"),
+        ('{"version": 9223372036854775808}', "version: must be less than"),
+        ('{"version": 3, "pined": true}', "pined: unknown key"),
+        ('{"version": 3, "pinned": 1}', "pinned: must be true or false"),
+        ('{"version": 3, "canary": 4}', "canary: must be a table of keys and values"),
+        ('{"version": 3, "canary": {"version": 4}}', "canary.weight: missing"),
+        ('{"version": 3, "canary": {"version": 4, "weight": 10}}', r"canary.weight: must be at most 1 \(got 10\)"),
+        ('{"version": 3, "canary": {"version": 4, "weight": NaN}}', "canary.weight: must be a finite number"),
+        ('{"version": 3, "canary": {"version": 3, "weight": 0.1}}', "version 3 cannot be both .* remove the canary"),
+        ('{"version": 3, "shadow": 3}', "version 3 cannot be both the current version and the shadow"),
+    ],
+)
+def test_read_release_invalid_field_is_named(tmp_path: Path, content: str, reason: str) -> None:
+    write_current(tmp_path, content.encode())
+    with pytest.raises(BundleError, match=rf"current\.json: {reason}"):
+        repository.read_release(tmp_path, "feed")
+
+
+def test_read_release_folder_instead_of_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "feed" / repository.CURRENT).mkdir(parents=True)
+    with pytest.raises(BundleError, match=r"current\.json cannot be read \(Is a directory\)"):
+        repository.read_release(tmp_path, "feed")
+
+
+def test_write_release_of_unpublished_version_is_rejected(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, 3, current=1)
     repository.write_release(tmp_path, "feed", Release(version=3, shadow=1))
+    assert json.loads((tmp_path / "feed" / repository.CURRENT).read_text()) == {"version": 3, "shadow": 1}
     assert repository.read_release(tmp_path, "feed") == Release(version=3, shadow=1)
     with pytest.raises(BundleError, match=r"feed has no version 2: it has 1, 3"):
         repository.write_release(tmp_path, "feed", Release(version=3, canary=Canary(version=2, weight=0.5)))
     assert repository.read_release(tmp_path, "feed") == Release(version=3, shadow=1)
 
 
-def test_writers_of_a_model_take_turns_and_those_of_another_do_not_wait(tmp_path: Path) -> None:
+def test_lock_model_excludes_writers_of_the_same_model_only(tmp_path: Path) -> None:
     publish(tmp_path, "feed", 1, current=1)
     publish(tmp_path, "shop", 1, current=1)
     order: list[str] = []
@@ -83,49 +129,50 @@ def test_writers_of_a_model_take_turns_and_those_of_another_do_not_wait(tmp_path
         with repository.lock_model(tmp_path, name):
             order.append(name)
 
-    others = {name: threading.Thread(target=write, args=[name]) for name in ("feed", "shop")}
+    writers = {name: threading.Thread(target=write, args=[name]) for name in ("feed", "shop")}
     with repository.lock_model(tmp_path, "feed"):
-        for other in others.values():
-            other.start()
-        others["shop"].join(30)
+        for writer in writers.values():
+            writer.start()
+        writers["shop"].join(30)
         order.append("first")
-    others["feed"].join(30)
+    writers["feed"].join(30)
     assert order == ["shop", "first", "feed"]
 
 
-class TestWorkspaces:
-    def test_go_at_the_end_however_it_comes(self, tmp_path: Path) -> None:
-        with repository.staging_dir(tmp_path, "feed") as work:
-            (work / "new").mkdir()
-        with suppress(ZeroDivisionError), repository.staging_dir(tmp_path, "feed") as work:
-            (work / "file").write_text("x")
-            raise ZeroDivisionError
-        assert [file.name for file in (tmp_path / "feed").iterdir()] == [repository.LOCK_FILE]
-
-    def test_of_the_dead_go_with_the_next_and_those_of_the_living_stay(self, tmp_path: Path) -> None:
-        left = [tmp_path / "feed" / f".work-{name}" for name in ("no-lock", "free-lock")]
-        for work in left:
-            (work / "new").mkdir(parents=True)
-        (left[1] / repository.LOCK_FILE).touch()
-        with repository.staging_dir(tmp_path, "feed") as first, repository.staging_dir(tmp_path, "feed") as second:
-            assert first.is_dir()
-            assert first != second
-            assert not any(work.exists() for work in left)
-
-    def test_cannot_be_where_nothing_can_be_written(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        with (
-            pytest.raises(OutputError, match="file is a file, not a folder"),
-            repository.staging_dir(tmp_path / "file", "feed"),
-        ):
-            pass
+def test_staging_dir_is_removed_after_success_and_failure(tmp_path: Path) -> None:
+    with repository.staging_dir(tmp_path, "feed") as work:
+        (work / "new").mkdir()
+    with suppress(ZeroDivisionError), repository.staging_dir(tmp_path, "feed") as work:
+        (work / "file").write_text("x")
+        raise ZeroDivisionError
+    assert [file.name for file in (tmp_path / "feed").iterdir()] == [repository.LOCK_FILE]
 
 
-def test_a_versions_folder_lies_under_its_model(tmp_path: Path) -> None:
+def test_staging_dir_removes_abandoned_folders_and_keeps_those_in_use(tmp_path: Path) -> None:
+    abandoned = [tmp_path / "feed" / f".work-{name}" for name in ("no-lock", "free-lock")]
+    for work in abandoned:
+        (work / "new").mkdir(parents=True)
+    (abandoned[1] / repository.LOCK_FILE).touch()
+    with repository.staging_dir(tmp_path, "feed") as first, repository.staging_dir(tmp_path, "feed") as second:
+        assert first.is_dir()
+        assert first != second
+        assert not any(work.exists() for work in abandoned)
+
+
+def test_staging_dir_below_a_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OutputError, match="file is a file, not a folder"),
+        repository.staging_dir(tmp_path / "file", "feed"),
+    ):
+        pass
+
+
+def test_bundle_folder_is_below_its_model(tmp_path: Path) -> None:
     assert repository.bundle_folder(tmp_path, "feed", 3) == tmp_path / "feed" / "3"
 
 
-def test_a_published_bundle_is_found(request: pytest.FixtureRequest) -> None:
+def test_published_bundle_is_listed(request: pytest.FixtureRequest) -> None:
     published: Path = request.getfixturevalue("repository")
     assert repository.list_models(published) == ["feed"]
     assert repository.list_versions(published, "feed") == [1]

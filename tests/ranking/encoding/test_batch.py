@@ -1,4 +1,4 @@
-"""Encoded rows: taken and put together without losing or mixing anything."""
+"""Selection and concatenation of encoded rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.encoded_batches import assert_equal_batches
 
 
 class Row(NamedTuple):
-    """A row with two single features, two lists of ids, two numbers, and what was null."""
+    """Row with two single features, two lists of ids, two numbers and three missing flags."""
 
     ids: tuple[int, int]
     bags: tuple[list[int], list[int]]
@@ -51,27 +51,29 @@ def positions(rows: list[int]) -> Int64:
 
 @given(ROWS, st.data())
 @settings(deadline=None)
-def test_take_gives_the_rows_asked_for_in_their_order(rows: list[Row], data: st.DataObject) -> None:
-    wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
-    assert_equal_batches(inputs(rows).take(positions(wanted)), inputs([rows[row] for row in wanted]))
+def test_take_returns_the_selected_rows_in_order(rows: list[Row], data: st.DataObject) -> None:
+    selected = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
+    assert_equal_batches(inputs(rows).take(positions(selected)), inputs([rows[row] for row in selected]))
 
 
 @given(ROWS, st.data())
 @settings(deadline=None)
-def test_take_undoes_a_shuffle(rows: list[Row], data: st.DataObject) -> None:
+def test_take_with_inverse_permutation_restores_the_batch(rows: list[Row], data: st.DataObject) -> None:
     whole, order = inputs(rows), positions(data.draw(st.permutations(range(len(rows)))))
     assert_equal_batches(whole.take(order).take(order.argsort()), whole)
 
 
 @given(st.lists(ROWS | st.just([]), min_size=1, max_size=4))
 @settings(deadline=None)
-def test_concat_gives_one_part_after_the_other(parts: list[list[Row]]) -> None:
-    assert_equal_batches(EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part]))
+def test_concat_appends_parts_in_order(parts: list[list[Row]]) -> None:
+    assert_equal_batches(
+        EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part])
+    )
 
 
 @given(ROWS, st.data())
 @settings(deadline=None)
-def test_concat_undoes_a_cut(rows: list[Row], data: st.DataObject) -> None:
+def test_concat_of_two_parts_restores_the_batch(rows: list[Row], data: st.DataObject) -> None:
     whole, cut = inputs(rows), data.draw(st.integers(0, len(rows)))
     parts = [whole.take(np.arange(cut)), whole.take(np.arange(cut, len(rows)))]
     assert [len(part) for part in parts] == [cut, len(rows) - cut]
@@ -80,7 +82,7 @@ def test_concat_undoes_a_cut(rows: list[Row], data: st.DataObject) -> None:
 
 @given(ROWS, st.data())
 @settings(deadline=None)
-def test_what_was_taken_is_its_own(rows: list[Row], data: st.DataObject) -> None:
+def test_take_returns_a_copy(rows: list[Row], data: st.DataObject) -> None:
     whole = inputs(rows)
     taken = whole.take(positions(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))))
     for array in (taken.ids, taken.dense, taken.missing, *(part for b in taken.bags for part in (b.values, b.lengths))):
@@ -88,7 +90,7 @@ def test_what_was_taken_is_its_own(rows: list[Row], data: st.DataObject) -> None
     assert_equal_batches(whole, inputs(rows))
 
 
-def test_rows_without_any_feature_of_a_kind_are_still_rows() -> None:
+def test_batch_without_features_has_a_length() -> None:
     whole = EncodedBatch(np.empty((3, 0), np.int64), (), np.empty((3, 0), np.float32), np.ones((3, 1), np.bool_))
     assert len(whole) == 3
     assert len(whole.take(positions([2, 0]))) == 2
@@ -96,29 +98,30 @@ def test_rows_without_any_feature_of_a_kind_are_still_rows() -> None:
 
 
 @pytest.mark.parametrize("row", [4, -5])
-def test_a_row_that_is_not_there_is_an_error(row: int) -> None:
+def test_take_out_of_range_raises_index_error(row: int) -> None:
     rows = [Row((i, i), ([i], []), (0.0, 0.0), (False, False, False)) for i in range(4)]
     with pytest.raises(IndexError):
         inputs(rows).take(positions([0, row]))
 
 
-class TestBag:
-    def test_take_gives_whole_lists_and_empty_ones_too(self) -> None:
-        found = bag([5, 6], [], [7]).take(positions([2, 0, 1, 2]))
-        assert (found.values.tolist(), found.lengths.tolist()) == ([7, 5, 6, 7], [1, 2, 0, 1])
+def test_ragged_ids_take_returns_whole_lists_including_empty_ones() -> None:
+    result = bag([5, 6], [], [7]).take(positions([2, 0, 1, 2]))
+    assert (result.values.tolist(), result.lengths.tolist()) == ([7, 5, 6, 7], [1, 2, 0, 1])
 
-    def test_of_empty_lists_only_has_no_values(self) -> None:
-        found = bag([], []).take(positions([1, 0, 1]))
-        assert (found.values.tolist(), found.lengths.tolist()) == ([], [0, 0, 0])
 
-    def test_concat_keeps_lists_apart(self) -> None:
-        found = RaggedIds.concat([bag([5], []), bag(), bag([6, 7])])
-        assert (found.values.tolist(), found.lengths.tolist()) == ([5, 6, 7], [1, 0, 2])
+def test_ragged_ids_take_of_empty_lists_has_no_values() -> None:
+    result = bag([], []).take(positions([1, 0, 1]))
+    assert (result.values.tolist(), result.lengths.tolist()) == ([], [0, 0, 0])
+
+
+def test_ragged_ids_concat_keeps_list_boundaries() -> None:
+    result = RaggedIds.concat([bag([5], []), bag(), bag([6, 7])])
+    assert (result.values.tolist(), result.lengths.tolist()) == ([5, 6, 7], [1, 0, 2])
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 5)), max_size=8))
 @settings(deadline=None)
-def test_spans_are_the_positions_from_each_start_on(drawn: list[tuple[int, int]]) -> None:
-    found = ragged_arange(positions([start for start, _ in drawn]), positions([length for _, length in drawn]))
-    assert found.dtype == np.int64
-    assert found.tolist() == [start + i for start, length in drawn for i in range(length)]
+def test_ragged_arange_concatenates_the_ranges(ranges: list[tuple[int, int]]) -> None:
+    result = ragged_arange(positions([start for start, _ in ranges]), positions([length for _, length in ranges]))
+    assert result.dtype == np.int64
+    assert result.tolist() == [start + i for start, length in ranges for i in range(length)]

@@ -1,4 +1,4 @@
-"""What a feature reads in its column: defaults for nulls, the newest ids of a sequence."""
+"""Defaults of nulls and maximum lengths of sequences, in ``read_column`` and in the encoder."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ LISTS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=6)
 
 def read(feature: Any, values: Any) -> list[Any]:
     column = values if isinstance(values, pa.Array) else pa.array(values)
-    found: list[Any] = read_column(to_canonical(column, feature), feature).to_pylist()
-    return found
+    result: list[Any] = read_column(to_canonical(column, feature), feature).to_pylist()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -50,23 +50,23 @@ def read(feature: Any, values: Any) -> list[Any]:
         (RECENT.model_copy(update={"default": (7, 8, 9)}), [[1], None], [[1], [8, 9]]),
     ],
 )
-def test_a_null_stands_for_the_default(feature: Any, values: Any, expected: list[Any]) -> None:
+def test_read_column_replaces_null_by_the_default(feature: Any, values: Any, expected: list[Any]) -> None:
     assert read(feature, values) == expected
 
 
-def test_without_a_default_a_null_stays() -> None:
+def test_read_column_without_default_keeps_null() -> None:
     assert read(TAB.model_copy(update={"default": None}), ["a", None]) == ["a", None]
 
 
 @pytest.mark.parametrize(("feature", "values"), [(TAB, [1, None]), (TAGS, [[1], None])])
-def test_a_default_that_is_text_among_integers_names_the_feature(feature: Any, values: list[Any]) -> None:
+def test_read_column_text_default_of_integer_column_is_rejected(feature: Any, values: list[Any]) -> None:
     with pytest.raises(InvalidInputError, match=f"holds integers, but the default of '{feature.name}' is .*integer"):
         read(feature, values)
 
 
 @given(LISTS, st.integers(1, 4), st.data())
 @settings(deadline=None)
-def test_of_a_sequence_the_newest_are_read(lists: list[Any], count: int, data: st.DataObject) -> None:
+def test_read_column_keeps_the_newest_ids_of_a_sequence(lists: list[Any], count: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(lists)))
     column = pa.array(lists, pa.list_(pa.int64())).slice(start)
     feature = RECENT.model_copy(update={"max_length": count})
@@ -76,7 +76,7 @@ def test_of_a_sequence_the_newest_are_read(lists: list[Any], count: int, data: s
 @pytest.mark.parametrize(
     ("feature", "kind"), [(RECENT, "a sequence: write lists of ids"), (BAND, "cut into buckets: write numbers")]
 )
-def test_a_column_of_another_type_is_named(feature: Any, kind: str) -> None:
+def test_to_canonical_wrong_type_names_column_and_feature(feature: Any, kind: str) -> None:
     with pytest.raises(InvalidInputError, match=f"holds string, but '{feature.name}' is {kind}"):
         to_canonical(pa.array(["x"]), feature)
 
@@ -114,17 +114,24 @@ def encoder() -> Encoder:
     return fitter.encoder()
 
 
-def test_a_default_is_counted_encoded_and_crossed_as_if_it_had_been_given(encoder: Encoder) -> None:
-    spelt_out = ROWS.set_column(ROWS.column_names.index("tab"), "tab", pa.array(["home", "home", "search", "home"]))
+def missing_names(flags: Any) -> list[str]:
+    """Return the names of the features whose missing flag is set."""
+    return [feature.name for feature, is_missing in zip(SCHEMA.inputs, flags, strict=True) if is_missing]
+
+
+def test_encoder_treats_a_default_like_an_explicit_value(encoder: Encoder) -> None:
+    explicit = ROWS.set_column(ROWS.column_names.index("tab"), "tab", pa.array(["home", "home", "search", "home"]))
     assert encoder.id_mappings["tab"].ids.to_pylist() == ["home", "search"]  # type: ignore[union-attr]
-    found, expected = encoder.encode(ROWS), encoder.encode(spelt_out)
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_array_equal(found.dense, expected.dense)
+    result, expected = encoder.encode(ROWS), encoder.encode(explicit)
+    np.testing.assert_array_equal(result.ids, expected.ids)
+    np.testing.assert_array_equal(result.dense, expected.dense)
 
 
-def test_what_a_default_fills_is_still_named_as_missing(encoder: Encoder) -> None:
+def test_encode_value_filled_by_a_default_is_still_missing(encoder: Encoder) -> None:
     names = [feature.name for feature in SCHEMA.inputs]
-    assert [[n for n, gone in zip(names, row, strict=True) if gone] for row in encoder.encode(ROWS).missing] == [
+    assert [
+        [n for n, is_missing in zip(names, row, strict=True) if is_missing] for row in encoder.encode(ROWS).missing
+    ] == [
         [],
         ["tab", "band", "age"],
         ["recent"],
@@ -132,24 +139,27 @@ def test_what_a_default_fills_is_still_named_as_missing(encoder: Encoder) -> Non
     ]
 
 
-def test_a_cross_is_never_named_as_missing_its_unknown_parts_are(encoder: Encoder) -> None:
+def test_encode_missing_flags_name_cross_parts_but_not_crosses(encoder: Encoder) -> None:
     unknown = fill_features(pa.table({"item_id": pa.array([None, None], pa.int64())}), SCHEMA, {})
-    found = encoder.encode(unknown)
-    assert (found.ids[:, [f.name for f in SCHEMA.categoricals].index("item_tab")] == 0).all()
-    assert [f.name for f, gone in zip(SCHEMA.inputs, found.missing[0], strict=True) if gone][:2] == ["item_id", "tab"]
-    assert found.missing.shape == (2, len(SCHEMA.inputs)), "item_tab is no feature that is given"
+    result = encoder.encode(unknown)
+    assert (result.ids[:, [f.name for f in SCHEMA.categoricals].index("item_tab")] == 0).all()
+    assert missing_names(result.missing[0])[:2] == [
+        "item_id",
+        "tab",
+    ]
+    assert result.missing.shape == (2, len(SCHEMA.inputs)), "item_tab is not an input"
 
 
-def test_a_cross_is_missing_where_a_part_is_unknown_and_has_no_default(encoder: Encoder) -> None:
+def test_encode_cross_with_a_missing_part_is_missing(encoder: Encoder) -> None:
     crossed = encoder.encode(ROWS).ids[:, [f.name for f in SCHEMA.categoricals].index("item_tab")].tolist()
     assert [row > 0 for row in crossed] == [True, True, True, False]
     assert len(set(crossed)) == 4
 
 
-def test_one_column_is_read_by_each_feature_in_its_own_way(encoder: Encoder) -> None:
-    found = encoder.encode(ROWS)
-    assert found.ids[:, [f.name for f in SCHEMA.categoricals].index("band")].tolist() == [1, 2, 3, 2]
-    assert found.dense[[0, 2, 3], 0].tolist() == [17.0, 40.0, 20.0]
+def test_encode_features_sharing_a_column_use_their_own_default(encoder: Encoder) -> None:
+    result = encoder.encode(ROWS)
+    assert result.ids[:, [f.name for f in SCHEMA.categoricals].index("band")].tolist() == [1, 2, 3, 2]
+    assert result.dense[[0, 2, 3], 0].tolist() == [17.0, 40.0, 20.0]
 
 
 @given(
@@ -167,24 +177,24 @@ def test_one_column_is_read_by_each_feature_in_its_own_way(encoder: Encoder) -> 
     )
 )
 @settings(deadline=None, max_examples=40)
-def test_a_row_alone_is_encoded_as_it_is_inside_a_table(rows: list[dict[str, Any]]) -> None:
+def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]]) -> None:
     fitter = EncoderFitter(SCHEMA)
     fitter.add(ROWS)
     encoder = fitter.encoder()
     whole = fill_features(pa.Table.from_pylist(rows, TYPES), SCHEMA, {})
-    inside = encoder.encode(whole)
+    expected = encoder.encode(whole)
     for row in range(len(rows)):
-        assert_equal_batches(encoder.encode(whole.slice(row, 1)), inside.take(np.array([row])))
+        assert_equal_batches(encoder.encode(whole.slice(row, 1)), expected.take(np.array([row])))
 
 
-def test_ids_of_a_sequence_and_of_the_items_share_rows_and_only_what_is_pooled_is_counted(encoder: Encoder) -> None:
+def test_sequence_shares_rows_with_items_and_counts_only_pooled_ids(encoder: Encoder) -> None:
     assert encoder.id_mappings["item_id"].ids.to_pylist() == [1, 2, 3, 9]  # type: ignore[union-attr]
     (recent,) = encoder.encode(ROWS).bags
     assert recent.lengths.tolist() == [2, 1, 1, 0]
     assert recent.values.tolist() == [3, 4, 5, 0]
 
 
-def test_numbers_in_buckets_must_be_finite() -> None:
+def test_invalid_rows_reports_non_finite_numbers_of_buckets() -> None:
     rows = fill_features(pa.table({"age": [float("nan"), 1.0, float("inf")]}), SCHEMA, {})
-    bad = {f.name: broken.to_pylist() for f, broken, _ in invalid_rows(rows, SCHEMA)}
-    assert bad["band"] == [True, False, True]
+    invalid = {f.name: mask.to_pylist() for f, mask, _ in invalid_rows(rows, SCHEMA)}
+    assert invalid["band"] == [True, False, True]

@@ -1,4 +1,4 @@
-"""Halves of requests: split, joined, sliced and put together without losing or mixing anything."""
+"""Splitting, merging, slicing and concatenation of requests."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
 def requests(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], seed: int = 0) -> tuple[EncodedBatch, Int64]:
-    """Encoded candidates of requests of these sizes, and which request each belongs to."""
+    """Return encoded candidates of requests of these sizes, and the request number of each candidate."""
     shared = draw_rows(len(sizes), seed).select(["user_id", "tab", "hour"])
-    request = np.repeat(np.arange(len(sizes)), sizes)
+    request_index = np.repeat(np.arange(len(sizes)), sizes)
     rows = draw_rows(sum(sizes), seed + 1).select(["item_id"])
     for name in shared.column_names:
-        rows = rows.append_column(name, shared[name].take(pa.array(request)))
-    return ranker.encoder.encode(ranker.complete(rows)), request
+        rows = rows.append_column(name, shared[name].take(pa.array(request_index)))
+    return ranker.encoder.encode(ranker.complete(rows)), request_index
 
 
-class TestSides:
-    def test_a_feature_is_in_the_half_of_its_owner(self, hand_encoder: Encoder) -> None:
-        sides = SharedItemSplitter(hand_encoder)
-        assert [f.name for f in sides.items.singles] == ["item_id"]
-        assert [f.name for f in sides.items.bags] == ["genres", "words"]
-        assert "country_tab" in [f.name for f in sides.shared.singles]  # a cross of user and context
+class TestSharedItemSplitter:
+    def test_splitter_groups_features_by_owner(self, hand_encoder: Encoder) -> None:
+        splitter = SharedItemSplitter(hand_encoder)
+        assert [f.name for f in splitter.items.singles] == ["item_id"]
+        assert [f.name for f in splitter.items.bags] == ["genres", "words"]
+        assert "country_tab" in [f.name for f in splitter.shared.singles]  # A cross of user and context features.
 
-    def test_a_cross_with_an_items_feature_is_in_the_items_half(self, hand_encoder: Encoder) -> None:
+    def test_splitter_puts_cross_with_an_item_feature_in_items(self, hand_encoder: Encoder) -> None:
         schema = hand_encoder.schema
         crossed = [f.model_copy(update={"of": ("item_id", "tab")}) if f.kind == "cross" else f for f in schema.features]
         encoder = Encoder(
@@ -47,51 +47,51 @@ class TestSides:
         )
         assert [f.name for f in SharedItemSplitter(encoder).items.singles] == ["item_id", "country_tab"]
 
-    def test_every_column_of_the_models_input_is_in_one_half(self, hand_encoder: Encoder) -> None:
-        sides = SharedItemSplitter(hand_encoder)
+    def test_splitter_input_columns_cover_the_model_input(self, hand_encoder: Encoder) -> None:
+        splitter = SharedItemSplitter(hand_encoder)
         width = sum(f.dim for f in hand_encoder.schema.sparse) + hand_encoder.dense_size
-        assert sorted(sides.shared.input_columns + sides.items.input_columns) == list(range(width))
+        assert sorted(splitter.shared.input_columns + splitter.items.input_columns) == list(range(width))
 
     @QUICK
     @given(sizes=SIZES, seed=st.integers(0, 100))
-    def test_what_was_split_joins_to_the_same(
+    def test_splitter_merge_restores_the_split_rows(
         self, hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], seed: int
     ) -> None:
-        inputs, request = requests(hand_ranker, draw_rows, sizes, seed)
-        sides = SharedItemSplitter(hand_ranker.encoder)
-        halves = sides.split(inputs, request)
-        assert (len(halves.shared), len(halves)) == (len(sizes), sum(sizes))
-        assert_equal_batches(sides.merge(halves), inputs)
+        inputs, request_index = requests(hand_ranker, draw_rows, sizes, seed)
+        splitter = SharedItemSplitter(hand_ranker.encoder)
+        batch = splitter.split(inputs, request_index)
+        assert (len(batch.shared), len(batch)) == (len(sizes), sum(sizes))
+        assert_equal_batches(splitter.merge(batch), inputs)
 
-    def test_no_candidates(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    def test_splitter_split_of_no_candidates_is_empty(self, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
         inputs, _ = requests(hand_ranker, draw_rows, [1])
-        sides, none = SharedItemSplitter(hand_ranker.encoder), np.empty(0, np.int64)
-        halves = sides.split(inputs.take(none), none)
-        assert (len(halves.shared), len(halves)) == (0, 0)
-        assert len(sides.merge(halves)) == 0
+        splitter, empty = SharedItemSplitter(hand_ranker.encoder), np.empty(0, np.int64)
+        batch = splitter.split(inputs.take(empty), empty)
+        assert (len(batch.shared), len(batch)) == (0, 0)
+        assert len(splitter.merge(batch)) == 0
 
 
-class TestHalves:
+class TestRequestBatch:
     @QUICK
     @given(sizes=SIZES, data=st.data())
-    def test_parts_of_requests_put_together_are_the_requests(
+    def test_request_batch_concat_of_slices_restores_the_requests(
         self, hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], data: st.DataObject
     ) -> None:
-        sides = SharedItemSplitter(hand_ranker.encoder)
-        wholes = [requests(hand_ranker, draw_rows, [size], 7 * i) for i, size in enumerate(sizes)]
+        splitter = SharedItemSplitter(hand_ranker.encoder)
+        originals = [requests(hand_ranker, draw_rows, [size], 7 * i) for i, size in enumerate(sizes)]
         parts = []
-        for inputs, request in wholes:
-            halves, cut = sides.split(inputs, request), data.draw(st.integers(0, len(inputs)))
-            parts += [halves.slice(0, cut), halves.slice(cut, len(inputs))]
-        together = RequestBatch.concat(parts)
-        assert_equal_batches(sides.merge(together), EncodedBatch.concat([inputs for inputs, _ in wholes]))
+        for inputs, request_index in originals:
+            batch, cut = splitter.split(inputs, request_index), data.draw(st.integers(0, len(inputs)))
+            parts += [batch.slice(0, cut), batch.slice(cut, len(inputs))]
+        batch = RequestBatch.concat(parts)
+        assert_equal_batches(splitter.merge(batch), EncodedBatch.concat([inputs for inputs, _ in originals]))
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 0), (1, 3), (0, 4)])
-    def test_a_slice_keeps_what_is_shared(
+    def test_request_batch_slice_keeps_shared_features(
         self, hand_ranker: FrozenRanker, draw_rows: DrawRows, start: int, stop: int
     ) -> None:
-        inputs, request = requests(hand_ranker, draw_rows, [4])
-        sides = SharedItemSplitter(hand_ranker.encoder)
-        part = sides.split(inputs, request).slice(start, stop)
+        inputs, request_index = requests(hand_ranker, draw_rows, [4])
+        splitter = SharedItemSplitter(hand_ranker.encoder)
+        part = splitter.split(inputs, request_index).slice(start, stop)
         assert len(part.shared) == 1
-        assert_equal_batches(sides.merge(part), inputs.take(np.arange(start, stop)))
+        assert_equal_batches(splitter.merge(part), inputs.take(np.arange(start, stop)))

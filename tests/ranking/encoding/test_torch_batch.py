@@ -1,4 +1,4 @@
-"""Encoded rows as tensors: the same numbers, without a copy."""
+"""Conversion of encoded rows to tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inputs(hand_ranker: FrozenRanker, draw_rows: Callable[[int, int], pa.Table])
 
 
 def pairs(tensors: TorchBatch, inputs: EncodedBatch) -> list[tuple[Tensor, npt.NDArray[Any]]]:
-    """Each tensor, and the array that it is of."""
+    """Return each tensor with its array."""
     bags = zip(tensors.bags, inputs.bags, strict=True)
     return [
         (tensors.ids, inputs.ids),
@@ -32,7 +32,7 @@ def pairs(tensors: TorchBatch, inputs: EncodedBatch) -> list[tuple[Tensor, npt.N
     ]
 
 
-def test_they_are_the_numbers_of_the_arrays_and_of_their_types(inputs: EncodedBatch) -> None:
+def test_from_numpy_keeps_values_and_types(inputs: EncodedBatch) -> None:
     tensors = TorchBatch.from_numpy(inputs)
     assert len(tensors) == len(inputs) == 30
     assert (tensors.ids.dtype, tensors.dense.dtype) == (torch.int64, torch.float32)
@@ -40,20 +40,20 @@ def test_they_are_the_numbers_of_the_arrays_and_of_their_types(inputs: EncodedBa
         np.testing.assert_array_equal(tensor.numpy(), array, strict=True)
 
 
-def test_here_they_share_the_arrays_memory(inputs: EncodedBatch) -> None:
+def test_from_numpy_without_device_shares_memory(inputs: EncodedBatch) -> None:
     for tensor, array in pairs(TorchBatch.from_numpy(inputs), inputs):
         assert np.shares_memory(tensor.numpy(), array)
 
 
-def test_they_lie_on_the_device_asked_for(inputs: EncodedBatch) -> None:
+def test_from_numpy_moves_tensors_to_the_device(inputs: EncodedBatch) -> None:
     tensors = TorchBatch.from_numpy(inputs, torch.device("meta"))
     for tensor, array in pairs(tensors, inputs):
         assert tensor.device.type == "meta"
         assert tensor.shape == array.shape
 
 
-def test_no_rows_give_tensors_of_no_rows(inputs: EncodedBatch) -> None:
-    nothing = inputs.take(np.empty(0, np.int64))
-    assert len(TorchBatch.from_numpy(nothing)) == 0
-    for tensor, array in pairs(TorchBatch.from_numpy(nothing), nothing):
+def test_from_numpy_of_no_rows_gives_empty_tensors(inputs: EncodedBatch) -> None:
+    empty = inputs.take(np.empty(0, np.int64))
+    assert len(TorchBatch.from_numpy(empty)) == 0
+    for tensor, array in pairs(TorchBatch.from_numpy(empty), empty):
         assert tensor.shape == array.shape

@@ -1,4 +1,4 @@
-"""Rows of embedding tables for numbers in buckets and for crossed ids; vocabularies are in test_encoding.py."""
+"""Embedding rows of ids, hashed ids, crosses and numbers in buckets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import bisect
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,19 +19,33 @@ from ranking.encoding.vocabulary import (
     Vocabulary,
     hash_column,
     hash_values,
+    stable_hash,
 )
 
 
-def crossed(space: HashBuckets, *columns: pa.Array) -> IdArray:
-    return space.cross_rows([hash_column(column) for column in columns])
+def cross_rows(buckets: HashBuckets, *columns: pa.Array) -> IdArray:
+    return buckets.cross_rows([hash_column(column) for column in columns])
+
+
+def test_vocabulary_size_is_number_of_ids_plus_two() -> None:
+    assert Vocabulary(pa.array(["a", "b"])).size == 4
+    assert Vocabulary(pa.array([], pa.string())).size == 2
+
+
+def test_empty_vocabulary_gives_oov_and_missing() -> None:
+    assert Vocabulary(pa.array([], pa.string())).rows(pa.array(["a", None]), "brand").tolist() == [OOV, MISSING]
+
+
+def test_text_vocabulary_casts_integers_to_text() -> None:
+    assert Vocabulary(pa.array(["7", "8"])).rows(pa.array([8, 9]), "brand").tolist() == [3, 1]
 
 
 IDS = st.lists(st.none() | st.integers(-3, 3), min_size=1, max_size=20)
 
 
-def test_a_bucket_starts_with_its_boundary() -> None:
-    found = Bucketizer(np.array([0.0, 10.0])).rows(pa.array([-5.0, 0.0, 9.9, 10.0, 1e300, None]), "age")
-    assert found.tolist() == [1, 2, 2, 3, 3, MISSING]
+def test_bucketizer_bucket_includes_its_boundary() -> None:
+    result = Bucketizer(np.array([0.0, 10.0])).rows(pa.array([-5.0, 0.0, 9.9, 10.0, 1e300, None]), "age")
+    assert result.tolist() == [1, 2, 2, 3, 3, MISSING]
 
 
 @given(
@@ -38,16 +53,16 @@ def test_a_bucket_starts_with_its_boundary() -> None:
     st.lists(st.none() | st.floats(-12, 12), max_size=20),
 )
 @settings(deadline=None)
-def test_a_number_lies_in_the_bucket_of_the_largest_boundary_not_above_it(
+def test_bucketizer_bucket_is_that_of_the_largest_boundary_not_above_the_number(
     boundaries: list[float], values: list[float | None]
 ) -> None:
-    space = Bucketizer(np.array(boundaries, np.float64))
-    found = space.rows(pa.array(values, pa.float64()), "age").tolist()
-    assert found == [MISSING if v is None else 1 + bisect.bisect_right(boundaries, v) for v in values]
-    assert all(row < space.size for row in found)
+    bucketizer = Bucketizer(np.array(boundaries, np.float64))
+    result = bucketizer.rows(pa.array(values, pa.float64()), "age").tolist()
+    assert result == [MISSING if v is None else 1 + bisect.bisect_right(boundaries, v) for v in values]
+    assert all(row < bucketizer.size for row in result)
 
 
-def test_buckets_of_a_column_without_numbers_are_missing() -> None:
+def test_bucketizer_rows_of_null_column_are_missing() -> None:
     assert Bucketizer(np.array([1.0])).rows(pa.nulls(2), "age").tolist() == [MISSING, MISSING]
 
 
@@ -61,22 +76,22 @@ NEAR = st.integers(-50, 50)
     st.integers(-(2**63), 2**63 - 101),
 )
 @settings(deadline=None)
-def test_integers_have_the_rows_of_a_dictionary_wherever_they_lie(
-    known: list[int], asked: list[int | None], start: int
+def test_integer_vocabulary_gives_the_same_rows_as_a_dictionary(
+    known: list[int], values: list[int | None], start: int
 ) -> None:
-    if start % 2:  # all of them far from 0
-        known, asked = (
+    if start % 2:  # All ids are far from 0.
+        known, values = (
             [start + i for i in range(len(known))],
             [start + i for i in range(-1, 3) if start + i >= -(2**63)],
         )
-    space = Vocabulary(pa.array(known, pa.int64()))
-    expected = [MISSING if i is None else known.index(i) + 2 if i in known else OOV for i in asked + known]
-    assert space.rows_from_values(asked + known, "id").tolist() == expected
-    assert space.rows(pa.array(asked + known, pa.int64()), "id").tolist() == expected
-    assert space.rows_from_values(np.array(known, np.int64), "id").tolist() == expected[len(asked) :]
+    vocabulary = Vocabulary(pa.array(known, pa.int64()))
+    expected = [MISSING if i is None else known.index(i) + 2 if i in known else OOV for i in values + known]
+    assert vocabulary.rows_from_values(values + known, "id").tolist() == expected
+    assert vocabulary.rows(pa.array(values + known, pa.int64()), "id").tolist() == expected
+    assert vocabulary.rows_from_values(np.array(known, np.int64), "id").tolist() == expected[len(values) :]
 
 
-def test_text_is_looked_up_as_integers_and_integers_as_text() -> None:
+def test_rows_from_values_casts_between_text_and_integers() -> None:
     numbers, words = Vocabulary(pa.array([7, 8])), Vocabulary(pa.array(["7", "8"]))
     assert numbers.rows_from_values(["8", None, "9"], "id").tolist() == [3, MISSING, OOV]
     assert words.rows_from_values([None, 8, 9], "id").tolist() == [MISSING, 3, OOV]
@@ -87,42 +102,86 @@ def test_text_is_looked_up_as_integers_and_integers_as_text() -> None:
 
 @given(IDS, st.data())
 @settings(deadline=None)
-def test_a_cross_depends_on_its_rows_values_alone(first: list[int | None], data: st.DataObject) -> None:
+def test_cross_rows_depend_only_on_the_values_of_the_row(first: list[int | None], data: st.DataObject) -> None:
     second = data.draw(st.lists(st.none() | st.sampled_from("ab"), min_size=len(first), max_size=len(first)))
-    space = HashBuckets(50)
-    found = crossed(space, pa.array(first, pa.int64()), pa.array(second, pa.string()))
+    buckets = HashBuckets(50)
+    result = cross_rows(buckets, pa.array(first, pa.int64()), pa.array(second, pa.string()))
     for row, pair in enumerate(zip(first, second, strict=True)):
-        alone = crossed(space, pa.array([pair[0]], pa.int64()), pa.array([pair[1]], pa.string()))
-        assert found[row] == alone[0]
-        assert (found[row] == MISSING) == (None in pair)
-        assert found[row] < space.size
+        alone = cross_rows(buckets, pa.array([pair[0]], pa.int64()), pa.array([pair[1]], pa.string()))
+        assert result[row] == alone[0]
+        assert (result[row] == MISSING) == (None in pair)
+        assert result[row] < buckets.size
 
 
-def test_a_cross_tells_pairs_apart_and_knows_first_from_second() -> None:
+def test_cross_rows_differ_for_different_and_swapped_pairs() -> None:
     pairs = [(a, b) for a in range(30) for b in range(30)]
     first, second = (pa.array(column) for column in zip(*pairs, strict=True))
-    space = HashBuckets(10**9)
-    assert len(set(crossed(space, first, second).tolist())) == len(pairs)
-    assert (crossed(space, first, second) != crossed(space, second, first)).mean() > 0.9
+    buckets = HashBuckets(10**9)
+    assert len(set(cross_rows(buckets, first, second).tolist())) == len(pairs)
+    assert (cross_rows(buckets, first, second) != cross_rows(buckets, second, first)).mean() > 0.9
 
 
-def test_a_cross_fills_its_buckets_evenly() -> None:
+def test_cross_rows_fill_buckets_evenly() -> None:
     pairs = [(a, b) for a in range(100) for b in range(100)]
-    rows = crossed(HashBuckets(10), *(pa.array(column) for column in zip(*pairs, strict=True)))
+    rows = cross_rows(HashBuckets(10), *(pa.array(column) for column in zip(*pairs, strict=True)))
     counts = np.bincount(rows, minlength=11)
     assert counts[MISSING] == 0
     assert counts[1:].min() > 850
     assert counts[1:].max() < 1150
 
 
+# Hashed ids. Published bundles depend on these numbers: they must never change.
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("", 8238016292129134938),
+        ("a", 2340832890917691671),
+        ("v1", 1028232052576552429),
+        ("čaj", 5877600412746348440),
+        (42, 3159871589620855869),
+        (-7, 3625665032080988044),
+    ],
+)
+def test_stable_hash_is_the_same_in_every_version(value: object, expected: int) -> None:
+    assert stable_hash(value) == expected
+
+
+def test_hash_bucket_rows_are_the_same_in_every_version() -> None:
+    rows = HashBuckets(7).rows(pa.array(["", "a", "v1", "42", "-7", "čaj", "1", None]), "shop")
+    assert rows.tolist() == [1, 5, 5, 5, 2, 1, 2, MISSING]
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+@settings(max_examples=50, deadline=None)
+def test_hash_buckets_give_an_integer_and_its_text_the_same_row(value: int) -> None:
+    buckets = HashBuckets(1000)
+    assert buckets.rows(pa.array([value]), "shop") == buckets.rows(pa.array([str(value)]), "shop")
+
+
+@given(st.text(), st.integers(1, 50))
+@settings(max_examples=50, deadline=None)
+def test_hash_bucket_rows_follow_the_missing_row(value: str, count: int) -> None:
+    buckets = HashBuckets(count)
+    assert 1 <= buckets.rows(pa.array([value]), "shop")[0] < buckets.size == count + 1
+    assert 0 <= stable_hash(value) < 2**63
+
+
+def test_hash_column_hashes_values_and_null_is_0() -> None:
+    result = hash_column(pa.array(["a", None, "v1", "a"]))
+    assert result.tolist() == [stable_hash("a"), 0, stable_hash("v1"), stable_hash("a")]
+    assert hash_column(pa.nulls(2)).tolist() == [0, 0]
+
+
 @given(st.lists(INTEGERS))
-def test_arrays_hash_as_their_values(values: list[int]) -> None:
-    array, space = np.array(values, np.int64), HashBuckets(1000)
+def test_hash_values_of_array_equals_hash_of_its_values(values: list[int]) -> None:
+    array, buckets = np.array(values, np.int64), HashBuckets(1000)
     assert hash_values(array).tolist() == hash_values(values).tolist()
-    assert space.rows_from_values(array, "id").tolist() == space.rows_from_values(values, "id").tolist()
+    assert buckets.rows_from_values(array, "id").tolist() == buckets.rows_from_values(values, "id").tolist()
 
 
-def test_integers_and_their_text_cross_alike() -> None:
-    space = HashBuckets(1000)
+def test_cross_rows_of_integers_equal_those_of_their_text() -> None:
+    buckets = HashBuckets(1000)
     numbers, text = pa.array([1, 2]), pa.array(["1", "2"])
-    assert crossed(space, numbers, text).tolist() == crossed(space, text, numbers).tolist()
+    assert cross_rows(buckets, numbers, text).tolist() == cross_rows(buckets, text, numbers).tolist()

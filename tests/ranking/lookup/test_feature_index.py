@@ -1,4 +1,4 @@
-"""Encoded features by id: a look-up gives just what completing and encoding a row gives."""
+"""Encoded features by id: a lookup equals completing and encoding the row."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ SCHEMA = Schema.model_validate(
         "tasks": [{"name": "click", "kind": "binary"}],
     }
 )
-ITEM = [feature.name for feature in SCHEMA.inputs if feature.owner == "item"]
+ITEM_FEATURES = [feature.name for feature in SCHEMA.inputs if feature.owner == "item"]
 
 
 def encoder_of(known: pa.Array) -> Encoder:
-    """An encoder that saw these item ids in training."""
-    spaces = {
+    """Return an encoder whose vocabulary holds these item ids."""
+    id_mappings = {
         "words": HashBuckets(5),
         "item_id": Vocabulary(known),
         "hashed_id": HashBuckets(97),
@@ -62,17 +62,17 @@ def encoder_of(known: pa.Array) -> Encoder:
         "band": Bucketizer(np.array([1.0, 10.0])),
         "country": Vocabulary(pa.array(["C1"])),
     }
-    flagged = {"age": True, "price": False, "likes": True}
-    return Encoder(SCHEMA, spaces, {name: Scale(1.0, 2.0, 0.5, flag) for name, flag in flagged.items()})
+    indicators = {"age": True, "price": False, "likes": True}
+    return Encoder(SCHEMA, id_mappings, {name: Scale(1.0, 2.0, 0.5, flag) for name, flag in indicators.items()})
 
 
-def only(inputs: EncodedBatch, names: list[str]) -> EncodedBatch:
-    """The columns of these features out of those of the whole schema."""
+def select_features(inputs: EncodedBatch, names: list[str]) -> EncodedBatch:
+    """Return the columns of these features."""
     single = [i for i, feature in enumerate(SCHEMA.categoricals) if feature.name in names]
     bags = tuple(bag for bag, feature in zip(inputs.bags, SCHEMA.bags, strict=True) if feature.name in names)
     dense = [i for i, name in enumerate(["age", "price", "likes", "age", "likes"]) if name in names]
-    given = [i for i, feature in enumerate(SCHEMA.inputs) if feature.name in names]
-    return EncodedBatch(inputs.ids[:, single], bags, inputs.dense[:, dense], inputs.missing[:, given])
+    missing = [i for i, feature in enumerate(SCHEMA.inputs) if feature.name in names]
+    return EncodedBatch(inputs.ids[:, single], bags, inputs.dense[:, dense], inputs.missing[:, missing])
 
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 9)
@@ -88,52 +88,54 @@ COLUMNS = {
 
 @st.composite
 def tables(draw: st.DrawFn, ids: st.SearchStrategy[Any]) -> tuple[pa.Table, list[Any]]:
-    """A table of items, with any of its columns left out, and ids to look up, some of them in the table."""
+    """Draw a table of items, without some of its columns, and ids to look up, some of them in the table."""
     known = draw(st.lists(ids, unique=True, min_size=1, max_size=12))
-    kind = pa.int64() if isinstance(known[0], int) else pa.string()
-    columns = {"item_id": pa.array(known, kind)}
-    kinds = {**COLUMNS, "recent": (pa.list_(kind), st.lists(st.sampled_from(known), max_size=4))}
-    for name, (column_kind, values) in kinds.items():
+    id_type = pa.int64() if isinstance(known[0], int) else pa.string()
+    columns = {"item_id": pa.array(known, id_type)}
+    types = {**COLUMNS, "recent": (pa.list_(id_type), st.lists(st.sampled_from(known), max_size=4))}
+    for name, (column_type, values) in types.items():
         if draw(st.integers(0, 5)):
             column = draw(st.lists(st.none() | values, min_size=len(known), max_size=len(known)))
-            columns[name] = pa.array(column, column_kind)
+            columns[name] = pa.array(column, column_type)
     return pa.table(columns), draw(st.lists(st.sampled_from(known) | ids, max_size=12))
 
 
-def require_equal_to_encoding(table: pa.Table, queries: list[Any]) -> None:
+def assert_lookup_equals_encoding(table: pa.Table, queries: list[Any]) -> None:
     known = table["item_id"].combine_chunks()
     features, encoder = FeatureTable(table, "item_id"), encoder_of(known.slice(0, 5))
-    encoded = FeatureIndex.temporary(features, encoder, "item")
-    rows = encoded.rows(queries)
-    held = known.to_pylist()
-    assert [row >= 0 for row in rows] == [query in held for query in queries]
+    index = FeatureIndex.temporary(features, encoder, "item")
+    rows = index.rows(queries)
+    known_ids = known.to_pylist()
+    assert [row >= 0 for row in rows] == [query in known_ids for query in queries]
     tabs = pa.array(["home", None, "search"]).take(pa.array(np.arange(len(queries)) % 3))
-    ids = pa.array([query if query in held else None for query in queries], known.type)
+    ids = pa.array([query if query in known_ids else None for query in queries], known.type)
     whole = encoder.encode(fill_features(pa.table({"item_id": ids, "tab": tabs}), SCHEMA, {"item": features}))
-    assert_equal_batches(encoded.take(rows), only(whole, ITEM))
-    hashes = dict(zip(encoded.cross_parts, encoded.cross_hashes(rows).T, strict=True)) | {"tab": hash_column(tabs)}
+    assert_equal_batches(index.take(rows), select_features(whole, ITEM_FEATURES))
+    hashes = dict(zip(index.cross_parts, index.cross_hashes(rows).T, strict=True)) | {"tab": hash_column(tabs)}
     for cross in SCHEMA.crosses:
-        space = encoder.id_mappings[cross.name]
-        assert isinstance(space, HashBuckets)
-        crossed = whole.ids[:, [feature.name for feature in SCHEMA.categoricals].index(cross.name)]
-        assert space.cross_rows([hashes[part] for part in cross.of]).tolist() == crossed.tolist()
+        buckets = encoder.id_mappings[cross.name]
+        assert isinstance(buckets, HashBuckets)
+        expected = whole.ids[:, [feature.name for feature in SCHEMA.categoricals].index(cross.name)]
+        assert buckets.cross_rows([hashes[part] for part in cross.of]).tolist() == expected.tolist()
 
 
 @given(tables(INTEGERS))
 @settings(deadline=None)
-def test_integers_give_what_encoding_gives(drawn: tuple[pa.Table, list[Any]]) -> None:
-    require_equal_to_encoding(*drawn)
+def test_lookup_by_integers_equals_encoding(drawn: tuple[pa.Table, list[Any]]) -> None:
+    assert_lookup_equals_encoding(*drawn)
 
 
 @given(tables(TEXT))
 @settings(deadline=None)
-def test_text_gives_what_encoding_gives(drawn: tuple[pa.Table, list[Any]]) -> None:
-    require_equal_to_encoding(*drawn)
+def test_lookup_by_text_equals_encoding(drawn: tuple[pa.Table, list[Any]]) -> None:
+    assert_lookup_equals_encoding(*drawn)
 
 
 @given(tables(INTEGERS))
 @settings(deadline=None, max_examples=30)
-def test_chunks_change_nothing(tmp_path_factory: pytest.TempPathFactory, drawn: tuple[pa.Table, list[Any]]) -> None:
+def test_index_does_not_depend_on_the_chunk_size(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[pa.Table, list[Any]]
+) -> None:
     table, encoder = FeatureTable(drawn[0], "item_id"), encoder_of(pa.array([1, 2]))
     folder = tmp_path_factory.mktemp("chunks")
     write_feature_index(table, encoder, "item", folder / "whole")
@@ -145,108 +147,108 @@ def test_chunks_change_nothing(tmp_path_factory: pytest.TempPathFactory, drawn: 
     assert_equal_batches(one, other)
 
 
-# What an id is.
+# Types of ids.
 
 ITEMS = pa.table({"item_id": [7, -2, 40], "brand": [3, None, 1], "words": [["a", "b"], [], None]})
 
 
-def table_of(items: pa.Table) -> FeatureIndex:
+def index_of(items: pa.Table) -> FeatureIndex:
     return FeatureIndex.temporary(FeatureTable(items, "item_id"), encoder_of(items["item_id"].combine_chunks()), "item")
 
 
-def found(table: FeatureIndex, ids: Any) -> list[bool]:
-    return (table.rows(ids) >= 0).tolist()
+def is_found(index: FeatureIndex, ids: Any) -> list[bool]:
+    return (index.rows(ids) >= 0).tolist()
 
 
-def test_integers_are_found_by_their_text_too_and_text_by_integers() -> None:
+def test_index_finds_integers_by_text_and_text_by_integers() -> None:
     for items in (ITEMS, ITEMS.set_column(0, "item_id", ITEMS["item_id"].cast(pa.string()))):
-        table = table_of(items)
+        index = index_of(items)
         for ids in ([7, -2, 41], ["7", "-2", "41"], [7, "-2", "41"]):
-            assert found(table, ids) == [True, True, False]
+            assert is_found(index, ids) == [True, True, False]
 
 
 @pytest.mark.parametrize(
     "ids",
     [np.array([40, 8]), np.array([40, 8], np.int32), pa.array([40, 8]), pa.array([40, None]), [40, None], ["40", None]],
 )
-def test_ids_come_as_a_list_or_an_array(ids: Any) -> None:
-    assert found(table_of(ITEMS), ids) == [True, False]
+def test_index_accepts_ids_as_list_or_array(ids: Any) -> None:
+    assert is_found(index_of(ITEMS), ids) == [True, False]
 
 
 @pytest.mark.parametrize("ids", [[], pa.array([], pa.string()), np.array([], np.int64)])
-def test_no_ids_have_no_rows(ids: Any) -> None:
-    table = table_of(ITEMS)
-    taken = table.take(table.rows(ids))
+def test_index_of_no_ids_returns_no_rows(ids: Any) -> None:
+    index = index_of(ITEMS)
+    taken = index.take(index.rows(ids))
     assert len(taken) == 0
     assert [len(bag.values) for bag in taken.bags] == [0, 0]
-    assert table.cross_hashes(table.rows(ids)).shape == (0, 2)
+    assert index.cross_hashes(index.rows(ids)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("ids", [["7", "seven"], [7, 2**63]])
-def test_text_that_is_no_integer_is_an_error_where_ids_are_integers(ids: list[Any]) -> None:
-    with pytest.raises(InvalidInputError, match="ids must be integers of 64 bits") as bad:
-        table_of(ITEMS).rows(ids)
-    assert bad.value.field == "item_id"
+def test_text_that_is_not_an_integer_is_rejected_by_an_index_of_integers(ids: list[Any]) -> None:
+    with pytest.raises(InvalidInputError, match="ids must be integers of 64 bits") as caught:
+        index_of(ITEMS).rows(ids)
+    assert caught.value.field == "item_id"
 
 
-def test_an_integer_beyond_64_bits_is_text_where_ids_are_text() -> None:
-    assert found(table_of(pa.table({"item_id": [str(2**63), "a"]})), [2**63, 5]) == [True, False]
+def test_integer_beyond_64_bits_is_looked_up_as_text() -> None:
+    assert is_found(index_of(pa.table({"item_id": [str(2**63), "a"]})), [2**63, 5]) == [True, False]
 
 
-def test_a_table_of_no_ids_knows_none() -> None:
+def test_empty_index_finds_no_id() -> None:
     for kind in (pa.int64(), pa.string()):
-        table = table_of(pa.table({"item_id": pa.array([], kind)}))
-        assert len(table) == 0
-        assert found(table, [1, 2, None]) == [False, False, False]
-        assert table.take(table.rows([1])).missing.all()
+        index = index_of(pa.table({"item_id": pa.array([], kind)}))
+        assert len(index) == 0
+        assert is_found(index, [1, 2, None]) == [False, False, False]
+        assert index.take(index.rows([1])).missing.all()
 
 
-def test_a_row_is_the_same_however_often_and_where_it_is_asked_for() -> None:
-    table = table_of(ITEMS)
-    once, often = table.take(table.rows([40, 7])), table.take(table.rows([7, 40, 7, 7]))
-    assert_equal_batches(often, once.take(np.array([1, 0, 1, 1])))
+def test_take_of_repeated_rows_repeats_their_features() -> None:
+    index = index_of(ITEMS)
+    unique, repeated = index.take(index.rows([40, 7])), index.take(index.rows([7, 40, 7, 7]))
+    assert_equal_batches(repeated, unique.take(np.array([1, 0, 1, 1])))
 
 
-# What a row is.
+# Rows.
 
 
-def test_an_unknown_id_lacks_everything_and_takes_defaults() -> None:
-    table = table_of(ITEMS)
-    taken = table.take(table.rows([99]))
+def test_unknown_id_is_missing_and_takes_defaults() -> None:
+    index = index_of(ITEMS)
+    taken = index.take(index.rows([99]))
     assert taken.missing.all()
-    single = [feature.name for feature in table.schema.categoricals]
+    single = [feature.name for feature in index.schema.categoricals]
     ids = dict(zip(single, taken.ids[0].tolist(), strict=True))
     assert ids["item_id"] == ids["hashed_id"] == ids["brand"] == MISSING
     assert ids["shop"] == HashBuckets(7).rows(pa.array(["other"]), "shop")[0]
-    bags: dict[str, RaggedIds] = {f.name: bag for f, bag in zip(table.schema.bags, taken.bags, strict=True)}
+    bags: dict[str, RaggedIds] = {f.name: bag for f, bag in zip(index.schema.bags, taken.bags, strict=True)}
     assert bags["recent"].values.tolist() == [MISSING]
     assert bags["words"].values.tolist() == HashBuckets(5).rows(pa.array(["none"]), "words").tolist()
 
 
-def test_a_table_says_which_features_its_columns_are() -> None:
-    table = table_of(ITEMS)
-    assert [feature.name for feature in table.schema.features] == ITEM
-    assert table.cross_parts == ["brand", "shop"]
+def test_index_schema_and_cross_parts_describe_its_columns() -> None:
+    index = index_of(ITEMS)
+    assert [feature.name for feature in index.schema.features] == ITEM_FEATURES
+    assert index.cross_parts == ["brand", "shop"]
 
 
-def test_a_part_that_is_null_hashes_to_0_unless_it_has_a_default() -> None:
-    table = table_of(ITEMS)
+def test_cross_hash_of_null_is_0_without_a_default() -> None:
+    index = index_of(ITEMS)
     default = hash_column(pa.array(["other"]))[0]
-    assert table.cross_hashes(table.rows([-2, 99])).tolist() == [[0, default], [0, default]]
+    assert index.cross_hashes(index.rows([-2, 99])).tolist() == [[0, default], [0, default]]
 
 
-@pytest.mark.parametrize(("price", "how"), [(np.nan, "is NaN or infinite"), (-1.0, "is −1 or less")])
-def test_a_bad_number_is_refused_with_its_row(price: float, how: str) -> None:
+@pytest.mark.parametrize(("price", "reason"), [(np.nan, "is NaN or infinite"), (-1.0, "is −1 or less")])
+def test_invalid_number_is_rejected_with_its_row(price: float, reason: str) -> None:
     items = pa.table({"item_id": range(50), "price": [1.0] * 33 + [price] + [2.0] * 16})
-    with pytest.raises(InvalidInputError, match=how) as bad:
-        table_of(items)
-    assert (bad.value.field, bad.value.row) == ("price", 33)
+    with pytest.raises(InvalidInputError, match=reason) as caught:
+        index_of(items)
+    assert (caught.value.field, caught.value.row) == ("price", 33)
 
 
-def test_text_where_training_had_integers_is_refused_by_column() -> None:
-    with pytest.raises(InvalidInputError, match="ids must be integers") as bad:
-        table_of(pa.table({"item_id": [1], "brand": ["acme"]}))
-    assert bad.value.field == "brand"
+def test_text_in_a_column_of_integer_ids_is_rejected() -> None:
+    with pytest.raises(InvalidInputError, match="ids must be integers") as caught:
+        index_of(pa.table({"item_id": [1], "brand": ["acme"]}))
+    assert caught.value.field == "brand"
 
 
 # Files.
@@ -259,13 +261,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["keys", "starts", "rows", "values"])
-def test_a_folder_that_lacks_a_file_is_refused(folder: Path, name: str) -> None:
+def test_open_folder_without_a_file_is_rejected(folder: Path, name: str) -> None:
     (folder / f"{name}.npy").unlink()
     with pytest.raises(OSError, match=name):
         FeatureIndex.open(folder, encoder_of(pa.array([7])), "item")
 
 
-def test_rows_of_another_schema_or_number_are_refused(folder: Path) -> None:
+def test_open_rows_of_another_schema_or_length_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"rows\.npy holds"):
         FeatureIndex.open(folder, encoder_of(pa.array([7])), "user")
     np.save(folder / "rows.npy", np.load(folder / "rows.npy")[1:])
@@ -273,27 +275,27 @@ def test_rows_of_another_schema_or_number_are_refused(folder: Path) -> None:
         FeatureIndex.open(folder, encoder_of(pa.array([7])), "item")
 
 
-def test_threads_look_up_alike() -> None:
-    table = table_of(pa.table({"item_id": [f"v{i}" for i in range(500)], "likes": list(range(500))}))
-    wrong = []
+def test_lookups_in_parallel_threads_agree() -> None:
+    index = index_of(pa.table({"item_id": [f"v{i}" for i in range(500)], "likes": list(range(500))}))
+    failed_seeds = []
 
     def look_up(seed: int) -> None:
         for _ in range(50):
-            wanted = np.random.default_rng(seed).permutation(500)
-            taken = table.take(table.rows([f"v{i}" for i in wanted]))
-            if taken.dense[:, 1].tolist() != ((wanted - 1.0) / 2.0).tolist():
-                wrong.append(seed)
+            order = np.random.default_rng(seed).permutation(500)
+            taken = index.take(index.rows([f"v{i}" for i in order]))
+            if taken.dense[:, 1].tolist() != ((order - 1.0) / 2.0).tolist():
+                failed_seeds.append(seed)
 
     threads = [threading.Thread(target=look_up, args=[seed]) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not failed_seeds
 
 
 @pytest.mark.slow
-def test_a_second_process_shares_the_table(tmp_path: Path) -> None:
+def test_second_process_shares_the_mapped_index(tmp_path: Path) -> None:
     schema = lookup.schema_of("integers")
     write_feature_index(
         lookup.table_of(schema, "integers", 1_000_000), lookup.encoder_of(schema), "item", tmp_path / "items"
@@ -304,6 +306,6 @@ def test_a_second_process_shares_the_table(tmp_path: Path) -> None:
     for process in (first, second):
         process.communicate()
     opened, looked_up, whole = shared[0], shared[3], alone[5]
-    assert whole > size, "the first one reads all of it"
+    assert whole > size, "the first process reads all of the index"
     assert opened < 0.01 * size
     assert looked_up < 0.2 * size

@@ -1,4 +1,4 @@
-"""Ids → rows: every id is found in its row and nothing else is, whatever its key."""
+"""Index from ids to rows, including ids with equal hash keys."""
 
 from __future__ import annotations
 
@@ -19,61 +19,61 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 20) | st.sampled_f
 TEXT = st.text(max_size=3) | st.text("ab\0é😀", max_size=20) | st.integers(0, 30).map(lambda n: f"item-{n:030}")
 
 
-def require_exact(ids: list[Any], queries: list[Any], kind: pa.DataType, folder: Path) -> None:
-    """Each id stands in the one row that ``write_id_index`` names for it, and no query finds another's."""
-    order = write_id_index(pa.array(ids, kind), folder)
+def assert_index_is_exact(ids: list[Any], queries: list[Any], id_type: pa.DataType, folder: Path) -> None:
+    """Assert that each id is result in the row that ``write_id_index`` returned, and no other query is result."""
+    order = write_id_index(pa.array(ids, id_type), folder)
     assert sorted(order) == list(range(len(ids)))
     row = {ids[position]: row for row, position in enumerate(order)}
-    index = IdIndex.open(folder, kind)
+    index = IdIndex.open(folder, id_type)
     assert len(index) == len(ids)
-    found = index.rows(pa.array(ids + queries, kind))
+    result = index.rows(pa.array(ids + queries, id_type))
     values = [value for value in ids + queries if value is not None]
-    assert index.rows_from_values(values).tolist() == index.rows(pa.array(values, kind)).tolist()
-    assert found.dtype == np.int64
-    assert found.tolist() == [row.get(value, NOT_FOUND) for value in ids + queries]
+    assert index.rows_from_values(values).tolist() == index.rows(pa.array(values, id_type)).tolist()
+    assert result.dtype == np.int64
+    assert result.tolist() == [row.get(value, NOT_FOUND) for value in ids + queries]
 
 
 @given(st.lists(INTEGERS, unique=True, max_size=60), st.lists(st.none() | INTEGERS, max_size=30))
 @settings(deadline=None)
-def test_integers_are_found(tmp_path_factory: pytest.TempPathFactory, ids: list[int], queries: list[Any]) -> None:
-    require_exact(ids, queries, pa.int64(), tmp_path_factory.mktemp("index"))
+def test_index_finds_integers(tmp_path_factory: pytest.TempPathFactory, ids: list[int], queries: list[Any]) -> None:
+    assert_index_is_exact(ids, queries, pa.int64(), tmp_path_factory.mktemp("index"))
 
 
 @given(st.lists(TEXT, unique=True, max_size=60), st.lists(st.none() | TEXT, max_size=30))
 @settings(deadline=None)
-def test_text_is_found(tmp_path_factory: pytest.TempPathFactory, ids: list[str], queries: list[Any]) -> None:
-    require_exact(ids, queries, pa.string(), tmp_path_factory.mktemp("index"))
+def test_index_finds_text(tmp_path_factory: pytest.TempPathFactory, ids: list[str], queries: list[Any]) -> None:
+    assert_index_is_exact(ids, queries, pa.string(), tmp_path_factory.mktemp("index"))
 
 
-COLLIDING: dict[str, Callable[[bytes], int]] = {
-    "all": lambda _: 7,
-    "all, with the key that ends a search": lambda _: 2**64 - 1,
-    "by length": len,
-    "in the highest bits": lambda text: 2**64 - 1 - len(text),
+COLLISIONS: dict[str, Callable[[bytes], int]] = {
+    "all keys equal": lambda _: 7,
+    "all keys equal to the sentinel": lambda _: 2**64 - 1,
+    "keys by length": len,
+    "keys that differ in the lowest bits": lambda text: 2**64 - 1 - len(text),
 }
 
 
-@pytest.mark.parametrize("how", COLLIDING)
+@pytest.mark.parametrize("collision", COLLISIONS)
 @given(ids=st.lists(TEXT, unique=True, max_size=25), queries=st.lists(TEXT, max_size=20))
 @settings(deadline=None, max_examples=40)
-def test_text_whose_keys_collide_is_told_apart(
-    tmp_path_factory: pytest.TempPathFactory, how: str, ids: list[str], queries: list[str]
+def test_index_distinguishes_text_with_colliding_keys(
+    tmp_path_factory: pytest.TempPathFactory, collision: str, ids: list[str], queries: list[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_index.xxhash, "xxh3_64_intdigest", COLLIDING[how])
-        require_exact(ids, queries, pa.string(), tmp_path_factory.mktemp("index"))
+        patch.setattr(id_index.xxhash, "xxh3_64_intdigest", COLLISIONS[collision])
+        assert_index_is_exact(ids, queries, pa.string(), tmp_path_factory.mktemp("index"))
 
 
-def test_the_integer_whose_key_ends_a_search_is_known_only_if_it_is_there(tmp_path: Path) -> None:
-    last = unmixed(2**64 - 1)
-    assert hash_ids(pa.array([last])).tolist() == [2**64 - 1]
-    for name, ids in (("with", [1, last, 2]), ("without", [1, 2])):
+def test_index_finds_integer_with_the_sentinel_key_only_if_present(tmp_path: Path) -> None:
+    sentinel_id = integer_with_key(2**64 - 1)
+    assert hash_ids(pa.array([sentinel_id])).tolist() == [2**64 - 1]
+    for name, ids in (("with", [1, sentinel_id, 2]), ("without", [1, 2])):
         (tmp_path / name).mkdir()
-        require_exact(ids, [last], pa.int64(), tmp_path / name)
+        assert_index_is_exact(ids, [sentinel_id], pa.int64(), tmp_path / name)
 
 
-def unmixed(key: int) -> int:
-    """The integer that has this key."""
+def integer_with_key(key: int) -> int:
+    """Return the integer with this hash key."""
     bits = 2**64 - 1
     for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
         shifted = key
@@ -84,20 +84,20 @@ def unmixed(key: int) -> int:
 
 
 @pytest.mark.parametrize("step", [1, 2**20, 10_000_019])
-def test_ids_in_any_step_spread_over_the_buckets(step: int) -> None:
+def test_hash_ids_spreads_regular_integers_over_the_buckets(step: int) -> None:
     counts = np.bincount((hash_ids(pa.array(np.arange(65_536) * step)) >> np.uint64(48)).astype(np.int64))
     assert counts.max() <= 10
 
 
-def test_ids_of_many_chunks_are_all_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_several_chunks_finds_all_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_index, "CHUNK_SIZE", 7)
-    require_exact([f"v{i}" * (i % 5) + str(i) for i in range(100)], ["v1", ""], pa.string(), tmp_path)
+    assert_index_is_exact([f"v{i}" * (i % 5) + str(i) for i in range(100)], ["v1", ""], pa.string(), tmp_path)
 
 
-# These numbers are part of every published bundle: they may never change.
+# Published bundles depend on these numbers: they must never change.
 
 
-def test_keys_are_the_same_in_every_version() -> None:
+def test_hash_ids_is_the_same_in_every_version() -> None:
     assert hash_ids(pa.array(["", "a", "v1", "čaj"])).tolist() == [
         3244421341483603138,
         16629034431890738719,
@@ -112,19 +112,19 @@ def test_keys_are_the_same_in_every_version() -> None:
     ]
 
 
-def test_a_slice_of_an_array_is_looked_up_as_what_it_shows(tmp_path: Path) -> None:
+def test_index_of_a_slice_finds_only_its_ids(tmp_path: Path) -> None:
     write_id_index(pa.array(["x", "a", "bc", "y"]).slice(1, 2), tmp_path)
     index = IdIndex.open(tmp_path, pa.string())
-    found = index.rows(pa.array(["?", "bc", "x", "a", "bc"]).slice(1))
-    assert found[0] == found[3] != found[2]
-    assert (found >= 0).tolist() == [True, False, True, True]
+    result = index.rows(pa.array(["?", "bc", "x", "a", "bc"]).slice(1))
+    assert result[0] == result[3] != result[2]
+    assert (result >= 0).tolist() == [True, False, True, True]
 
 
-# Files that do not fit together.
+# Inconsistent files.
 
 
 @pytest.mark.parametrize("name", ["starts", "ends"])
-def test_files_of_another_index_are_refused(tmp_path: Path, name: str) -> None:
+def test_open_files_of_another_index_is_rejected(tmp_path: Path, name: str) -> None:
     for folder, count in (("one", 3), ("other", 30)):
         (tmp_path / folder).mkdir()
         write_id_index(pa.array([str(i) for i in range(count)]), tmp_path / folder)
