@@ -1,6 +1,6 @@
-"""Gates as plain torch modules, usable outside this project: one file a gate.
+"""Gates as plain PyTorch modules, one file per gate, usable outside this project.
 
-A training loop anneals a gate and ends with ``conclude``; ``pipelines.training.gate_schedule`` is ours.
+A training loop anneals a gate and ends with ``finalize``; ``pipelines.training.gate_schedule`` is such a loop.
 """
 
 from ranking.gates.attentive import AttentiveGate

@@ -1,4 +1,4 @@
-"""What every gate is: a module that gives each task, or each task of each example, weights over the experts."""
+"""The gate interface: a module that computes weights over the experts for each task, or each task and example."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ranking.selection import Selection
 
 
 class Routing(NamedTuple):
-    """One pass through a gate.
+    """Result of one pass through a gate.
 
     Attributes:
-        weights: [tasks, experts], or [batch, tasks, experts] if the gate decides per example.
-        selectors: [..., tasks, k, experts], each selector's distribution; None for gates without selectors.
+        weights: gate weights [tasks, experts], or [batch, tasks, experts] for a per-example gate.
+        selectors: distribution of each selector [..., tasks, k, experts]; None for gates without selectors.
     """
 
     weights: Tensor
@@ -26,21 +26,21 @@ class Routing(NamedTuple):
 
 
 class Gate(nn.Module, ABC):
-    """Task → weights ≥ 0 over the experts; each task's sum to 1 unless the gate says otherwise.
+    """Weights ≥ 0 over the experts for each task, with sum 1 unless a gate documents otherwise.
 
     Attributes:
-        num_tasks: T, rows of the gate's output.
-        num_experts: n, columns of the gate's output.
-        k: the most experts that one task (per example: one task of one example) uses once the choice is final.
-        input_size: width p of the examples that a per-example gate reads; None if the gate is static.
-        concludes: whether training brings the choice to a final moment, see ``conclude``.
+        num_tasks: number of tasks T, the rows of the gate's output.
+        num_experts: number of experts n, the columns of the gate's output.
+        k: maximum number of experts per task (and example) once the selection is final.
+        input_size: width p of the examples that a per-example gate reads; None for a static gate.
+        needs_finalize: whether the selection becomes final only by ``finalize``.
     """
 
     num_tasks: int
     num_experts: int
     k: int
     input_size: int | None
-    concludes = False
+    needs_finalize = False
 
     def __init__(self, num_tasks: int, num_experts: int, k: int, input_size: int | None = None) -> None:
         super().__init__()
@@ -59,76 +59,76 @@ class Gate(nn.Module, ABC):
 
     @property
     def available(self) -> list[int]:
-        """The experts that there are to choose from, ascending: all, unless ``restrict`` left only some."""
+        """Experts that the gate can select, ascending: all, unless ``restrict`` was called."""
         return list(range(self.num_experts))
 
     @abstractmethod
     def route(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Routing:
-        """Weights and what they were made of.
+        """Compute the gate weights and the selectors' distributions.
 
         Args:
             x: examples [batch, input_size]; static gates ignore them.
-            outputs: the experts' outputs [experts, batch, width]; only an attentive gate reads them.
+            outputs: outputs of the experts [experts, batch, width]; only an attentive gate reads them.
 
         Raises:
-            ValueError: a per-example gate was given no examples.
+            ValueError: the gate is per-example and ``x`` is missing.
         """
 
     def forward(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Tensor:
-        """Weights [tasks, experts], or [batch, tasks, experts] if the gate decides per example."""
+        """Return the weights [tasks, experts], or [batch, tasks, experts] for a per-example gate."""
         return self.route(x, outputs).weights
 
-    def anneal(self, gamma: float) -> None:  # a gate without a temperature has nothing to do
-        """Sets how soft a choice may still be: γ of DSelect-k, the temperature of softmax and Gumbel selectors.
+    def anneal(self, gamma: float) -> None:  # Gates without a temperature do nothing.
+        """Set γ of DSelect-k, or the temperature of softmax and Gumbel selectors.
 
         Raises:
-            ValueError: γ is not above 0; ``conclude`` is what makes a choice exact.
+            ValueError: γ is not positive; use ``finalize`` to make the selection exact.
         """
 
-    def freeze_alpha(self, held: bool) -> None:
-        """Keeps the weights of a task's chosen experts as they are (equal, at the start), or lets them learn."""
+    def freeze_alpha(self, frozen: bool) -> None:
+        """Freeze or unfreeze the mixing weights of the selectors, which are initially equal."""
 
     def finalize(self) -> int:
-        """Makes the choice final and exact.
+        """Make the selection exact and final.
 
         Returns:
-            Selectors (static) whose choice was still open, so that it had to be forced.
+            Number of static selectors that had not converged and were forced.
         """
         return 0
 
     def reopen(self, gamma: float) -> None:
-        """Lets a final choice change again, starting from what it is; ``conclude`` makes it final once more.
+        """Make a final selection trainable again, starting from its current state.
 
         Args:
-            gamma: how soft the choice is from now on, see ``anneal``.
+            gamma: new γ or temperature, see ``anneal``.
         """
 
     def restrict(self, experts: Sequence[int]) -> None:  # noqa: ARG002
-        """Leaves only these experts to choose from.
+        """Allow only these experts to be selected.
 
         Raises:
-            ValueError: this kind of gate cannot.
+            ValueError: this kind of gate does not support it.
         """
-        raise ValueError(f"{type(self).__name__} cannot be restricted to some experts")
+        raise ValueError(f"{type(self).__name__} does not support restricting its experts")
 
     def serving_gate(self) -> Gate:
-        """The gate that serves: this one, unless it needs all experts' outputs to choose and is distilled."""
+        """Return the gate to serve: this gate, or its distilled form if it needs the outputs of all experts."""
         return self
 
     @abstractmethod
     def converged(self) -> Tensor:
-        """Whether each task's choice of experts is exact: at most k, all others weigh 0 [tasks], bool."""
+        """Return whether each task's selection is exact: at most k experts have a nonzero weight [tasks], bool."""
 
     def selection(self, tasks: Sequence[str] | None = None, x: Tensor | None = None) -> Selection:
-        """The choice as plain data.
+        """Return the selection as plain data.
 
         Args:
-            tasks: their names; default "0", "1", ….
-            x: examples [batch, input_size] over which a per-example gate's weights are averaged.
+            tasks: names of the tasks; default "0", "1", ….
+            x: examples [batch, input_size] over which the weights of a per-example gate are averaged.
 
         Raises:
-            NotConvergedError: some task's choice is not final.
-            ValueError: a per-example gate was given no examples.
+            NotConvergedError: a task's selection is not final.
+            ValueError: the gate is per-example and ``x`` is missing.
         """
         names = self._names(tasks)
         self.require_converged(names)
@@ -140,60 +140,61 @@ class Gate(nn.Module, ABC):
             self.train(training)
         if self.per_example:
             return mean_selection(weights.mean(0), names, self.k, self.available)
-        chosen = {
+        selected = {
             name: {int(e): float(row[e]) for e in row.nonzero().flatten()}
             for name, row in zip(names, weights, strict=True)
         }
-        return Selection(self.num_experts, self.k, chosen)
+        return Selection(self.num_experts, self.k, selected)
 
     def require_converged(self, names: Sequence[str]) -> None:
-        """Does nothing if every task's choice is final.
+        """Check that every task's selection is final.
 
         Raises:
-            NotConvergedError: names the tasks whose choice is not.
+            NotConvergedError: a task's selection is not final; the message names the tasks.
         """
-        far = [f"'{name}'" for name, final in zip(names, self.converged().tolist(), strict=True) if not final]
-        if far:
-            raise NotConvergedError(f"the gate has not converged for task {', '.join(far)}; train for more steps")
+        open_tasks = [f"'{name}'" for name, final in zip(names, self.converged().tolist(), strict=True) if not final]
+        if open_tasks:
+            tasks = ", ".join(open_tasks)
+            raise NotConvergedError(f"the gate has not converged for task {tasks}; train for more steps")
 
     def _names(self, tasks: Sequence[str] | None) -> list[str]:
-        """The tasks' names, "0", "1", … unless given.
+        """Return the names of the tasks, by default "0", "1", ….
 
         Raises:
-            ValueError: not one name a task.
+            ValueError: the number of names differs from the number of tasks.
         """
         if tasks is not None and len(tasks) != self.num_tasks:
-            raise ValueError(f"{len(tasks)} names for {self.num_tasks} tasks: give one for each")
+            raise ValueError(f"{len(tasks)} names for {self.num_tasks} tasks: pass one name per task")
         return [str(t) for t in range(self.num_tasks)] if tasks is None else list(tasks)
 
     def _examples(self, x: Tensor | None, like: Tensor) -> Tensor:
         if x is None:
-            raise ValueError(f"a per-example gate chooses by example: give it examples x [batch, {self.input_size}]")
+            raise ValueError(f"a per-example gate needs examples: pass x [batch, {self.input_size}]")
         if x.dim() != 2 or x.shape[1] != self.input_size:
-            raise ValueError(f"x is {list(x.shape)}: this gate reads examples [batch, {self.input_size}]")
+            raise ValueError(f"x has shape {list(x.shape)}: pass examples [batch, {self.input_size}]")
         return x.to(like.dtype)
 
 
 def above_zero(gamma: float) -> float:
-    """γ itself.
+    """Return γ after checking that it is positive.
 
     Raises:
-        ValueError: it is not above 0.
+        ValueError: γ is not positive.
     """
     if not gamma > 0:
-        raise ValueError(f"gamma = {gamma}: must be above 0")
+        raise ValueError(f"gamma = {gamma}: must be positive")
     return gamma
 
 
 def mean_selection(weights: Tensor, tasks: Sequence[str], k: int, experts: Sequence[int] | None = None) -> Selection:
-    """The selection of a per-example gate.
+    """Return the selection of a per-example gate.
 
     Args:
-        weights: means over examples [tasks, experts].
-        tasks: their names.
-        k: the most experts that one task of one example uses.
-        experts: those that there are to choose from, each of which some example may need; default all.
+        weights: mean weights over examples [tasks, experts].
+        tasks: names of the tasks.
+        k: maximum number of experts per task and example.
+        experts: experts that the gate can select, each of which an example may need; default all.
     """
-    there = range(weights.shape[-1]) if experts is None else experts
-    chosen = {name: {e: float(row[e]) for e in there} for name, row in zip(tasks, weights.double(), strict=True)}
-    return Selection(weights.shape[-1], k, chosen, per_example=True)
+    available = range(weights.shape[-1]) if experts is None else experts
+    selected = {name: {e: float(row[e]) for e in available} for name, row in zip(tasks, weights.double(), strict=True)}
+    return Selection(weights.shape[-1], k, selected, per_example=True)

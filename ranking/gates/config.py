@@ -1,4 +1,4 @@
-"""``[model.gate]`` of a ranker.toml: each kind of gate, its settings, and how it is built."""
+"""``[model.gate]`` of ``ranker.toml``: the settings of each kind of gate, and the factory that builds it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranking.schema import StrictModel
 
 
 class _Kind(StrictModel):
-    """What every kind of gate can be asked.
+    """Settings of every kind of gate.
 
     Attributes:
         importance_weight: weight of the load-balancing penalty L_importance.
@@ -28,12 +28,12 @@ class _Kind(StrictModel):
 
 
 class _PerExample(_Kind):
-    """A gate that can decide per example.
+    """Settings of a gate that can select per example.
 
     Attributes:
-        per_example: decide for each example instead of once.
+        per_example: select per example instead of once per task.
         similarity_same: β_s of the sample-similarity penalty L_s.
-        similarity_different: its β_d.
+        similarity_different: β_d of the same penalty.
     """
 
     per_example: bool = False
@@ -41,22 +41,22 @@ class _PerExample(_Kind):
     similarity_different: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
-    def _similarity_is_of_examples(self) -> Self:
+    def _check_similarity(self) -> Self:
         if not self.per_example and (self.similarity_same or self.similarity_different):
             raise ValueError("similarity_same and similarity_different compare examples: set per_example = true")
         return self
 
 
 class _Selectors(_Kind):
-    """A gate made of k selectors.
+    """Settings of a gate with k selectors.
 
     Attributes:
-        k: the most experts that one task may use.
-        experts_budget: B, the most experts that all tasks together may use; default: a quarter of the experts but at
-            least k, and no bound for a per-example gate, whose rows cost what each of them chooses.
-        union_weight: weight of the expected share of the experts that any task uses.
-        overlap_weight: weight of the penalty on selectors of one task that agree; it fades out.
-        entropy_weight: λ of the penalty on undecided selectors; it rises from 0 over the ramp.
+        k: maximum number of experts per task.
+        experts_budget: maximum number B of experts for all tasks together; default: a quarter of the experts but at
+            least k, and unbounded for a per-example gate, where the cost of a row depends on its own selection.
+        union_weight: weight of the expected fraction of experts that any task uses.
+        overlap_weight: weight of the penalty on equal selectors of one task; it decays to 0.
+        entropy_weight: λ of the selector entropy penalty; it increases from 0 over the ramp.
     """
 
     k: PositiveInt = 2
@@ -67,11 +67,11 @@ class _Selectors(_Kind):
 
 
 class DSelectKConfig(_Selectors, _PerExample):
-    """DSelect-k.
+    """Settings of DSelect-k.
 
     Attributes:
-        surplus: what codes without an expert become if n is no power of two, see ``DSelectK``.
-        surplus_weight: ξ of the penalty on them, for ``surplus = "penalty"``.
+        surplus: treatment of codes without an expert, see ``DSelectK``.
+        surplus_weight: ξ of the penalty on these codes, for ``surplus = "penalty"``.
     """
 
     kind: Literal["dselect_k"] = "dselect_k"
@@ -80,16 +80,16 @@ class DSelectKConfig(_Selectors, _PerExample):
 
 
 class SoftmaxSelectorsConfig(_Selectors):
-    """The ablation gate: softmaxes instead of binary codes."""
+    """Settings of the ablation gate, which has softmax selectors instead of binary codes."""
 
     kind: Literal["softmax_selectors"]
 
 
 class TopKConfig(_PerExample):
-    """Top-k.
+    """Settings of Top-k.
 
     Attributes:
-        k: experts of one task.
+        k: number of experts per task.
         noise: add learned noise to the logits in training.
     """
 
@@ -99,16 +99,16 @@ class TopKConfig(_PerExample):
 
 
 class SoftmaxConfig(_PerExample):
-    """Softmax: every task uses every expert."""
+    """Settings of the softmax gate, with which every task uses every expert."""
 
     kind: Literal["softmax"]
 
 
 class GumbelSoftmaxConfig(_Kind):
-    """Gumbel-softmax: a Bernoulli selector for each expert.
+    """Settings of Gumbel-softmax, which has one Bernoulli selector per expert.
 
     Attributes:
-        sparsity_weight: λ of the penalty Σ log ψ, which makes experts rarer.
+        sparsity_weight: λ of the penalty Σ log ψ, which reduces the number of experts.
     """
 
     kind: Literal["gumbel_softmax"]
@@ -116,7 +116,7 @@ class GumbelSoftmaxConfig(_Kind):
 
 
 class AttentiveConfig(_Kind):
-    """Attentive while the experts learn, then distilled into a per-example softmax gate that can serve."""
+    """Settings of the attentive gate, which is distilled into a per-example softmax gate for serving."""
 
     kind: Literal["attentive"]
     similarity_same: NonNegativeFloat = 0.0
@@ -124,13 +124,13 @@ class AttentiveConfig(_Kind):
 
 
 class SharedBottomConfig(StrictModel):
-    """One network for all tasks; ``model.experts`` is left aside."""
+    """One network for all tasks; ``model.experts`` is ignored."""
 
     kind: Literal["shared_bottom"]
 
 
 class SingleTaskConfig(StrictModel):
-    """The single-task baseline: for each task a model of its own that shares nothing."""
+    """The single-task baseline: one separate model per task."""
 
     kind: Literal["single_task"]
 
@@ -155,18 +155,18 @@ GateConfig = Annotated[
 def build_gate(
     config: GateConfig, num_tasks: int, num_experts: int, input_size: int, width: int, gamma: float = 1.0
 ) -> Gate:
-    """An untrained gate.
+    """Build an untrained gate.
 
     Args:
-        config: its kind and settings.
-        num_tasks: T.
-        num_experts: n.
+        config: kind and settings.
+        num_tasks: number of tasks T.
+        num_experts: number of experts n.
         input_size: width of the examples, which per-example gates read.
-        width: of the experts' outputs, which an attentive gate reads.
+        width: width of the experts' outputs, which an attentive gate reads.
         gamma: initial width of DSelect-k's fractional region.
 
     Raises:
-        ValueError: the settings make no gate.
+        ValueError: ``single_task`` does not have a gate, or a setting is out of range.
     """
     examples = input_size if getattr(config, "per_example", False) else None
     match config:
@@ -185,4 +185,4 @@ def build_gate(
         case SharedBottomConfig():
             return SharedBottom(num_tasks)
         case SingleTaskConfig():
-            raise ValueError("single_task is a model for each task, trained one by one: it has no gate over tasks")
+            raise ValueError("single_task trains one model per task and does not have a gate")

@@ -1,4 +1,4 @@
-"""What gates made of k selectors share: α mixes the selectors, and selectors that agree are summed."""
+"""Base class of gates with k selectors, which α mixes; equal selectors are summed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ranking.selection import Selection
 
 
 class SelectorGate(Gate):
-    """A gate Σᵢ softmax(α)ᵢ rᵢ of k selectors rᵢ, each of which comes to choose one expert (equation 6).
+    """A gate Σᵢ softmax(α)ᵢ rᵢ of k selectors rᵢ, each of which converges to one expert (equation 6).
 
     α is a parameter [tasks, k] of a static gate; a per-example gate has α = Gx with G [tasks, k, input_size].
     """
 
-    concludes = True
+    needs_finalize = True
     alpha: nn.Parameter
     g: nn.Parameter
 
@@ -31,24 +31,24 @@ class SelectorGate(Gate):
 
     @abstractmethod
     def selectors(self, x: Tensor | None = None) -> Tensor:
-        """Each selector's distribution over the experts [..., tasks, k, experts]."""
+        """Return the distribution of each selector over the experts [..., tasks, k, experts]."""
 
     @abstractmethod
     def codes(self) -> Tensor:
-        """The expert that each selector of a static gate chooses, rounded if need be [tasks, k], int64."""
+        """Return the expert of each static selector, rounded if necessary [tasks, k], int64."""
 
     @abstractmethod
     def distance(self) -> Tensor:
-        """How far each selector of a static gate is from its choice [tasks, k]: 0 once it is exact, at most 1."""
+        """Return the distance of each static selector from an exact selection [tasks, k], from 0 (exact) to 1."""
 
     def logits(self, x: Tensor | None = None) -> Tensor:
-        """α [tasks, k], or Gx [batch, tasks, k]."""
+        """Return α [tasks, k], or Gx [batch, tasks, k]."""
         if self.per_example:
             return torch.einsum("bp,tkp->btk", self._examples(x, self.g), self.g)
         return self.alpha
 
     def route(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Routing:  # noqa: ARG002
-        """Weights and selectors, in float32 under autocast: in bf16 a code would round to 0 or 1 long before it is."""
+        """Compute weights and selectors, always in float32: bfloat16 would round codes to 0 or 1 too early."""
         device = next(self.parameters()).device.type
         with torch.autocast(device, enabled=False):
             selectors = self.selectors(x)
@@ -56,31 +56,31 @@ class SelectorGate(Gate):
             return Routing((shares * selectors).sum(-2), selectors)
 
     def _distinct(self, experts: Sequence[int]) -> list[int]:
-        """These experts, ascending.
+        """Return these experts, ascending.
 
         Raises:
-            ValueError: no expert, one twice or one that does not exist.
+            ValueError: the list is empty, or an expert is repeated or does not exist.
         """
         kept = sorted(set(experts))
         if not kept or len(kept) != len(experts) or kept[0] < 0 or kept[-1] >= self.num_experts:
-            raise ValueError(f"experts = {list(experts)}: give distinct ones from 0 to {self.num_experts - 1}")
+            raise ValueError(f"experts = {list(experts)}: pass distinct numbers from 0 to {self.num_experts - 1}")
         return kept
 
-    def freeze_alpha(self, held: bool) -> None:
-        """Keeps the selectors' shares α as they are, or lets them learn."""
-        (self.g if self.per_example else self.alpha).requires_grad_(not held)
+    def freeze_alpha(self, frozen: bool) -> None:
+        """Freeze or unfreeze the mixing weights α of the selectors."""
+        (self.g if self.per_example else self.alpha).requires_grad_(not frozen)
 
     def selection(self, tasks: Sequence[str] | None = None, x: Tensor | None = None) -> Selection:
-        """As ``Gate.selection``; selectors that chose the same expert are summed."""
+        """Return the selection; weights of selectors with the same expert are summed."""
         if self.per_example:
             return super().selection(tasks, x)
         names = self._names(tasks)
         self.require_converged(names)
         shares, codes = torch.softmax(self.alpha.detach().double(), -1), self.codes()
-        chosen: dict[str, dict[int, float]] = {}
+        selected: dict[str, dict[int, float]] = {}
         for t, name in enumerate(names):
             weights: dict[int, float] = {}
             for expert, weight in zip(codes[t].tolist(), shares[t].tolist(), strict=True):
                 weights[expert] = weights.get(expert, 0.0) + weight
-            chosen[name] = dict(sorted(weights.items()))
-        return Selection(self.num_experts, self.k, chosen)
+            selected[name] = dict(sorted(weights.items()))
+        return Selection(self.num_experts, self.k, selected)

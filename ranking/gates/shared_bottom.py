@@ -9,10 +9,10 @@ from ranking.gates.base import Gate, Routing
 
 
 class SharedBottom(Gate):
-    """Gives its one expert to every task; nothing to learn.
+    """Weight 1 for the only expert, for every task; without parameters.
 
     Args:
-        num_tasks: T.
+        num_tasks: number of tasks T.
     """
 
     ones: Tensor
@@ -22,9 +22,9 @@ class SharedBottom(Gate):
         self.register_buffer("ones", torch.ones(num_tasks, 1))
 
     def route(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Routing:  # noqa: ARG002
-        """Weights of 1 [tasks, 1]."""
+        """Return weights of 1 [tasks, 1]."""
         return Routing(self.ones)
 
     def converged(self) -> Tensor:
-        """Always [tasks]."""
+        """Return True for every task [tasks]."""
         return torch.ones(self.num_tasks, dtype=torch.bool)

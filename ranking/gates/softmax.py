@@ -11,13 +11,13 @@ from ranking.gates.base import Gate, Routing
 
 
 class Softmax(Gate):
-    """softmax(Ax + b): every expert has a weight above 0. Static gating is A = 0.
+    """softmax(Ax + b): every expert has a positive weight. A = 0 for a static gate.
 
     Args:
-        num_tasks: T, each with a gate of its own.
-        num_experts: n ≥ 1.
+        num_tasks: number of tasks T, each with its own gate.
+        num_experts: number of experts n ≥ 1.
         input_size: width p of the examples, for a per-example gate.
-        hidden: units of a ReLU layer before A, for a per-example gate: softmax(A relu(Hx + h) + b).
+        hidden: number of units of a ReLU layer before A, for a per-example gate: softmax(A relu(Hx + h) + b).
 
     Attributes:
         bias: b [tasks, experts].
@@ -26,7 +26,7 @@ class Softmax(Gate):
         hidden_bias: h [tasks, hidden].
 
     Raises:
-        ValueError: a size out of range, or hidden units in a static gate.
+        ValueError: a size is out of range, or a static gate has hidden units.
     """
 
     weight: nn.Parameter
@@ -41,7 +41,9 @@ class Softmax(Gate):
         self.hidden = hidden
         if input_size is None:
             if hidden is not None:
-                raise ValueError(f"hidden = {hidden}: a static gate reads no example, so it has no hidden layer")
+                raise ValueError(
+                    f"hidden = {hidden}: a static gate does not read examples and cannot have a hidden layer"
+                )
             return
         if hidden is not None:
             if hidden < 1:
@@ -51,7 +53,7 @@ class Softmax(Gate):
         self.weight = _uniform(num_tasks, num_experts, input_size if hidden is None else hidden)
 
     def route(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Routing:  # noqa: ARG002
-        """Weights, all above 0."""
+        """Compute the weights, which are all positive."""
         with torch.autocast(self.bias.device.type, enabled=False):
             if not self.per_example:
                 return Routing(torch.softmax(self.bias, -1))
@@ -64,7 +66,7 @@ class Softmax(Gate):
             return Routing(torch.softmax(logits + self.bias, -1))
 
     def converged(self) -> Tensor:
-        """Always: there is no choice to be made, every expert is used [tasks]."""
+        """Return True for every task [tasks], because every expert is always used."""
         return torch.ones(self.num_tasks, dtype=torch.bool)
 
 

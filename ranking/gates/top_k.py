@@ -12,17 +12,17 @@ from ranking.gates.base import Gate, Routing
 
 
 class TopK(Gate):
-    """softmax(KeepTopK(Ax + b)): exactly k experts at every step; not continuous where the k-th place changes hands.
+    """softmax(KeepTopK(Ax + b)): exactly k experts at every step; discontinuous where the k-th expert changes.
 
-    With ``noise``, training adds N(0, 1)·softplus(Nx + c) to the logits before the k largest are kept (their equation
-    4); add ``regularisers.importance`` to the loss to balance the load.
+    With ``noise``, training adds N(0, 1)·softplus(Nx + c) to the logits before the k largest are kept (equation 4);
+    add ``regularizers.importance`` to the loss to balance the load.
 
     Args:
-        num_tasks: T, each with a gate of its own.
-        num_experts: n ≥ 1.
-        k: experts a task, 1 ≤ k ≤ n.
+        num_tasks: number of tasks T, each with its own gate.
+        num_experts: number of experts n ≥ 1.
+        k: number of experts per task, 1 ≤ k ≤ n.
         input_size: width p of the examples, for a per-example gate; a static gate has A = 0.
-        noise: explore in training.
+        noise: add learned noise to the logits in training.
 
     Attributes:
         bias: b [tasks, experts].
@@ -39,7 +39,7 @@ class TopK(Gate):
         super().__init__(num_tasks, num_experts, k, input_size)
         self.noise = noise
         shape = (num_tasks, num_experts)
-        # Distinct from the start: equal logits would give every task the same first k experts.
+        # Distinct initial values: equal logits would give every task the same first k experts.
         self.bias = nn.Parameter(torch.empty(shape).uniform_(-0.02, 0.02))
         if noise:
             self.noise_bias = nn.Parameter(torch.zeros(shape))
@@ -50,7 +50,7 @@ class TopK(Gate):
                 self.noise_weight = nn.Parameter(torch.zeros(*shape, input_size))
 
     def route(self, x: Tensor | None = None, outputs: Tensor | None = None) -> Routing:  # noqa: ARG002
-        """Weights, exactly k of them above 0 for each task (fewer only where a float32 softmax underflows)."""
+        """Compute the weights; exactly k per task are positive, or fewer where a float32 softmax underflows."""
         with torch.autocast(self.bias.device.type, enabled=False):
             logits = self._affine(x, "weight", self.bias)
             if self.noise and self.training:
@@ -60,12 +60,12 @@ class TopK(Gate):
             return Routing(torch.zeros_like(logits).scatter(-1, indices, torch.softmax(values, -1)))
 
     def _affine(self, x: Tensor | None, weight: str, bias: Tensor) -> Tensor:
-        """Wx + b [batch, tasks, experts], or b of a static gate [tasks, experts]."""
+        """Return Wx + b [batch, tasks, experts], or b of a static gate [tasks, experts]."""
         if not self.per_example:
             return bias
         w: Tensor = getattr(self, weight)
         return torch.einsum("bp,tnp->btn", self._examples(x, w), w) + bias
 
     def converged(self) -> Tensor:
-        """Always: whatever the logits, k experts are used [tasks]."""
+        """Return True for every task [tasks], because k experts are always used."""
         return torch.ones(self.num_tasks, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""How good scores are against labels, each measure in the data and in draws of users; see docs/evaluation.md."""
+"""Quality measures of scores with bootstrap intervals over users; definitions in docs/evaluation.md."""
 
 from ranking.metrics.binary import CURVE_BINS, auc, binary_measures, calibration_curve
 from ranking.metrics.bootstrap import UserDraws, interval

@@ -1,4 +1,4 @@
-"""Measures of a binary task: how well probabilities order the rows, and how true they are."""
+"""Measures of a binary task: ranking quality and calibration of its probabilities."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ranking.metrics.rows import Array, Ids, Rows
 
 CURVE_BINS = 10
 CLIP = 1e-7
-"""Probabilities are kept so far from 0 and 1 in the logloss."""
+"""Distance from 0 and 1 to which the log loss clips probabilities."""
 
 
 def binary_measures(rows: Rows, draws: UserDraws, ndcg_at: int = 10) -> dict[str, Array]:
-    """Each measure in the data and in each draw [1 + B], NaN where undefined; definitions and sources above each.
+    """Compute each measure on the data and on each bootstrap draw [1 + B], NaN where undefined.
 
     Args:
-        rows: at least one.
-        draws: of the users.
-        ndcg_at: k of NDCG@k.
+        rows: at least one row.
+        draws: bootstrap draws of the users.
+        ndcg_at: cutoff k of NDCG@k.
     """
     p = np.clip(rows.predictions, CLIP, 1 - CLIP)
     losses = -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
@@ -33,26 +33,26 @@ def binary_measures(rows: Rows, draws: UserDraws, ndcg_at: int = 10) -> dict[str
     count, positives, predicted, loss, user_aucs, user_rows, ndcgs, requests, *gaps = sums
     measures = {"auc": _auc(rows, draws.counts)}
     with np.errstate(divide="ignore", invalid="ignore"):
-        # mean AUC of the users who have both classes, weighted by their rows: Zhu et al. 2017, section 3.2
+        # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2
         measures["gauc"] = user_aucs / user_rows
-        # mean cross-entropy in nats
+        # Mean cross-entropy in nats.
         measures["logloss"] = loss / count
-        # logloss over that of the base rate: He et al. 2014, equation 1
+        # Log loss divided by that of the base rate: He et al. 2014, equation 1
         measures["normalised_entropy"] = loss / count / _entropy(positives / count)
-        # mean prediction over base rate: He et al. 2014, section 3
+        # Mean prediction divided by the base rate: He et al. 2014, section 3
         measures["calibration"] = predicted / positives
-        # mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
+        # Mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
         measures["calibration_error"] = np.abs(gaps).sum(0) / count
         measures["ndcg"] = ndcgs / requests
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
 
 
 def calibration_curve(rows: Rows, draws: UserDraws) -> list[dict[str, Any]]:
-    """Predicted against observed rate, in about ten bins of equally many rows.
+    """Compare predicted and observed rates in about ten bins of equal size.
 
     Returns:
-        By rising prediction: ``predicted`` and ``observed`` (means), ``low`` and ``high`` (95 % interval of the
-        observed rate; None where the bin holds one class, since no draw can then say anything else), ``rows``.
+        One entry per bin by increasing prediction: ``predicted`` and ``observed`` (means), ``low`` and ``high`` (95 %
+        interval of the observed rate; None if the bin contains one class only), ``rows``.
     """
     bins = quantile_bins(rows.predictions)
     parts = (np.ones(len(rows)), rows.labels, rows.predictions)
@@ -76,13 +76,13 @@ def calibration_curve(rows: Rows, draws: UserDraws) -> list[dict[str, Any]]:
 
 
 def auc(labels: Array, scores: Array) -> float | None:
-    """Area under the ROC curve; None if one of the classes is absent."""
+    """Return the area under the ROC curve; None if a class is absent."""
     value = float(_auc(Rows(labels, scores, np.zeros(len(labels), np.int64)), np.ones((1, 1), np.uint8))[0])
     return None if np.isnan(value) else value
 
 
 def _auc(rows: Rows, counts: npt.NDArray[np.uint8]) -> Array:
-    """P(score of a positive > score of a negative), ties ½, in each draw; sorted once for all draws."""
+    """Return P(score of a positive > score of a negative), ties ½, in each draw; rows are sorted once."""
     positive = rows.labels == 1
     order = np.argsort(rows.predictions[~positive])
     negatives, negative_users = rows.predictions[~positive][order], rows.users[~positive][order]
@@ -100,18 +100,18 @@ def _auc(rows: Rows, counts: npt.NDArray[np.uint8]) -> Array:
 
 
 def quantile_bins(predictions: Array, bins: int = CURVE_BINS) -> Ids:
-    """The bin of each row [rows], numbered from 0 without gaps; equal predictions share one, so there may be fewer."""
+    """Return the quantile bin of each row [rows], numbered from 0; equal predictions share a bin."""
     inner = np.quantile(predictions, np.linspace(0, 1, bins + 1)[1:-1])
     numbers: Ids = np.unique(np.searchsorted(inner, predictions), return_inverse=True)[1]
     return numbers
 
 
 def _by_bin(values: Array, bins: Ids) -> Iterator[Array]:
-    """The values of each bin, 0 elsewhere; one column at a time, so that memory does not grow with the bins."""
+    """Yield, per bin, the values of its rows and 0 elsewhere; one column at a time, which bounds the memory."""
     for number in range(int(bins.max()) + 1):
         yield np.where(bins == number, values, 0.0)
 
 
 def _entropy(rate: Array) -> Array:
-    """Cross-entropy in nats of predicting the base rate; NaN at 0 and 1, where nothing is uncertain."""
+    """Return the cross-entropy in nats of predicting the base rate; NaN at rates 0 and 1."""
     return -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))

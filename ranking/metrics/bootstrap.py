@@ -1,4 +1,4 @@
-"""Intervals: whole users are drawn with replacement, because the rows of one user are not independent."""
+"""Bootstrap intervals: whole users are drawn with replacement, because rows of one user are not independent."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ import numpy.typing as npt
 from ranking.metrics.rows import Array, Ids
 
 BLOCK = 65_536
-"""Users whose counts are turned into floats at a time."""
+"""Users per block in which counts are converted to floats."""
 
 
 class UserDraws:
-    """How often each user is drawn: the cluster bootstrap (Field and Welsh 2007, section 2.3).
+    """Counts of each user in each draw of the cluster bootstrap (Field and Welsh 2007, section 2.3).
 
-    The same draws serve all tasks, slices and models, so that their differences are paired. Draw 0 is the data itself:
-    every user once. So one formula gives a measure's value (at 0) and what it was in the draws (from 1 on).
+    All tasks, slices and models use the same draws, so that their differences are paired. Draw 0 is the data itself,
+    with every user once. One formula therefore computes a measure on the data (index 0) and on the draws (from index
+    1).
 
     Args:
         users: id of each row's user [rows].
-        draws: B, how often as many users as there are are drawn.
-        seed: of the draws.
+        draws: number of draws B.
+        seed: random seed.
 
     Attributes:
         users: code of each row's user [rows].
-        counts: how often each user was drawn [1 + B, users] uint8.
+        counts: number of times that each user was drawn [1 + B, users] uint8.
     """
 
     def __init__(self, users: Ids, draws: int = 200, seed: int = 0) -> None:
-        known, self.users = np.unique(users, return_inverse=True)
+        distinct, self.users = np.unique(users, return_inverse=True)
         random = np.random.default_rng(seed)
-        self.counts: npt.NDArray[np.uint8] = np.ones((1 + draws, len(known)), np.uint8)
+        self.counts: npt.NDArray[np.uint8] = np.ones((1 + draws, len(distinct)), np.uint8)
         for draw in self.counts[1:]:
-            draw[:] = np.bincount(random.integers(len(known), size=len(known)), minlength=len(known))
+            draw[:] = np.bincount(random.integers(len(distinct), size=len(distinct)), minlength=len(distinct))
 
     def sums(self, users: Ids, columns: Iterable[npt.NDArray[np.generic]]) -> Array:
-        """Sum of each column in each draw [columns, 1 + B]: sums by user, times how often the user was drawn.
+        """Return the sum of each column in each draw [columns, 1 + B]: sums by user times the counts of the users.
 
         Args:
-            users: code of each row's user [rows], which need not be all rows.
-            columns: values [rows] each.
+            users: code of each row's user [rows]; a subset of the rows is allowed.
+            columns: values [rows] of each column.
         """
         present, user = np.unique(users, return_inverse=True)
         by_user = np.stack([np.bincount(user, column, len(present)) for column in columns], axis=1)
@@ -53,15 +54,15 @@ class UserDraws:
 
 
 def interval(values: Array, *, reflected: bool = False) -> tuple[float, float] | None:
-    """95 % interval of a measure: the percentiles of its draws (Efron and Tibshirani 1993, section 13.3).
+    """Return the 95 % percentile interval of a measure (Efron and Tibshirani 1993, section 13.3).
 
     Args:
-        values: the measure in the data and in each draw [1 + B], NaN where it is undefined.
-        reflected: mirror the percentiles at the value (the basic interval, Davison and Hinkley 1997, section 5.2), for
-            a measure that noise only raises: its draws lie above the value as far as the value lies above the truth.
+        values: the measure on the data and on each draw [1 + B], NaN where undefined.
+        reflected: reflect the percentiles at the value (basic interval, Davison and Hinkley 1997, section 5.2), for a
+            measure that noise can only increase: its draws exceed the value as much as the value exceeds the truth.
 
     Returns:
-        Low and high end; None without draws, or where the measure is undefined in the data or in half of the draws.
+        Lower and upper bound; None without draws, or if the measure is undefined on the data or on half of the draws.
     """
     drawn = values[1:][~np.isnan(values[1:])]
     if np.isnan(values[0]) or len(drawn) < max((len(values) - 1) / 2, 1):

@@ -1,4 +1,4 @@
-"""Measures inside groups of rows: a user's AUC, a request's NDCG."""
+"""Measures within groups of rows: AUC per user, NDCG per request."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from ranking.metrics.rows import Array, Rows, starts_of_runs
 
 
 def user_auc(rows: Rows) -> tuple[Array, Array]:
-    """AUC inside each user, ties ½; of at least one row.
+    """Compute the AUC within each user, ties ½; needs at least one row.
 
     Returns:
-        For each row the AUC of its user (0 if undefined) and 1 if that user has both classes, else 0: [rows] each.
+        Per row, the AUC of its user (0 if undefined), and 1 if that user has both classes, else 0: [rows] each.
     """
     order = np.lexsort((rows.predictions, rows.users))
     user, prediction, positive = rows.users[order], rows.predictions[order], rows.labels[order] == 1
     starts = starts_of_runs(user)
     sizes = np.diff(np.append(starts, len(user)))
-    # mid-ranks inside each user: the mean position of each run of equal predictions
+    # Mid-ranks within each user: the mean position of each run of equal predictions.
     ties = starts_of_runs(user, prediction)
     lengths = np.diff(np.append(ties, len(user)))
     rank = np.repeat(ties + (lengths + 1) / 2, lengths) - np.repeat(starts, sizes)
     positives = np.add.reduceat(positive.astype(np.float64), starts)
     pairs = positives * (sizes - positives)
     rank_sum = np.add.reduceat(np.where(positive, rank, 0.0), starts)
-    each = (rank_sum - positives * (positives + 1) / 2) / np.maximum(pairs, 1.0)
+    user_aucs = (rank_sum - positives * (positives + 1) / 2) / np.maximum(pairs, 1.0)
     value, both = np.zeros(len(rows)), np.zeros(len(rows))
-    value[order], both[order] = np.repeat(np.where(pairs > 0, each, 0.0), sizes), np.repeat(pairs > 0, sizes)
+    value[order], both[order] = np.repeat(np.where(pairs > 0, user_aucs, 0.0), sizes), np.repeat(pairs > 0, sizes)
     return value, both
 
 
 def request_ndcg(rows: Rows, at: int) -> tuple[Array, Array]:
-    """NDCG@k inside each request (the rows of one user with one request id), gain = label, discount log₂(1 + position).
+    """Compute NDCG@k within each request (rows of one user with one request id): gain = label, discount log₂(1 + rank).
 
-    Järvelin and Kekäläinen 2002, section 2.2; rows of equal score share the mean of their discounts (McSherry and
+    Järvelin and Kekäläinen 2002, section 2.2; rows with equal scores share the mean of their discounts (McSherry and
     Najork 2008, section 2.3), as in scikit-learn.
 
     Returns:
-        At the row of each request that has a positive, its NDCG and 1; 0 at all other rows: [rows] each.
+        At one row of each request with a positive, its NDCG and 1; 0 at all other rows: [rows] each.
     """
     value, counted = np.zeros(len(rows)), np.zeros(len(rows))
     known = np.zeros(0, np.int64) if rows.requests is None else np.flatnonzero(rows.requests)

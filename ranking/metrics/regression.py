@@ -9,8 +9,8 @@ from ranking.metrics.rows import Array, Rows
 
 
 def regression_measures(rows: Rows, draws: UserDraws) -> dict[str, Array]:
-    """``rmse`` and ``mae`` in the label's (transformed) unit, in the data and in each draw: [1 + B] each."""
+    """Compute ``rmse`` and ``mae`` in the label's (transformed) unit, on the data and on each draw: [1 + B] each."""
     errors = rows.labels - rows.predictions
     count, squares, sizes = draws.sums(rows.users, (np.ones(len(rows)), np.square(errors), np.abs(errors)))
-    with np.errstate(invalid="ignore"):  # a draw may have no row
+    with np.errstate(invalid="ignore"):  # A draw can be empty.
         return {"rmse": np.sqrt(squares / count), "mae": sizes / count}

@@ -1,4 +1,4 @@
-"""What every measure reads."""
+"""Input of all measures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one task that have its label.
+    """Labeled rows of one task.
 
     Attributes:
-        labels: 0 or 1, or numbers [rows], without NaN.
-        predictions: probabilities or numbers [rows].
+        labels: 0 or 1, or regression values [rows], without NaN.
+        predictions: probabilities or regression values [rows].
         users: code of each row's user, as ``UserDraws.users`` numbers them [rows].
-        requests: id of the request that each row was shown in [rows], 0 if unknown; None if no row has one.
+        requests: id of each row's request [rows], 0 if unknown; None if all are unknown.
     """
 
     labels: Array
@@ -32,7 +32,7 @@ class Rows:
 
 
 def starts_of_runs(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    """Where a new combination of values begins in sorted columns of at least one row."""
+    """Return the positions at which a new combination of values starts in sorted, nonempty columns."""
     new = np.zeros(len(columns[0]) - 1, np.bool_)
     for column in columns:
         new |= column[1:] != column[:-1]

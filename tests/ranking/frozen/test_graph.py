@@ -250,7 +250,7 @@ def test_a_per_example_gate_cannot_be_frozen_without_its_settings(
     make_mmoe: MakeMixture, hand_encoder: Encoder
 ) -> None:
     model = make_mmoe(SETTINGS.validate_python(PER_EXAMPLE["top_k per example"]))
-    with pytest.raises(ValueError, match="give it examples"):
+    with pytest.raises(ValueError, match="needs examples: pass x"):
         freeze(model, hand_encoder, {}, {})
 
 
@@ -273,7 +273,7 @@ def test_an_attentive_gate_cannot_be_frozen_before_it_is_distilled(
     model = make_mmoe(config)
     means = mean_selection(torch.full((4, 5), 0.2), hand_schema.task_names, 5)
     for routed in (None, (config, means)):
-        with pytest.raises(NotConvergedError, match="distilled into an ordinary gate"):
+        with pytest.raises(NotConvergedError, match="distilled into a per-example softmax gate"):
             freeze(model, hand_encoder, {}, {}, routed=routed)
 
 

@@ -57,7 +57,7 @@ def test_an_unknown_task_is_refused_with_those_that_there_are(hand_ranker: Froze
 
 
 def test_a_task_asked_for_twice_is_refused(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
-    with pytest.raises(InvalidInputError, match="twice"):
+    with pytest.raises(InvalidInputError, match="repeated"):
         hand_ranker.score(draw_rows(2, 1), tasks=["click", "like", "click"])
 
 

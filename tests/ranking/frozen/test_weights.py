@@ -32,12 +32,12 @@ def test_those_of_a_ranker_fit(hand_ranker: FrozenRanker) -> None:
         (lambda weights: weights.pop("expert.1.0.weight"), "does not contain 'expert.1.0.weight'"),
         (lambda weights: weights.pop("expert.1.0.bias"), "does not contain 'expert.1.0.bias'"),
         (lambda weights: weights.pop("tower.like.0.weight"), "does not contain 'tower.like.0.weight'"),
-        (lambda weights: weights.update({"tower.like.0.bias": np.zeros(3)}), "'tower.like.0.bias' is [3], not ["),
-        (lambda weights: weights.update({"expert.1.0.weight": np.zeros(8)}), "'expert.1.0.weight' is [8], not ["),
-        (lambda weights: weights.update({"embedding.user_id": np.zeros((2, 4))}), "'embedding.user_id' is [2, 4], not"),
-        (lambda weights: wider(weights, "tower.like.1"), "'tower.like' ends in 2 outputs, not in one"),
-        (lambda weights: wider(weights, "expert.1.1"), "wide, not all alike"),
-        (lambda weights: wider(weights, "expert.1.0"), "'expert.1.1.weight' is "),
+        (lambda weights: weights.update({"tower.like.0.bias": np.zeros(3)}), "'tower.like.0.bias' has shape [3] instead of ["),
+        (lambda weights: weights.update({"expert.1.0.weight": np.zeros(8)}), "'expert.1.0.weight' has shape [8] instead of ["),
+        (lambda weights: weights.update({"embedding.user_id": np.zeros((2, 4))}), "'embedding.user_id' has shape [2, 4] instead of"),
+        (lambda weights: wider(weights, "tower.like.1"), "'tower.like' has 2 outputs instead of 1"),
+        (lambda weights: wider(weights, "expert.1.1"), "the experts have different widths"),
+        (lambda weights: wider(weights, "expert.1.0"), "'expert.1.1.weight' has shape "),
     ],
 )
 def test_what_does_not_fit_is_named(hand_ranker: FrozenRanker, change: Callable[[Weights], object], said: str) -> None:

@@ -73,9 +73,9 @@ def test_the_experts_learn_from_the_attention_too(gate: AttentiveGate) -> None:
 
 def test_it_never_converges_and_says_what_to_do(gate: AttentiveGate) -> None:
     gate.finalize()
-    assert gate.concludes, "training brings it to an end: its distillation"
+    assert gate.needs_finalize, "training brings it to an end: its distillation"
     assert not gate.converged().any()
-    with pytest.raises(NotConvergedError, match=r"must see every expert's output .* distilled into an ordinary gate"):
+    with pytest.raises(NotConvergedError, match=r"needs the outputs of all experts.*distilled into a per-example softmax gate"):
         gate.selection()
 
 

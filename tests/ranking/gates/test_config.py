@@ -96,7 +96,7 @@ def test_a_task_cannot_use_more_experts_than_there_are(kind: str) -> None:
 
 
 def test_a_budget_is_of_experts_that_there_are() -> None:
-    with pytest.raises(ValidationError, match=r"gate\.experts_budget = 4 of 3 experts"):
+    with pytest.raises(ValidationError, match=r"gate\.experts_budget = 4 exceeds the 3 experts"):
         ModelConfig.model_validate({"experts": 3, "gate": {"experts_budget": 4}})
     assert ModelConfig.model_validate({"experts": 3, "gate": {"experts_budget": 3}}).num_experts == 3
 
@@ -158,5 +158,5 @@ def test_more_selectors_than_experts_build_nothing(kind: str) -> None:
 
 
 def test_single_tasks_have_no_gate() -> None:
-    with pytest.raises(ValueError, match="single_task is a model for each task"):
+    with pytest.raises(ValueError, match="single_task trains one model per task"):
         build_gate(SingleTaskConfig(kind="single_task"), 3, 5, 6, 4)

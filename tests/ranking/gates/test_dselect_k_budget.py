@@ -160,7 +160,7 @@ def test_experts_that_are_no_set_of_experts_are_refused_and_change_nothing(per_e
     gate = DSelectK(num_tasks=3, num_experts=5, k=2, input_size=4 if per_example else None)
     x = torch.randn(6, 4)
     before = gate(x)
-    with pytest.raises(ValueError, match="give distinct ones from 0 to 4"):
+    with pytest.raises(ValueError, match="pass distinct numbers from 0 to 4"):
         gate.restrict(wrong)
     assert torch.equal(gate(x), before)
 
@@ -168,11 +168,11 @@ def test_experts_that_are_no_set_of_experts_are_refused_and_change_nothing(per_e
 def test_what_the_budget_takes_away_is_not_learned_but_what_changed_before_is(set_codes: SetCodes) -> None:
     gate = DSelectK(num_tasks=1, num_experts=8, k=2)
     set_codes(gate, [[0, 3]])
-    gate.initial_codes.copy_(gate._rounded())
+    gate.initial_codes.copy_(gate._rounded_codes())
     assert gate.codes_changed() == 0
     set_codes(gate, [[0, 5]])  # the second selector learned
     assert gate.codes_changed() == 1
     gate.restrict([1, 2])  # both lose their expert
     assert gate.codes_changed() == 1
-    set_codes(gate, [[int(not int(gate._rounded()[0, 0]) & 1), int(gate._rounded()[0, 1])]])
+    set_codes(gate, [[int(not int(gate._rounded_codes()[0, 0]) & 1), int(gate._rounded()[0, 1])]])
     assert gate.codes_changed() == 2, "the first one too, after the cut"

@@ -54,7 +54,7 @@ def test_a_draw_is_the_relaxed_one(temperature: float) -> None:
 def test_draws_at_a_small_temperature_have_psi_as_their_mean_and_are_nearly_binary() -> None:
     psi = [0.1, 0.5, 0.73, 0.95]
     gate = gate_with([[logit(p) for p in psi]] * 40_000).train()
-    gate.anneal(0.0001)  # counts as LEAST_TEMPERATURE
+    gate.anneal(0.0001)  # counts as MIN_TEMPERATURE
     drawn = gate().detach() * 4
     torch.testing.assert_close(drawn.mean(0), torch.tensor(psi), rtol=0.0, atol=0.015)
     assert float(((drawn < 0.05) | (drawn > 0.95)).float().mean()) > 0.8
@@ -120,7 +120,7 @@ def test_log_psi_in_the_loss_makes_experts_rarer() -> None:
 def test_until_it_is_concluded_its_choice_is_not_final() -> None:
     gate = GumbelSoftmax(2, 3)
     gate.anneal(1e-3)
-    assert gate.concludes
+    assert gate.needs_finalize
     assert not gate.converged().any()
     with pytest.raises(NotConvergedError, match="not converged for task 'click', 'like'"):
         gate.selection(["click", "like"])

@@ -17,7 +17,7 @@ def test_every_task_has_the_one_expert() -> None:
 def test_there_is_nothing_to_learn_and_nothing_to_conclude() -> None:
     gate = SharedBottom(2)
     assert list(gate.parameters()) == []
-    assert not gate.concludes
+    assert not gate.needs_finalize
     assert gate.converged().tolist() == [True, True]
     assert gate.finalize() == 0
     assert gate.selection(["click", "like"]).tasks == {"click": {0: 1.0}, "like": {0: 1.0}}

@@ -54,7 +54,7 @@ def test_one_expert_has_all_the_weight() -> None:
 
 def test_every_expert_is_used_and_that_is_final() -> None:
     gate = Softmax(num_tasks=2, num_experts=5)
-    assert not gate.concludes
+    assert not gate.needs_finalize
     assert gate.converged().all()
     assert gate.k == 5
     assert gate.selection().tasks == {str(t): {e: pytest.approx(0.2) for e in range(5)} for t in range(2)}
@@ -74,7 +74,7 @@ def test_far_out_examples_do_not_break_it() -> None:
 
 
 def test_a_static_gate_has_no_hidden_layer() -> None:
-    with pytest.raises(ValueError, match="hidden = 8: a static gate reads no example"):
+    with pytest.raises(ValueError, match="hidden = 8: a static gate does not read examples"):
         Softmax(num_tasks=2, num_experts=3, hidden=8)
 
 

@@ -50,7 +50,7 @@ def test_distance_is_what_the_largest_probability_lacks() -> None:
 def test_however_low_the_temperature_the_choice_is_final_only_once_concluded() -> None:
     gate = by_hand()
     gate.anneal(1e-6)
-    assert gate.concludes
+    assert gate.needs_finalize
     assert gate.converged().tolist() == [False]
     with pytest.raises(NotConvergedError, match="task 'click'"):
         gate.selection(["click"])

@@ -115,7 +115,7 @@ def test_the_noise_learns() -> None:
 
 def test_its_choice_is_always_final() -> None:
     gate = with_bias(TopK(num_tasks=1, num_experts=4, k=2, noise=True), [[1.0, 3.0, 2.0, 0.0]])
-    assert not gate.concludes
+    assert not gate.needs_finalize
     assert gate.converged().all()
     weights = gate.eval()()[0].detach()
     gate.train().anneal(0.1)

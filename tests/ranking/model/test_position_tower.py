@@ -105,7 +105,7 @@ def test_the_mean_runs_in_full_precision_under_autocast(encoder: Encoder, inputs
 
 def test_dropout_hides_whole_features_of_some_rows(encoder: Encoder) -> None:
     torch.manual_seed(0)
-    seen = tower(encoder, dropout=0.3)._seen(4000)
+    seen = tower(encoder, dropout=0.3)._visible_mask(4000)
     assert seen.shape == (4000, 3 + 2 + 1)
     parts = [seen[:, :3], seen[:, 3:5], seen[:, 5:]]
     for part in parts:
@@ -147,7 +147,7 @@ def test_in_training_its_output_is_added(
     plain.side = None
     expected = plain(main) + copy.deepcopy(model.side).train()(inputs)
     torch.testing.assert_close(model.train()(main, inputs), expected)
-    with pytest.raises(ValueError, match="trains on the side tower's inputs too"):
+    with pytest.raises(ValueError, match="needs the side tower's inputs in training"):
         model(main)
 
 
