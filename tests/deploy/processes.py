@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import threading
-import time
-import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-TIMEOUT = 120
-"""Seconds that a single step may take on a busy machine."""
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], object], description: str) -> None:
-    """Poll a condition.
-
-    Raises:
-        AssertionError: The condition does not hold within ``TIMEOUT`` seconds.
-    """
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT} s: {description}"
-        time.sleep(0.1)
-
-
-def request_status(url: str, body: bytes | None = None) -> int:
-    """Send a GET request, or a POST request with a JSON body; return the status, or 0 if the connection fails."""
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            response.read()
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
+from tests.support.http_client import send_request
+from tests.support.ports import free_port, free_ports
+from tests.support.waiting import wait_until
 
 
 class Process:
@@ -67,7 +33,7 @@ class Process:
             AssertionError: The process has exited.
         """
         assert self._process.poll() is None, self._log.read_text()[-2000:]
-        return request_status(url) == 200
+        return send_request(url, timeout=10).status == 200
 
     def stop(self) -> None:
         self._process.terminate()
@@ -82,7 +48,7 @@ class Service:
 
     def __init__(self, repository: Path, folder: Path) -> None:
         self.repository = repository
-        self.port, self.operations_port = free_port(), free_port()
+        self.port, self.operations_port = free_ports(2)
         self._command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository)]
         self._command += ["--port", str(self.port), "--operations-port", str(self.operations_port)]
         self._log = folder / "service.log"
@@ -105,7 +71,7 @@ class LoadGenerator:
     """A client thread that sends one request after another until it is stopped."""
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
-        self._url, self._body = url, json.dumps(body).encode()
+        self._url, self._body = url, body
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._send_requests)
         self._thread.start()
@@ -116,7 +82,7 @@ class LoadGenerator:
 
     def _send_requests(self) -> None:
         while not self._stopped.wait(0.02):
-            request_status(self._url, self._body)
+            send_request(self._url, self._body, timeout=10)
 
 
 class Prometheus:

@@ -17,8 +17,10 @@ import yaml
 
 from ranking.artifacts.atomic_files import write_json
 from service.main import OPERATIONS_PORT
-from tests.deploy.processes import LoadGenerator, Prometheus, Service, request_status, wait_until
+from tests.deploy.processes import LoadGenerator, Prometheus, Service
 from tests.deploy.rendering import DEPLOY
+from tests.support.http_client import send_request
+from tests.support.waiting import wait_until
 
 CONFIG_FOLDER = DEPLOY / "prometheus"
 RULE_GROUPS = yaml.safe_load((CONFIG_FOLDER / "rules.yml").read_text())["groups"]
@@ -144,8 +146,8 @@ class TestMonitoredService:
 
     def test_probes_succeed_and_autoscaling_metric_exists(self, monitored: tuple[Service, Prometheus]) -> None:
         service, prometheus = monitored
-        assert request_status(service.url("/v2/health/live")) == 200
-        assert request_status(service.url("/v2/health/ready")) == 200
+        assert send_request(service.url("/v2/health/live")).status == 200
+        assert send_request(service.url("/v2/health/ready")).status == 200
         (queue,) = yaml.safe_load((CONFIG_FOLDER / "adapter.yml").read_text())["rules"]["custom"]
         query = queue["metricsQuery"].replace("<<.Series>>", "ranker_queue_rows")
         query = query.replace("<<.LabelMatchers>>", 'job="ranker"').replace("<<.GroupBy>>", "instance")
@@ -160,7 +162,7 @@ class TestMonitoredService:
         weights.write_bytes(weights.read_bytes()[:-1] + b"?")
         write_json({"version": 2}, model / "current.json")
         wait_until(lambda: prometheus.firing("RankerModelRefused"), "RankerModelRefused fires")
-        assert request_status(service.url("/v1/rank"), json.dumps(BODY).encode()) == 200
+        assert send_request(service.url("/v1/rank"), BODY).status == 200
         write_json({"version": 1}, model / "current.json")
 
     def test_stopped_service_fires_alert_that_clears_after_restart(self, monitored: tuple[Service, Prometheus]) -> None:

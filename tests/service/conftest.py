@@ -1,4 +1,4 @@
-"""A client of the service over the shared repository, and a repository of two versions that score differently."""
+"""A client of a service of the shared repository, and a repository with two versions of different scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(repository: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def request_body() -> dict[str, Any]:
-    """A request whose features all come from the request or the look-up tables."""
+    """A request whose features all come from the request or the lookup tables."""
     return {
         "request_id": "r-1",
         "user": {"id": "u3", "features": {"age": 31}},
@@ -47,7 +47,7 @@ def request_body() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def candidate(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the same features and tasks as the shared one, whose scores are others; read only."""
+    """A bundle with the schema of the shared one but different scores; read only."""
     folder = tmp_path_factory.mktemp("candidate")
     trained = train(load_config(logs / "ranker.toml", [*SMALL, "training.seed=1"]), folder / "run")
     freeze_run(trained.path, folder / "bundle")
@@ -56,7 +56,7 @@ def candidate(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def both(bundle: Path, candidate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of both as versions 1 and 2 of "feed", 1 being current; read only."""
+    """A repository with both bundles as versions 1 (current) and 2 of "feed"; read only."""
     folder = tmp_path_factory.mktemp("both")
     publish(bundle, folder)
     publish(candidate, folder)
@@ -66,5 +66,5 @@ def both(bundle: Path, candidate: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def repo(both: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A writable copy of the repository with both versions."""
     return shutil.copytree(both, tmp_path / "repository")

@@ -1,4 +1,4 @@
-"""Sequences, buckets, crosses and defaults over HTTP: sent, looked up, left out, wrong."""
+"""Sequences, buckets, crosses and defaults over HTTP: in the request, looked up, missing and invalid."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from pipelines.jobs.publish import publish
 from ranking import FrozenRanker
 from ranking.artifacts import bundle
-from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.frozen.freeze import freeze
 from ranking.gates.config import SharedBottomConfig
 from ranking.model.embeddings import Embeddings
@@ -41,7 +41,7 @@ TABLES: dict[Owner, FeatureTable] = {
 
 @pytest.fixture(scope="module")
 def ranker() -> FrozenRanker:
-    """Untrained: what a feature changes can be seen all the same."""
+    """An untrained model, whose scores still depend on every feature."""
     random = np.random.default_rng(0)
     rows = pa.table(
         {
@@ -71,20 +71,20 @@ def client(ranker: FrozenRanker, tmp_path_factory: pytest.TempPathFactory) -> It
         yield client
 
 
-def ask(user: dict[str, Any], context: dict[str, Any]) -> dict[str, Any]:
+def request_body(user: dict[str, Any], context: dict[str, Any]) -> dict[str, Any]:
     return {"user": user, "context": context, "items": [{"id": 1}, {"id": 7}]}
 
 
 def scores(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -> list[float]:
-    """Scores of the items 1 and 7."""
-    response = client.post("/v1/rank", json=ask(user, context))
+    """Return the scores of items 1 and 7."""
+    response = client.post("/v1/rank", json=request_body(user, context))
     assert response.status_code == 200, response.text
     by_id = {item["id"]: item["score"] for item in response.json()["items"]}
     return [by_id[1], by_id[7]]
 
 
 def missing(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -> list[str]:
-    response = client.post("/v1/rank", json=ask(user, context) | {"explain": True})
+    response = client.post("/v1/rank", json=request_body(user, context) | {"explain": True})
     assert response.status_code == 200, response.text
     first, second = (item["missing"] for item in response.json()["items"])
     assert first == second
@@ -92,35 +92,35 @@ def missing(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -
     return names
 
 
-def test_what_is_sent_scores_as_the_library_scores_it(client: TestClient, ranker: FrozenRanker) -> None:
+def test_rank_features_of_the_request_score_as_in_the_library(client: TestClient, ranker: FrozenRanker) -> None:
     row = {"recent": [[5, 1]] * 2, "age": [17.0] * 2, "tab": ["search"] * 2}
     expected = ranker.score(pa.table({"user_id": ["u9"] * 2, "item_id": [1, 7], **row}))["click"].to_pylist()
-    found = scores(client, {"id": "u9", "features": {"recent": [5, 1], "age": 17}}, {"tab": "search"})
-    assert found == pytest.approx(expected, abs=1e-6)
+    actual = scores(client, {"id": "u9", "features": {"recent": [5, 1], "age": 17}}, {"tab": "search"})
+    assert actual == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_sequence_that_is_left_out_is_looked_up(client: TestClient) -> None:
+def test_rank_absent_sequence_is_looked_up(client: TestClient) -> None:
     looked_up = scores(client, {"id": "u1"}, {"tab": "home"})
     sent = scores(client, {"id": "u1", "features": {"recent": [1, 2, 3]}}, {"tab": "home"})
     other = scores(client, {"id": "u1", "features": {"recent": [1]}}, {"tab": "home"})
     assert looked_up == sent != other
 
 
-def test_only_the_newest_of_a_sequence_count(client: TestClient) -> None:
-    def of(recent: list[int]) -> list[float]:
+def test_rank_sequence_is_truncated_to_its_newest_values(client: TestClient) -> None:
+    def scores_of(recent: list[int]) -> list[float]:
         return scores(client, {"id": "u1", "features": {"recent": recent}}, {})
 
-    assert of([9, 8, 1, 2]) == of([1, 2]) != of([2, 9])
+    assert scores_of([9, 8, 1, 2]) == scores_of([1, 2]) != scores_of([2, 9])
 
 
-def test_numbers_in_one_bucket_score_alike(client: TestClient) -> None:
-    def of(age: float) -> list[float]:
+def test_rank_numbers_in_one_bucket_have_the_same_scores(client: TestClient) -> None:
+    def scores_of(age: float) -> list[float]:
         return scores(client, {"id": "u1", "features": {"age": age}}, {})
 
-    assert of(18) == of(39.9) != of(40)
+    assert scores_of(18) == scores_of(39.9) != scores_of(40)
 
 
-def test_a_default_takes_the_place_of_what_is_left_out_which_is_named_all_the_same(client: TestClient) -> None:
+def test_rank_default_replaces_an_absent_feature_that_is_still_listed_as_missing(client: TestClient) -> None:
     assert scores(client, {"id": "u1"}, {}) == scores(client, {"id": "u1"}, {"tab": "home"})
     assert missing(client, {"id": "u1"}, {}) == ["tab"]
     assert missing(client, {"id": "u2"}, {"tab": "home"}) == ["recent", "age_band"]
@@ -136,17 +136,17 @@ def test_a_default_takes_the_place_of_what_is_left_out_which_is_named_all_the_sa
         ({}, {"item_tab": 3}, "context.item_tab", "unknown context feature: this ranker reads tab"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_rank_invalid_feature_is_named(
     client: TestClient, user: dict[str, Any], context: dict[str, Any], field: str, reason: str
 ) -> None:
-    response = client.post("/v1/rank", json=ask({"id": "u1", "features": user}, context))
+    response = client.post("/v1/rank", json=request_body({"id": "u1", "features": user}, context))
     assert response.status_code == 422
     (error,) = response.json()["errors"]
     assert error["field"].startswith(field)
     assert reason in error["reason"]
 
 
-def test_metadata_names_what_can_be_sent(client: TestClient) -> None:
+def test_metadata_lists_the_input_features(client: TestClient) -> None:
     assert client.get("/v2/models/kinds").json()["inputs"] == [
         {"name": "item_id", "kind": "categorical", "owner": "item"},
         {"name": "recent", "kind": "sequence", "owner": "user", "max_length": 2},
@@ -155,6 +155,6 @@ def test_metadata_names_what_can_be_sent(client: TestClient) -> None:
     ]
 
 
-def test_the_openapi_document_says_how_to_send_a_sequence(client: TestClient) -> None:
+def test_openapi_document_describes_sequences(client: TestClient) -> None:
     user = client.get("/openapi.json").json()["components"]["schemas"]["User"]["properties"]["features"]
     assert "newest stands last if it is a sequence" in user["description"]

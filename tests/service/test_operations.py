@@ -1,4 +1,4 @@
-"""Health, metadata, metrics, ids: what an operator looks at."""
+"""Health, metadata, request ids, start-up errors and imports of a service."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from pipelines.jobs.demo import post, service
 from pipelines.jobs.publish import publish
 from ranking import BundleError, FrozenRanker
 from service.app import create_app
 from service.settings import Settings
+from tests.support.http_client import post_json
+from tests.support.processes import running_service
 
 
-def test_live_and_ready(client: TestClient) -> None:
+def test_health_of_a_service_with_a_loaded_model(client: TestClient) -> None:
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
     assert client.get("/v2/models/feed/ready").json() == {"name": "feed", "version": "1", "ready": True}
     assert client.get("/v2/models/nope/ready").status_code == 404
 
 
-def test_metadata_says_what_goes_in_and_comes_out(client: TestClient, ranker: FrozenRanker) -> None:
+def test_metadata_lists_inputs_outputs_and_backends(client: TestClient, ranker: FrozenRanker) -> None:
     metadata = client.get("/v2/models/feed").json()
     assert metadata["versions"] == ["1"]
     assert {"name": "price", "kind": "numeric", "owner": "item"} in metadata["inputs"]
@@ -36,21 +37,21 @@ def test_metadata_says_what_goes_in_and_comes_out(client: TestClient, ranker: Fr
     assert metadata["backends"] == ["onnxruntime", "cuda", "torch"]
 
 
-def test_the_openapi_document_describes_request_answer_and_errors(client: TestClient) -> None:
+def test_openapi_document_describes_requests_responses_and_errors(client: TestClient) -> None:
     operation = client.get("/openapi.json").json()["paths"]["/v1/rank"]["post"]
     assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/RankRequest")
-    answers = operation["responses"]["200"]["content"]["application/json"]["schema"]["oneOf"]
-    assert [each["$ref"].rpartition("/")[2] for each in answers] == ["RankResponse", "ColumnarRankResponse"]
+    schemas = operation["responses"]["200"]["content"]["application/json"]["schema"]["oneOf"]
+    assert [schema["$ref"].rpartition("/")[2] for schema in schemas] == ["RankResponse", "ColumnarRankResponse"]
     assert {"400", "404", "406", "413", "415", "422", "504"} <= set(operation["responses"])
     assert client.get("/docs").status_code == 200
 
 
-def test_request_id_and_trace_are_echoed(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_rank_request_id_and_traceparent_are_echoed(client: TestClient, request_body: dict[str, Any]) -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     response = client.post("/v1/rank", json=request_body, headers={"X-Request-ID": "abc-1", "traceparent": trace})
     assert response.headers["x-request-id"] == "abc-1"
     assert response.headers["traceparent"] == trace
-    assert response.json()["request_id"] == "r-1"  # the body's own id names the ranking
+    assert response.json()["request_id"] == "r-1"  # the id in the body takes precedence over the header
     del request_body["request_id"]
     response = client.post("/v1/rank", json=request_body, headers={"X-Request-ID": "abc-2"})
     assert response.json()["request_id"] == "abc-2"
@@ -58,7 +59,7 @@ def test_request_id_and_trace_are_echoed(client: TestClient, request_body: dict[
     assert response.headers["x-request-id"] == response.json()["request_id"] != "line\tbreak"
 
 
-def test_several_models_need_a_name_unless_one_is_the_default(bundle: Path, tmp_path: Path) -> None:
+def test_rank_with_several_models_needs_a_name_or_a_default(bundle: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         publish(bundle, tmp_path, name)
     with TestClient(create_app(Settings(repository=tmp_path))) as client:
@@ -68,7 +69,7 @@ def test_several_models_need_a_name_unless_one_is_the_default(bundle: Path, tmp_
         assert client.post("/v1/rank", json={"items": []}).json()["model"] == "b"
 
 
-def test_an_empty_or_unknown_or_altered_repository_is_refused_at_start(bundle: Path, tmp_path: Path) -> None:
+def test_create_app_with_an_unusable_repository_raises_bundle_error(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="ranker publish"):
         create_app(Settings(repository=tmp_path / "nowhere"))
     with pytest.raises(BundleError, match="holds no published model"):
@@ -82,21 +83,21 @@ def test_an_empty_or_unknown_or_altered_repository_is_refused_at_start(bundle: P
         create_app(Settings(repository=tmp_path))
 
 
-def test_a_real_process_serves_and_stops(repository: Path, request_body: dict[str, Any]) -> None:
-    with service(repository) as url:
-        answer = post(f"{url}/v1/rank", request_body)
-    assert len(answer["items"]) == len(request_body["items"])
+def test_service_process_ranks(repository: Path, request_body: dict[str, Any]) -> None:
+    with running_service(repository) as service:
+        response = post_json(f"{service.url}/v1/rank", request_body)
+    assert len(response["items"]) == len(request_body["items"])
 
 
-WITHOUT = """
+WITHOUT_MODULES = """
 import sys
 
-class Refuse:
+class ImportBlocker:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in sys.argv[3:]:
             raise ModuleNotFoundError(name, name=name)
 
-sys.meta_path.insert(0, Refuse())
+sys.meta_path.insert(0, ImportBlocker())
 from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
@@ -109,11 +110,11 @@ assert not any(name.split(".")[0] in (*sys.argv[3:], "pipelines") for name in sy
 
 
 @pytest.mark.parametrize("absent", [("torchrec", "fbgemm_gpu"), ("torch", "torchrec", "fbgemm_gpu")], ids=", ".join)
-def test_serving_needs_neither_pytorch_nor_torchrec_nor_the_pipelines(
+def test_serving_imports_neither_pytorch_nor_torchrec_nor_pipelines(
     client: TestClient, repository: Path, request_body: dict[str, Any], tmp_path: Path, absent: tuple[str, ...]
 ) -> None:
     published = shutil.copytree(repository, tmp_path / "repository")
-    command = [sys.executable, "-c", WITHOUT, str(published), json.dumps(request_body), *absent]
+    command = [sys.executable, "-c", WITHOUT_MODULES, str(published), json.dumps(request_body), *absent]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == client.post("/v1/rank", json=request_body).json()

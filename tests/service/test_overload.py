@@ -1,7 +1,7 @@
-"""Five times what the service can do, and clients that attack it: those who are served hardly notice.
+"""Tests of the service under overload and under attack.
 
-What must hold at any pace of the machine, beside whatever else it does, which takes up to a third of what a core gets
-done. How much exactly is for ``ranker bench --only overload attacks`` to say.
+They assert properties that hold at any speed of the machine and beside other work on it, which takes up to a third of
+a core. ``ranker bench --only overload attacks`` measures the exact values.
 """
 
 from __future__ import annotations
@@ -19,50 +19,49 @@ from pipelines.bench.sizes import QUICK
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the load needs a core of its own"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the load generator needs its own core"),
 ]
 
+CANDIDATES = 1_000
+"""Candidates per request: a few large requests reach the capacity, so that generating the load needs little CPU."""
 
-LARGE = 1_000
-"""Candidates of a request: few of those are as much as the service can do, and the load needs little of a core."""
 
-
-def measured(part: str, seconds: float) -> dict[str, Any]:
-    """One turn of a part of ``ranker bench``, with the reference model."""
-    sizes = replace(QUICK, overload_candidates=LARGE, overload_seconds=seconds)
-    (found,) = run_benchmark(None, sizes, 1, [part])
-    (turn,) = found[part]["measured"]["turns"]
+def run_turn(part: str, seconds: float) -> dict[str, Any]:
+    """Run one turn of a part of ``ranker bench`` with the reference model."""
+    sizes = replace(QUICK, overload_candidates=CANDIDATES, overload_seconds=seconds)
+    (report,) = run_benchmark(None, sizes, 1, [part])
+    (turn,) = report[part]["measured"]["turns"]
     return dict(turn)
 
 
-def answers(load: dict[str, Any]) -> int:
-    found: int = load["sent"] - sum(load["failed"].values())
-    return found
+def successes(load: dict[str, Any]) -> int:
+    count: int = load["sent"] - sum(load["failed"].values())
+    return count
 
 
-def answers_per_cpu_second(load: dict[str, Any]) -> float:
-    """Of the service's, refusals included."""
-    return answers(load) / (load["cpu"] / 1000 * load["sent"])
+def successes_per_cpu_second(load: dict[str, Any]) -> float:
+    """Successful responses per CPU second of the service, which includes the cost of rejections."""
+    return successes(load) / (load["cpu"] / 1000 * load["sent"])
 
 
-def test_at_five_times_its_capacity_it_goes_on_at_its_capacity() -> None:
-    turn = measured("overload", 30.0)
+def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
+    turn = run_turn("overload", 30.0)
     alone, crowd, after = turn["alone"], turn["crowd"], turn["after"]
     assert alone["failed"] == after["failed"] == {}
     assert set(crowd["failed"]) == {"429"}
-    assert crowd["failed"]["429"] > answers(crowd)
-    assert answers_per_cpu_second(crowd) >= 0.6 * min(map(answers_per_cpu_second, (alone, after)))
-    # nobody waits for more than those who were admitted (Little's law), and who is refused does not wait for them
+    assert crowd["failed"]["429"] > successes(crowd)
+    assert successes_per_cpu_second(crowd) >= 0.6 * min(map(successes_per_cpu_second, (alone, after)))
+    # Requests wait only for admitted ones (Little's law), and rejections do not wait for those.
     assert crowd["p50"] <= 2 * 1000 * MAX_ADMITTED / crowd["per_second"]
     assert crowd["failed_p50"]["429"] <= min(50, crowd["p50"] / 4)
     assert turn["grown"] < 1.05
 
 
-def test_an_attack_takes_nothing_from_others() -> None:
-    turn = measured("attacks", 12.0)
+def test_attacks_do_not_degrade_other_clients() -> None:
+    turn = run_turn("attacks", 12.0)
     assert set(turn) == set(ATTACKS)
     for attack, loads in turn.items():
         before, during = loads["before"], loads["during"]
         assert before["failed"] == during["failed"] == {}, attack
-        assert answers_per_cpu_second(during) >= 0.5 * answers_per_cpu_second(before), attack
+        assert successes_per_cpu_second(during) >= 0.5 * successes_per_cpu_second(before), attack
         assert during["p50"] <= 5 * before["p50"], attack

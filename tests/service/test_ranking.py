@@ -1,8 +1,9 @@
-"""What POST /v1/rank answers, held against the library."""
+"""``POST /v1/rank`` agrees with the library, for gates that select experts per task and per example."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,53 +13,99 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+import ranking
 from pipelines.data.reader import LogReader
+from pipelines.jobs.publish import publish
 from pipelines.jobs.score import score_log
 from ranking import FrozenRanker
+from ranking.encoding.torch_batch import TorchBatch
+from service.app import create_app
 from service.backends.select import select_backend
 from service.engine.request_encoder import RequestEncoder
 from service.engine.response import RankResult, prepare, sort_candidates
 from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
+from service.settings import Settings
 
-TOLERANCE = 1e-5
+PER_TASK_GATE = "dselect_k all experts"
+PER_EXAMPLE_GATES = [
+    "dselect_k per example",
+    "dselect_k per example budget",
+    "top_k per example",
+    "softmax per example",
+    "attentive",
+]
+TOLERANCES = {PER_TASK_GATE: 1e-5} | dict.fromkeys(PER_EXAMPLE_GATES, 1e-6)
+"""Maximum absolute difference between scores over HTTP and of the library, by gate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedGate:
+    """A served bundle of one gate.
+
+    Attributes:
+        client: Client of the service.
+        ranker: The same bundle, loaded by the library.
+        tolerance: Maximum absolute difference of scores.
+    """
+
+    client: TestClient
+    ranker: FrozenRanker
+    tolerance: float
+
+    def assert_scores_match(self, response: dict[str, Any], ids: list[str], expected: pa.Table) -> None:
+        scores = {item["id"]: item["scores"] for item in response["items"]}
+        assert expected.column_names == self.ranker.schema.task_names
+        for row, item_id in enumerate(ids):
+            for task in expected.column_names:
+                assert scores[item_id][task] == pytest.approx(expected[task][row].as_py(), abs=self.tolerance)
+
+
+@pytest.fixture(scope="module", params=[PER_TASK_GATE, *PER_EXAMPLE_GATES])
+def served(
+    bundle_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ServedGate]:
+    repository = tmp_path_factory.mktemp("gate") / "repository"
+    publish(bundle_of(request.param), repository, "feed")
+    app = create_app(Settings(repository=repository, max_candidates=200))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield ServedGate(client, ranking.load(repository / "feed" / "1"), TOLERANCES[request.param])
+
+
+@pytest.fixture
+def many_candidates(request_body: dict[str, Any]) -> dict[str, Any]:
+    """A request with enough candidates that per-example gates select different experts."""
+    return request_body | {"items": [{"id": f"v{i}"} for i in range(60)]}
 
 
 def rank(client: TestClient, body: dict[str, Any], path: str = "/v1/rank") -> dict[str, Any]:
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    document: dict[str, Any] = response.json()
+    return document
 
 
-def candidates(body: dict[str, Any]) -> pa.Table:
-    """The request as the table that the library scores."""
+def to_table(body: dict[str, Any]) -> pa.Table:
+    """The request as a table for the library."""
     count = len(body["items"])
     columns: dict[str, list[Any]] = {
         "user_id": [body["user"]["id"]] * count,
-        "item_id": [i["id"] for i in body["items"]],
+        "item_id": [item["id"] for item in body["items"]],
     }
     columns |= {name: [value] * count for name, value in (body["user"]["features"] | body["context"]).items()}
     return pa.table(columns)
 
 
-def test_scores_are_those_of_the_library(
-    client: TestClient, ranker: FrozenRanker, request_body: dict[str, Any]
-) -> None:
-    answer = rank(client, request_body)
-    expected = ranker.score(candidates(request_body))
-    by_id = {item["id"]: item["scores"] for item in answer["items"]}
-    for row, item in enumerate(request_body["items"]):
-        for task in expected.column_names:
-            assert by_id[item["id"]][task] == pytest.approx(expected[task][row].as_py(), abs=TOLERANCE)
+def test_rank_scores_equal_those_of_the_library(served: ServedGate, many_candidates: dict[str, Any]) -> None:
+    response = rank(served.client, many_candidates)
+    ids = [item["id"] for item in many_candidates["items"]]
+    served.assert_scores_match(response, ids, served.ranker.score(to_table(many_candidates)))
 
 
-def test_scores_are_those_of_ranker_score_on_the_same_log_rows(
-    client: TestClient, ranker: FrozenRanker, logs: Path, tmp_path: Path
-) -> None:
+def test_rank_scores_equal_those_of_ranker_score_on_log_rows(served: ServedGate, logs: Path, tmp_path: Path) -> None:
     rows = pq.read_table(logs / "log" / "date=2026-01-10" / "part-0.parquet").slice(0, 60)
     pq.write_table(rows, tmp_path / "rows.parquet")
-    score_log(ranker, tmp_path / "rows.parquet", tmp_path / "scores.parquet")
+    score_log(served.ranker, tmp_path / "rows.parquet", tmp_path / "scores.parquet")
     offline = pq.read_table(tmp_path / "scores.parquet").to_pylist()
     for row, expected in zip(rows.to_pylist(), offline, strict=True):
         body = {
@@ -66,72 +113,113 @@ def test_scores_are_those_of_ranker_score_on_the_same_log_rows(
             "context": {"surface": row["surface"], "hour": row["hour"]},
             "items": [{"id": row["item_id"]}],
         }
-        (item,) = rank(client, body)["items"]
+        (item,) = rank(served.client, body)["items"]
         for task, score in item["scores"].items():
-            assert score == pytest.approx(expected[task], abs=TOLERANCE)
+            assert score == pytest.approx(expected[task], abs=served.tolerance)
 
 
-def test_best_first_and_ties_in_the_order_of_the_request(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_rank_with_a_subset_of_tasks_has_the_same_scores(served: ServedGate, many_candidates: dict[str, Any]) -> None:
+    all_tasks = {item["id"]: item["scores"] for item in rank(served.client, many_candidates)["items"]}
+    for item in rank(served.client, many_candidates | {"tasks": ["watch_time", "like"]})["items"]:
+        assert list(item["scores"]) == ["watch_time", "like"]
+        for task, score in item["scores"].items():
+            assert score == pytest.approx(all_tasks[item["id"]][task], abs=served.tolerance)
+
+
+@pytest.mark.parametrize("items", [[], {"id": [], "features": {}}], ids=["rows", "columns"])
+def test_rank_without_candidates_runs_no_experts(served: ServedGate, request_body: dict[str, Any], items: Any) -> None:
+    response = rank(served.client, request_body | {"items": items, "explain": True})
+    assert response["items"] == []
+    assert response["explain"]["experts_run"] == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+@pytest.mark.parametrize("tasks", [["like"], ["click", "watch_time"]])
+def test_explain_names_the_experts_that_the_gate_selected(
+    served: ServedGate, many_candidates: dict[str, Any], count: int, tasks: list[str]
+) -> None:
+    ranker = served.ranker
+    body = many_candidates | {"items": many_candidates["items"][:count], "tasks": tasks, "explain": True}
+    explain = rank(served.client, body)["explain"]
+    inputs = ranker.encoder.encode(ranker.complete(to_table(body)))
+    positions = [ranker.schema.task_names.index(task) for task in tasks]
+    selected = (ranker.graph.routing(TorchBatch.from_numpy(inputs))[:, positions] > 0).flatten(0, 1).any(0)
+    assert explain["experts_run"] == selected.nonzero().flatten().tolist()
+    assert explain["experts_total"] == ranker.selection.num_experts
+    assert list(explain["tasks"]) == tasks
+
+
+def test_metadata_is_served(served: ServedGate) -> None:
+    response = served.client.get("/v2/models/feed")
+    assert response.status_code == 200, response.text
+
+
+def test_rank_with_all_items_of_a_day_equals_the_library(
+    client: TestClient, ranker: FrozenRanker, logs: Path, request_body: dict[str, Any]
+) -> None:
+    reader = LogReader(logs / "log" / "date=2026-01-09", ranker.schema, dict(ranker.tables), labels=False)
+    rows = next(iter(reader.scan())).rows
+    ids = list(dict.fromkeys(rows["item_id"].to_pylist()))
+    body = request_body | {"items": [{"id": item_id} for item_id in ids]}
+    expected = ranker.score(to_table(body))
+    ServedGate(client, ranker, TOLERANCES[PER_TASK_GATE]).assert_scores_match(rank(client, body), ids, expected)
+
+
+def test_explain_gives_the_weights_of_a_per_task_gate(
+    client: TestClient, request_body: dict[str, Any], ranker: FrozenRanker
+) -> None:
+    explain = rank(client, request_body | {"tasks": ["like"], "explain": True})["explain"]
+    weights = ranker.selection.tasks["like"]
+    assert explain["experts_run"] == sorted(weights)
+    assert explain["experts_total"] == ranker.selection.num_experts
+    assert explain["tasks"] == {"like": {str(expert): weight for expert, weight in weights.items()}}
+
+
+def test_rank_sorts_by_score_and_keeps_the_order_of_ties(client: TestClient, request_body: dict[str, Any]) -> None:
     scores = [item["score"] for item in rank(client, request_body)["items"]]
     assert scores == sorted(scores, reverse=True)
     unknown = [{"id": f"never-seen-{i}"} for i in range(5)]
-    answer = rank(client, request_body | {"items": unknown})
-    assert [item["id"] for item in answer["items"]] == [item["id"] for item in unknown]
+    response = rank(client, request_body | {"items": unknown})
+    assert [item["id"] for item in response["items"]] == [item["id"] for item in unknown]
 
 
-def test_rows_and_columns_mean_the_same(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_rank_rows_and_columns_have_the_same_response(client: TestClient, request_body: dict[str, Any]) -> None:
     rows = [{"id": "v1", "features": {"price": 3.5, "topics": ["topic0_3"]}}, {"id": "v2"}]
     columns = {"id": ["v1", "v2"], "features": {"price": [3.5, None], "topics": [["topic0_3"], None]}}
     assert rank(client, request_body | {"items": rows}) == rank(client, request_body | {"items": columns})
 
 
-def test_a_null_feature_is_one_that_is_left_out(client: TestClient, request_body: dict[str, Any]) -> None:
-    left_out = rank(client, request_body | {"items": [{"id": "v1"}]})
+def test_rank_null_feature_equals_an_absent_one(client: TestClient, request_body: dict[str, Any]) -> None:
+    absent = rank(client, request_body | {"items": [{"id": "v1"}]})
     null = rank(client, request_body | {"items": [{"id": "v1", "features": {"price": None, "topics": None}}]})
-    assert left_out == null
+    assert absent == null
 
 
-def test_features_of_the_request_win_over_the_tables(client: TestClient, request_body: dict[str, Any]) -> None:
-    known = rank(client, request_body | {"items": [{"id": "v1"}]})["items"][0]
-    other = rank(client, request_body | {"items": [{"id": "v1", "features": {"price": 900.0, "quality": -4}}]})[
-        "items"
-    ][0]
-    assert known["scores"] != other["scores"]
+def test_rank_features_of_the_request_override_the_tables(client: TestClient, request_body: dict[str, Any]) -> None:
+    (from_table,) = rank(client, request_body | {"items": [{"id": "v1"}]})["items"]
+    features = {"price": 900.0, "quality": -4}
+    (from_request,) = rank(client, request_body | {"items": [{"id": "v1", "features": features}]})["items"]
+    assert from_table["scores"] != from_request["scores"]
 
 
-def test_what_is_known_nowhere_is_named_in_missing(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_rank_unknown_features_are_listed_as_missing(client: TestClient, request_body: dict[str, Any]) -> None:
     items = [{"id": "v1"}, {"id": "never-seen", "features": {"price": 2.0}}]
-    answer = rank(client, {"user": {"id": "u3"}, "context": {"hour": 9}, "items": items})
-    missing = {item["id"]: item["missing"] for item in answer["items"]}
+    response = rank(client, {"user": {"id": "u3"}, "context": {"hour": 9}, "items": items})
+    missing = {item["id"]: item["missing"] for item in response["items"]}
     assert missing["never-seen"] == ["category", "author", "quality", "topics", "surface"]
     assert "surface" in missing["v1"]
     assert "category" not in missing["v1"]
 
 
-def test_an_unknown_user_and_no_user_are_ranked(client: TestClient, request_body: dict[str, Any]) -> None:
-    stranger = rank(client, request_body | {"user": {"id": "nobody"}})
-    assert "country" in stranger["items"][0]["missing"]
-    assert "user_id" not in stranger["items"][0]["missing"]  # it is given, if never seen
-    nobody = rank(client, request_body | {"user": {}})
-    assert "user_id" in nobody["items"][0]["missing"]
+def test_rank_accepts_an_unknown_user_and_no_user(client: TestClient, request_body: dict[str, Any]) -> None:
+    unknown = rank(client, request_body | {"user": {"id": "nobody"}})
+    assert "country" in unknown["items"][0]["missing"]
+    assert "user_id" not in unknown["items"][0]["missing"]  # an unknown id is present in the request
+    absent = rank(client, request_body | {"user": {}})
+    assert "user_id" in absent["items"][0]["missing"]
 
 
-def test_zero_candidates_rank_to_none(client: TestClient, request_body: dict[str, Any]) -> None:
-    for items in ([], {"id": [], "features": {}}):
-        answer = rank(client, request_body | {"items": items, "explain": True})
-        assert answer["items"] == []
-        assert answer["explain"]["experts_run"] == []
-
-
-def test_a_task_subset_has_the_same_scores(client: TestClient, request_body: dict[str, Any]) -> None:
-    everything = {item["id"]: item["scores"] for item in rank(client, request_body)["items"]}
-    for item in rank(client, request_body | {"tasks": ["like", "watch_time"]})["items"]:
-        assert list(item["scores"]) == ["like", "watch_time"]
-        for task, score in item["scores"].items():
-            assert score == pytest.approx(everything[item["id"]][task], abs=TOLERANCE)
-
-
-def test_the_objective_is_the_weighted_sum(
+def test_rank_score_is_the_weighted_sum_of_the_objective(
     client: TestClient, request_body: dict[str, Any], ranker: FrozenRanker
 ) -> None:
     for objective in (None, {"click": 2.0, "dislike": -30.0}):
@@ -140,44 +228,35 @@ def test_the_objective_is_the_weighted_sum(
             assert item["score"] == pytest.approx(sum(w * item["scores"][t] for t, w in weights.items()), abs=1e-5)
 
 
-def test_the_default_objective_keeps_to_the_tasks_asked_for(client: TestClient, request_body: dict[str, Any]) -> None:
+def test_rank_default_objective_is_limited_to_the_requested_tasks(
+    client: TestClient, request_body: dict[str, Any]
+) -> None:
     for item in rank(client, request_body | {"tasks": ["like"]})["items"]:
         assert item["score"] == pytest.approx(5.0 * item["scores"]["like"])
     for item in rank(client, request_body | {"tasks": ["rating", "watch_time"]})["items"]:
         assert item["score"] == pytest.approx(item["scores"]["rating"])
 
 
-def test_top_n_keeps_the_best(client: TestClient, request_body: dict[str, Any]) -> None:
-    everything = rank(client, request_body)["items"]
-    assert rank(client, request_body | {"top_n": 3})["items"] == everything[:3]
-    assert rank(client, request_body | {"top_n": 300})["items"] == everything
+def test_rank_top_n_returns_the_best(client: TestClient, request_body: dict[str, Any]) -> None:
+    items = rank(client, request_body)["items"]
+    assert rank(client, request_body | {"top_n": 3})["items"] == items[:3]
+    assert rank(client, request_body | {"top_n": 300})["items"] == items
 
 
-def test_explain_names_the_experts_that_ran(
-    client: TestClient, request_body: dict[str, Any], ranker: FrozenRanker
-) -> None:
-    explained = rank(client, request_body | {"tasks": ["like"], "explain": True})["explain"]
-    chosen = ranker.selection.tasks["like"]
-    assert explained["experts_run"] == sorted(chosen)
-    assert explained["experts_total"] == ranker.selection.num_experts
-    assert explained["tasks"] == {"like": {str(expert): weight for expert, weight in chosen.items()}}
-
-
-def ranked(ranker: FrozenRanker, asked: ParsedRequest) -> RankResult:
-    """As the service does it, but without its queue."""
+def rank_directly(ranker: FrozenRanker, request: ParsedRequest) -> RankResult:
+    """Rank as the service does, but without its queue."""
     encoder = RequestEncoder(ranker)
-    prepared = prepare(ranker, encoder, asked)
-    halves = encoder(prepared.request)
-    (missing,) = encoder.missing(halves, prepared.request.counts)
-    return sort_candidates(
-        prepared, select_backend(ranker, "torch").scores(halves, [task.name for task in prepared.tasks]), missing
-    )
+    prepared = prepare(ranker, encoder, request)
+    batch = encoder(prepared.request)
+    (missing,) = encoder.missing(batch, prepared.request.counts)
+    scores = select_backend(ranker, "torch").scores(batch, [task.name for task in prepared.tasks])
+    return sort_candidates(prepared, scores, missing)
 
 
-def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:
+def test_experts_that_no_requested_task_selected_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:
     used = ranker.selection.experts_for(["like"])
     assert used != ranker.selection.experts_used, "the fixture's tasks share all experts: choose another seed"
-    poisoned = {
+    poisoned_weights = {
         name: np.full_like(weight, np.nan)
         if name.startswith("expert.") and int(name.split(".")[1]) not in used
         else weight
@@ -186,36 +265,21 @@ def test_experts_that_no_asked_for_task_chose_do_not_run(ranker: FrozenRanker, r
     request = ParsedRequest.from_message(
         RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}), {}
     )
-    clean, dirty = ranked(ranker, request), ranked(dataclasses.replace(ranker, weights=poisoned), request)
-    assert dirty.experts_run == used
-    np.testing.assert_array_equal(dirty.scores, clean.scores)
+    expected = rank_directly(ranker, request)
+    result = rank_directly(dataclasses.replace(ranker, weights=poisoned_weights), request)
+    assert result.experts_run == used
+    np.testing.assert_array_equal(result.scores, expected.scores)
 
 
-def test_ids_may_be_integers_where_the_log_has_text(client: TestClient, request_body: dict[str, Any]) -> None:
-    answer = rank(client, request_body | {"items": [{"id": 7}, {"id": "v1"}]})
-    assert {item["id"] for item in answer["items"]} == {7, "v1"}
+def test_rank_accepts_integer_ids_for_a_text_column(client: TestClient, request_body: dict[str, Any]) -> None:
+    response = rank(client, request_body | {"items": [{"id": 7}, {"id": "v1"}]})
+    assert {item["id"] for item in response["items"]} == {7, "v1"}
 
 
-def test_the_default_model_the_named_one_and_its_version_are_the_same(
+def test_rank_by_default_by_model_and_by_version_have_the_same_response(
     client: TestClient, request_body: dict[str, Any]
 ) -> None:
-    answers = [
-        rank(client, request_body, path)
-        for path in ("/v1/rank", "/v1/models/feed/rank", "/v1/models/feed/versions/1/rank")
-    ]
-    assert answers[0] == answers[1] == answers[2]
-    assert (answers[0]["model"], answers[0]["version"], answers[0]["degraded"]) == ("feed", "1", False)
-
-
-def test_reading_all_validation_rows_of_the_log_in_one_request_scores_as_the_library(
-    client: TestClient, ranker: FrozenRanker, logs: Path, request_body: dict[str, Any]
-) -> None:
-    reader = LogReader(logs / "log" / "date=2026-01-09", ranker.schema, dict(ranker.tables), labels=False)
-    rows = next(iter(reader.scan())).rows
-    items = dict.fromkeys(rows["item_id"].to_pylist())
-    body = request_body | {"items": [{"id": item} for item in items]}
-    expected = ranker.score(candidates(body))
-    got = {item["id"]: item["scores"] for item in rank(client, body)["items"]}
-    for row, item in enumerate(items):
-        for task in expected.column_names:
-            assert got[item][task] == pytest.approx(expected[task][row].as_py(), abs=TOLERANCE)
+    paths = ("/v1/rank", "/v1/models/feed/rank", "/v1/models/feed/versions/1/rank")
+    default, by_model, by_version = (rank(client, request_body, path) for path in paths)
+    assert default == by_model == by_version
+    assert (default["model"], default["version"], default["degraded"]) == ("feed", "1", False)

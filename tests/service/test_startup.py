@@ -1,105 +1,59 @@
-"""Real processes from their first moment: alive at once, ready when warm, gone if there is nothing to serve."""
+"""Start of service processes: alive at once, ready when the models are warm, exit if none can be served."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SECONDS = 120.0
+from tests.support.http_client import send_request
+from tests.support.processes import started_service
+from tests.support.waiting import TIMEOUT_SECONDS
 
-SLOWLY = """
-# Serves, but each load takes as long as a file is there.
+DELAYED_LOADING = """
+# Serve, but delay the loading of models while a file exists.
 import sys, time
 from pathlib import Path
 from service.models import reconciler
 
-load, wait = reconciler.load_model, Path(sys.argv.pop(1))
+load_model, delay_file = reconciler.load_model, Path(sys.argv.pop(1))
 
-def slowly(*arguments):
-    while wait.exists():
+def load_delayed(*arguments):
+    while delay_file.exists():
         time.sleep(0.01)
-    return load(*arguments)
+    return load_model(*arguments)
 
-reconciler.load_model = slowly
+reconciler.load_model = load_delayed
 from pipelines.cli.main import main
 sys.exit(main())
 """
 
 
-@contextmanager
-def started(repository: Path, *options: str, command: tuple[str, ...] = ("-m", "pipelines.cli")) -> Iterator[Any]:
-    """A process that serves, and its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    serve = [sys.executable, *command, "serve", str(repository), "--port", str(port), "--threads", "1", *options]
-    process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        yield process, f"http://127.0.0.1:{port}"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
-    """Status, JSON and headers of the answer; 0 if there is none."""
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, json.load(response), dict(response.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error), dict(error.headers)
-    except OSError:
-        return 0, None, {}
-
-
-def until_answered(url: str, status: int) -> None:
-    give_up = time.monotonic() + SECONDS
-    while ask(url)[0] != status:
-        assert time.monotonic() < give_up, f"{url} never answered {status}"
-        time.sleep(0.02)
-
-
-def test_a_process_is_alive_at_once_and_ready_once_it_is_warm(
+def test_service_is_alive_at_once_and_ready_when_models_are_loaded(
     repository: Path, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
-    wait = tmp_path / "wait"
-    wait.touch()
-    with started(repository, command=("-c", SLOWLY, str(wait))) as (_, url):
-        until_answered(f"{url}/v2/health/live", 200)
+    delay_file = tmp_path / "delay"
+    delay_file.touch()
+    with started_service(repository, python=("-c", DELAYED_LOADING, str(delay_file)), threads=1) as service:
+        service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
         for path, body in (("/v2/health/ready", None), ("/v1/rank", request_body), ("/v2/models/feed", None)):
-            status, problem, headers = ask(f"{url}{path}", body)
-            assert (status, headers["retry-after"], problem["status"]) == (503, "1", 503)
-        assert ask(f"{url}/v2/repository/index", {})[1][0]["state"] == "LOADING"
-        wait.unlink()
-        until_answered(f"{url}/v2/health/ready", 200)
-        assert ask(f"{url}/v1/rank", request_body)[0] == 200
+            response = send_request(f"{service.url}{path}", body)
+            assert (response.status, response.headers["retry-after"], response.json()["status"]) == (503, "1", 503)
+        assert send_request(f"{service.url}/v2/repository/index", {}).json()[0]["state"] == "LOADING"
+        delay_file.unlink()
+        service.wait_until_ready()
+        assert send_request(f"{service.url}/v1/rank", request_body).status == 200
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--workers", "2"), marks=pytest.mark.slow)])
-def test_a_service_without_anything_to_serve_ends_and_says_why(
-    repository: Path, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    altered = shutil.copytree(repository, tmp_path / "repository")
-    (altered / "feed" / "1" / "manifest.json").write_text("{}")
-    with started(altered, *options) as (process, _):
-        said = process.communicate(timeout=SECONDS)[0].decode()
-        assert process.returncode == 1
-    assert "feed/1/manifest.json was altered" in said
-    assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("ranker: ")
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_service_without_a_servable_model_exits_with_the_reason(repository: Path, tmp_path: Path, workers: int) -> None:
+    damaged = shutil.copytree(repository, tmp_path / "repository")
+    (damaged / "feed" / "1" / "manifest.json").write_text("{}")
+    with started_service(damaged, workers=workers, threads=1) as service:
+        assert service.process.wait(TIMEOUT_SECONDS) == 1
+        output = service.output()
+    assert "feed/1/manifest.json was altered" in output
+    assert "Traceback" not in output
+    assert output.splitlines()[-1].startswith("ranker: ")

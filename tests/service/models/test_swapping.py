@@ -15,7 +15,7 @@ import pytest
 
 import ranking
 from pipelines.jobs.release import change_release
-from tests.service.test_under_load import Asked, draw
+from tests.support.expected_ranking import ExpectedRanking, draw_request
 from tests.support.http_client import send_request
 from tests.support.processes import running_service
 
@@ -23,7 +23,9 @@ CLIENTS, REQUESTS, LARGEST = 32, 8, 60
 SECONDS = 60
 
 
-def send_requests(url: str, requests: list[dict[str, Asked]], stop: threading.Event) -> tuple[list[str], str | None]:
+def send_requests(
+    url: str, requests: list[dict[str, ExpectedRanking]], stop: threading.Event
+) -> tuple[list[str], str | None]:
     """Send requests as one client until stopped; return the versions that answered and the first fault."""
     versions: list[str] = []
     while not stop.is_set():
@@ -50,7 +52,7 @@ def test_release_under_load_answers_each_request_from_one_version(repo: Path) ->
     for client in range(CLIENTS):
         draws = {version: np.random.default_rng(client) for version in rankers}
         names = [f"client {client} request {r}" for r in range(REQUESTS)]
-        clients.append([{v: draw(rankers[v], draws[v], name, LARGEST) for v in rankers} for name in names])
+        clients.append([{v: draw_request(rankers[v], draws[v], name, LARGEST) for v in rankers} for name in names])
     by_version = clients[0][0]
     assert by_version["1"].body == by_version["2"].body
     scores = {version: list(expected.scores.values()) for version, expected in by_version.items()}
