@@ -1,4 +1,4 @@
-"""How arguments of the command line are read."""
+"""Types of command-line arguments: each function converts text and rejects invalid values."""
 
 from __future__ import annotations
 
@@ -9,50 +9,45 @@ from typing import Any
 
 from ranking.artifacts.feature_store_keys import check_address
 
-LEAST_ROWS = 2000
-"""Of a generated log."""
+MIN_LOG_ROWS = 2000
+"""Minimum number of rows of a generated log, so that its rarest label (1 in 200) occurs in the training split."""
+MAX_DAYS = 36_500
+"""Maximum lifetime of an API key in days: a century."""
 
 
 def positive_int(text: str) -> int:
-    """A whole number from 1."""
+    """Convert a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
-def canary(text: str) -> dict[str, Any]:
-    """A version and its share of the requests."""
-    version, equals, weight = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not N=WEIGHT, such as 4=0.1")
-    return {"version": positive_int(version), "weight": fraction(weight)}
-
-
-def days(text: str) -> int:
-    """A whole number of days, of a century at most."""
-    if not text.isdecimal() or not 1 <= int(text) <= 36500:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 36500")
-    return int(text)
-
-
-def log_rows(text: str) -> int:
-    """Rows of a generated log: enough for its rarest label, one in 200, to be there in training."""
-    if not text.isdecimal() or int(text) < LEAST_ROWS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from {LEAST_ROWS}; of fewer rows a rare label is constant in training"
-        )
-    return int(text)
-
-
 def non_negative_int(text: str) -> int:
-    """A whole number from 0."""
+    """Convert a whole number from 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 
+def log_rows(text: str) -> int:
+    """Convert a number of rows of a generated log."""
+    if not text.isdecimal() or int(text) < MIN_LOG_ROWS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from {MIN_LOG_ROWS}; "
+            "with fewer rows, a rare label can be constant in the training split"
+        )
+    return int(text)
+
+
+def days(text: str) -> int:
+    """Convert a number of days up to ``MAX_DAYS``."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_DAYS}")
+    return int(text)
+
+
 def fraction(text: str) -> float:
-    """A number from 0 to 1."""
+    """Convert a number from 0 to 1."""
     try:
         number = float(text)
     except ValueError:
@@ -62,31 +57,39 @@ def fraction(text: str) -> float:
     return number
 
 
+def port(text: str) -> int:
+    """Convert a TCP port."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
 def day(text: str) -> date:
-    """A date."""
+    """Convert a date."""
     try:
         return date.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a date such as 2026-01-11") from None
 
 
-def log_place(text: str) -> Path | str:
-    """A path or a URI."""
+def canary(text: str) -> dict[str, Any]:
+    """Convert N=WEIGHT to a version and its share of the users."""
+    version, equals, weight = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not N=WEIGHT, such as 4=0.1")
+    return {"version": positive_int(version), "weight": fraction(weight)}
+
+
+def location(text: str) -> Path | str:
+    """Convert a path or a URI."""
     from pipelines.config.uri import parse_uri
 
     return parse_uri(text)
 
 
-def store(text: str) -> str:
-    """Address of a store."""
+def store_address(text: str) -> str:
+    """Check the address of a feature store."""
     try:
         return check_address(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def port(text: str) -> int:
-    """A TCP port."""
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)

@@ -1,9 +1,11 @@
-"""What the commands of ``ranker`` are called and what they take."""
+"""Argument parser of the ``ranker`` command line."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,247 +14,277 @@ from pipelines.cli.argument_types import (
     day,
     days,
     fraction,
-    log_place,
+    location,
     log_rows,
     non_negative_int,
     port,
     positive_int,
-    store,
+    store_address,
 )
-from ranking.artifacts.feature_store_keys import DEFAULT_PREFIX
+from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 
 CONFIG = "the ranker.toml"
-BUNDLE = "folder that 'ranker freeze' wrote, or a published version"
+BUNDLE = "folder written by 'ranker freeze', or a published version"
+RUN = "folder written by 'ranker train'"
+REPOSITORY = "folder of published models"
 NEW_FOLDER = "new folder"
 JSON = "print the result as JSON"
-KEY_FILE = "the service's API keys, hashed"
+KEY_FILE = "file with the hashed API keys of the service"
 
-
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+"""Shells for which ``ranker completion`` prints a script."""
 BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks")
 """Parts that ``ranker bench`` can measure."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and their arguments; ``command`` is the name of the one that was given."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser; it sets ``command`` to the name of the selected command."""
     top = argparse.ArgumentParser(prog="ranker", description="Train, freeze, publish and serve a DSelect-k ranker.")
+    top.add_argument("--version", action=_Version, help="print the version and exit")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, text: str, within: Any = commands) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = within.add_parser(name, help=text, description=text)
-        added.set_defaults(command=name)
-        return added
+    def command(name: str, text: str, parent: Any = commands) -> argparse.ArgumentParser:
+        subparser: argparse.ArgumentParser = parent.add_parser(name, help=text, description=text)
+        subparser.set_defaults(command=name)
+        return subparser
 
-    demo = command("demo", "the whole loop on generated logs, up to one ranked answer")
+    demo = command("demo", "run the whole workflow on a generated log, up to one ranked response")
     demo.add_argument("--dir", type=Path, default=Path("demo"), help="new folder for all files (default: demo)")
 
     logs = commands.add_parser("logs", help="write a log, its side tables and a ranker.toml")
     sources = logs.add_subparsers(title="sources", required=True, metavar="SOURCE")
-    synthetic = command("synthetic", "a generated log whose true probabilities are known", sources)
+    synthetic = command("synthetic", "generate a log with known true probabilities", sources)
     synthetic.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
     synthetic.add_argument(
-        "--rows", type=log_rows, default=200_000, help="impressions, at least 2000 (default: 200000)"
+        "--rows", type=log_rows, default=200_000, help="number of impressions, at least 2000 (default: 200000)"
     )
     synthetic.add_argument(
-        "--seed", type=non_negative_int, default=0, help="the same seed writes the same log (default: 0)"
+        "--seed", type=non_negative_int, default=0, help="the same seed gives the same log (default: 0)"
     )
     synthetic.add_argument(
-        "--conflict", type=fraction, help="how far tasks disagree, from 0 to 1 (default: each mixes its own experts)"
+        "--conflict",
+        type=fraction,
+        help="degree of conflict between tasks, from 0 to 1 (default: each task mixes its own experts)",
     )
-    kuairand = command("kuairand", "KuaiRand's original files (CSV or Parquet)", sources)
+    kuairand = command("kuairand", "convert the original files of KuaiRand (CSV or Parquet)", sources)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
     kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
 
     check = command("check", "validate a configuration and its log")
     check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
-    check.add_argument("--quarantine", type=Path, help="write bad rows there, a JSON object a line")
+    check.add_argument("--quarantine", type=Path, help="file for the bad rows, with one JSON object per line")
     check.add_argument("--json", action="store_true", help=JSON)
 
-    train = command("train", "train, converge and evaluate")
+    train = command("train", "train a model until its gates converge, and evaluate it")
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
-    train.add_argument("--resume", action="store_true", help="go on with an interrupted run, if there is one")
-    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="go on from the weights of this run")
-    train.add_argument("--reopen", action="store_true", help="with --from: let the gates choose their experts anew")
+    train.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
+    train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="start from the weights of this run")
+    train.add_argument("--reopen", action="store_true", help="with --from: let the gates select their experts again")
     _add_overrides(train)
     train.add_argument("--json", action="store_true", help=JSON)
 
-    tune = command("tune", "search for better settings, each trial a training")
+    tune = command("tune", "search for better settings with one training per trial")
     tune.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     tune.add_argument(
-        "--study", type=Path, required=True, metavar="DIR", help="folder of the study; one that is there goes on"
+        "--study", type=Path, required=True, metavar="DIR", help="folder of the study; an existing study is continued"
     )
-    tune.add_argument("--trials", type=positive_int, default=50, metavar="N", help="in total (default: 50)")
-    tune.add_argument("--workers", type=positive_int, default=1, metavar="W", help="trials at a time (default: 1)")
-    tune.add_argument("--timeout", type=positive_int, metavar="SECONDS", help="begin no trial after so long")
+    tune.add_argument(
+        "--trials", type=positive_int, default=50, metavar="N", help="total number of trials (default: 50)"
+    )
+    tune.add_argument("--workers", type=positive_int, default=1, metavar="W", help="parallel trials (default: 1)")
+    tune.add_argument("--timeout", type=positive_int, metavar="SECONDS", help="start no trial after this time")
     tune.add_argument("--json", action="store_true", help=JSON)
 
-    evaluate = command("evaluate", "measure a run on its test split, or a run or bundle on a log")
-    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="what is measured")
+    evaluate = command("evaluate", "evaluate a run on its test split, or a run or bundle on a log")
+    evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="run or bundle to evaluate")
     evaluate.add_argument(
-        "--logs", type=log_place, help="Parquet with labels, a path or URI; default: the run's own test split"
+        "--logs", type=location, help="Parquet with labels, a path or URI (default: the test split of the run)"
     )
     evaluate.add_argument(
         "--slice",
         action="append",
         dest="slices",
         metavar="NAME",
-        help="measure by the values of this feature too, or by new_user or new_item; may be repeated; replaces the "
+        help="evaluate the values of this feature separately, or new_user or new_item; may be repeated; replaces the "
         "configured slices",
     )
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
-    compare = command("compare", "measure two runs or bundles on the same rows, with paired intervals")
+    compare = command("compare", "compare two runs or bundles on the same rows, with paired intervals")
     compare.add_argument("a", type=Path, metavar="A", help="run or bundle")
     compare.add_argument("b", type=Path, metavar="B", help="run or bundle")
     compare.add_argument(
-        "--logs", type=log_place, help="Parquet with labels; default: A's test split (B's if A is a bundle)"
+        "--logs",
+        type=location,
+        help="Parquet with labels, a path or URI (default: the test split of A, or of B if A is a bundle)",
     )
     compare.add_argument("--json", action="store_true", help=JSON)
 
-    report = command("report", "write a run's report, one self-contained HTML page")
-    report.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
-    report.add_argument("--out", type=Path, help="HTML file, replaced if it is there (default: RUN/report.html)")
+    report = command("report", "write the report of a run as one self-contained HTML page")
+    report.add_argument("source", type=Path, metavar="RUN", help=RUN)
+    report.add_argument("--out", type=Path, help="HTML file; an existing file is replaced (default: RUN/report.html)")
 
     freeze = command("freeze", "write the bundle of a converged run")
-    freeze.add_argument("source", type=Path, metavar="RUN", help="folder that 'ranker train' wrote")
+    freeze.add_argument("source", type=Path, metavar="RUN", help=RUN)
     freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help=NEW_FOLDER)
 
     publish = command("publish", "make a bundle the current version in a repository")
     publish.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
-    publish.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
-    publish.add_argument("--name", help="model name (default: the bundle's)")
+    publish.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
+    publish.add_argument("--name", help="name of the model (default: the name in the bundle)")
     publish.add_argument(
         "--keep",
         type=positive_int,
         metavar="N",
-        help="remove versions beyond the N newest, but none that is served (default: keep all)",
+        help="remove versions other than the N newest, except served ones (default: keep all)",
     )
 
     release = command("release", "show or change which versions of a published model are served")
-    release.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
-    release.add_argument("name", metavar="NAME", help="of the model")
+    release.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
+    release.add_argument("name", metavar="NAME", help="name of the model")
     release.add_argument(
-        "--version", type=positive_int, metavar="N", help="the current version: to roll back or forward"
+        "--version", type=positive_int, metavar="N", help="make version N the current version (roll back or forward)"
     )
     pinning = release.add_mutually_exclusive_group()
     pinning.add_argument(
-        "--pin", action="store_true", default=None, dest="pinned", help="newly published versions do not become current"
+        "--pin",
+        action="store_true",
+        default=None,
+        dest="pinned",
+        help="newly published versions do not become the current version",
     )
-    pinning.add_argument("--unpin", action="store_false", default=None, dest="pinned", help="they do again")
+    pinning.add_argument(
+        "--unpin",
+        action="store_false",
+        default=None,
+        dest="pinned",
+        help="newly published versions become the current version again",
+    )
     canaries = release.add_mutually_exclusive_group()
     canaries.add_argument(
-        "--canary", type=canary, metavar="N=WEIGHT", help="version N answers this share of the users, 0 to 1"
+        "--canary", type=canary, metavar="N=WEIGHT", help="version N serves this share of the users, from 0 to 1"
     )
-    canaries.add_argument("--no-canary", action="store_true", help="the current version answers all")
+    canaries.add_argument("--no-canary", action="store_true", help="the current version serves all users")
     shadows = release.add_mutually_exclusive_group()
     shadows.add_argument(
-        "--shadow", type=positive_int, metavar="N", help="version N scores what others answer; differences are metrics"
+        "--shadow", type=positive_int, metavar="N", help="version N also scores requests; differences become metrics"
     )
-    shadows.add_argument("--no-shadow", action="store_true", help="nothing is scored twice")
+    shadows.add_argument("--no-shadow", action="store_true", help="stop shadow scoring")
 
-    daily = command(
-        "daily", "go on training with a new day, and publish the model unless it is worse than the served one"
-    )
+    daily = command("daily", "train on a new day, and publish the model unless it is worse than the served one")
     daily.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
+    daily.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
+    daily.add_argument("--runs", type=Path, required=True, metavar="DIR", help="folder with one run per day")
     daily.add_argument(
-        "--repository", type=Path, required=True, metavar="REPOSITORY", help="folder of published models"
-    )
-    daily.add_argument("--runs", type=Path, required=True, metavar="DIR", help="folder of a run a day")
-    daily.add_argument(
-        "--day", type=day, metavar="DATE", help="newest of the log; judges the model (default: yesterday, UTC)"
+        "--day",
+        type=day,
+        metavar="DATE",
+        help="newest day of the log, on which the model is tested (default: yesterday, UTC)",
     )
     daily.add_argument(
         "--margin",
         type=fraction,
         default=0.01,
         metavar="SHARE",
-        help="refuse a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
+        help="reject a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
     )
-    daily.add_argument("--fresh", action="store_true", help="train from the start, as after a change of features")
+    daily.add_argument("--fresh", action="store_true", help="train from scratch, such as after a change of features")
     _add_overrides(daily)
     daily.add_argument("--json", action="store_true", help=JSON)
 
     score = command("score", "score a log with a bundle")
     score.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
     score.add_argument(
-        "--logs", type=log_place, required=True, help="Parquet file or folder, a path or URI; needs no labels"
+        "--logs", type=location, required=True, help="Parquet file or folder, a path or URI; labels are not needed"
     )
-    score.add_argument("--out", type=Path, required=True, help="Parquet file, replaced once all rows are scored")
-    score.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all")
+    score.add_argument("--out", type=Path, required=True, help="Parquet file; replaced when all rows are scored")
+    score.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks to score (default: all)")
 
     for owner in ("item", "user"):
-        side = commands.add_parser(f"{owner}s", help=f"features of {owner}s in a store that services share")
-        load = command("load", f"load {owner}s into it", side.add_subparsers(required=True, metavar="COMMAND"))
+        owner_commands = commands.add_parser(f"{owner}s", help=f"load features of {owner}s into a feature store")
+        load = command(
+            "load",
+            f"load features of {owner}s into a feature store",
+            owner_commands.add_subparsers(required=True, metavar="COMMAND"),
+        )
         load.set_defaults(owner=owner)
         load.add_argument(
             "rows",
-            type=log_place,
+            type=location,
             metavar=f"{owner.upper()}S",
-            help=f"Parquet file or folder, one row for each {owner}",
+            help=f"Parquet file or folder with one row per {owner}",
         )
-        load.add_argument("--bundle", type=Path, required=True, help=f"whose features these are: {BUNDLE}")
+        load.add_argument("--bundle", type=Path, required=True, help=f"bundle that uses the features: {BUNDLE}")
         load.add_argument(
             "--to",
-            type=store,
+            type=store_address,
             metavar="URL",
             default=os.environ.get("RANKER_STORE"),
             help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
         )
-        load.add_argument("--model", help="name under which the bundle is served (default: the bundle's)")
+        load.add_argument("--model", help="name under which the bundle is served (default: the name in the bundle)")
         load.add_argument(
             "--prefix",
-            default=DEFAULT_PREFIX,
-            help=f"of the keys, the service's store_prefix (default: {DEFAULT_PREFIX})",
+            default=DEFAULT_KEY_PREFIX,
+            help=f"prefix of the keys; the setting store_prefix of the service (default: {DEFAULT_KEY_PREFIX})",
         )
         load.add_argument(
-            "--ttl", type=positive_int, metavar="SECONDS", help="after which values go (default: they stay)"
+            "--ttl", type=positive_int, metavar="SECONDS", help="lifetime of the values (default: unlimited)"
         )
 
     serve = command("serve", "serve a repository over HTTP")
-    serve.add_argument("repository", type=Path, metavar="REPOSITORY", help="folder of published models")
+    serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=port, default=8000, help="port to listen on (default: 8000)")
-    serve.add_argument("--keys", type=Path, metavar="FILE", help="API keys that are let in; see 'ranker keys'")
-    serve.add_argument("--no-keys", action="store_true", default=None, help="let all in, on any --host")
+    serve.add_argument("--keys", type=Path, metavar="FILE", help="file with the accepted API keys; see 'ranker keys'")
+    serve.add_argument(
+        "--no-keys", action="store_true", default=None, help="accept requests without a key, on any --host"
+    )
     serve.add_argument(
         "--operations-port",
         type=port,
         metavar="PORT",
-        help="port of metrics and admin operations (default: 8001 if --host can be reached from other machines, else "
-        "the service's)",
+        help="port of metrics and admin operations (default: 8001 if --host is reachable from other machines, else "
+        "--port)",
     )
-    serve.add_argument("--model", help="the model that answers /v1/rank (default: the only one)")
+    serve.add_argument("--model", help="model that serves /v1/rank (default: the only model)")
     serve.add_argument(
         "--backend",
         choices=["auto", "onnxruntime", "cuda", "torch"],
-        help="what executes the models (default: cuda if there is a GPU, else onnxruntime)",
+        help="inference backend (default: cuda with a GPU, else onnxruntime)",
     )
-    serve.add_argument("--workers", type=positive_int, help="processes (default: 1; with a GPU always 1)")
+    serve.add_argument("--workers", type=positive_int, help="number of processes (default: 1; always 1 with a GPU)")
     serve.add_argument(
-        "--threads", type=positive_int, help="threads of each process that score (default: the cores / the workers)"
-    )
-    serve.add_argument(
-        "--log-format", choices=["json", "text"], help="of log lines (default: text on a terminal, else json)"
+        "--threads", type=positive_int, help="scoring threads per process (default: cores divided by workers)"
     )
     serve.add_argument(
-        "--settings", type=Path, metavar="FILE", help="TOML with any of the service's settings; RANKER_… variables win"
+        "--log-format",
+        choices=["json", "text"],
+        help="format of the service log (default: text on a terminal, else json)",
+    )
+    serve.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with settings of the service; RANKER_… variables override it",
     )
 
-    keys = commands.add_parser("keys", help="API keys of the service: make, list, revoke")
+    keys = commands.add_parser("keys", help="create, list and revoke API keys of the service")
     actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION")
-    new_key = command("new", "make a key, print it once and add its hash to the file", actions)
+    new_key = command("new", "create a key, print it once and add its hash to the file", actions)
     new_key.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
-    new_key.add_argument("--name", required=True, help="whose it is; two keys of one application have two names")
+    new_key.add_argument("--name", required=True, help="name of the key; every key has a different name")
     new_key.add_argument(
-        "--scopes", nargs="+", required=True, choices=["rank", "feedback", "admin"], help="what it may do"
+        "--scopes", nargs="+", required=True, choices=["rank", "feedback", "admin"], help="operations that it permits"
     )
-    new_key.add_argument("--days", type=days, help="it expires after so many (default: never)")
-    list_keys = command("list", "names, scopes and expiry of all keys", actions)
+    new_key.add_argument("--days", type=days, help="days until it expires (default: never)")
+    list_keys = command("list", "print names, scopes and expiry of all keys", actions)
     list_keys.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
     list_keys.add_argument("--json", action="store_true", help=JSON)
-    revoke = command("revoke", "take a key out of the file; it stops working within seconds", actions)
+    revoke = command("revoke", "remove a key from the file; it becomes invalid within seconds", actions)
     revoke.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
-    revoke.add_argument("name", metavar="NAME", help="of the key")
+    revoke.add_argument("name", metavar="NAME", help="name of the key")
 
     bench = command("bench", "measure the cost of scoring and serving on this machine")
     bench.add_argument(
@@ -281,7 +313,30 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results to FILE; it keeps the results of other parts"
     )
+
+    completion = command("completion", "print a completion script for a shell")
+    completion.add_argument("shell", choices=SHELLS, help="shell that loads the script")
     return top
+
+
+def walk_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of a parser and of all its subcommands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from walk_actions(subparser)
+
+
+class _Version(argparse.Action):
+    """Prints the version and exits; reads the package metadata only when it is used."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"{parser.prog} {version('dselect-ranker')}")
+        parser.exit()
 
 
 def _add_overrides(command: argparse.ArgumentParser) -> None:

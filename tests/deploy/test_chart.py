@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.serving.capacity import CORES, QUEUE_ROWS
-from pipelines.cli.arguments import parser
+from pipelines.cli.arguments import build_parser
 from service.main import OPERATIONS_PORT
 from service.settings import Settings, load_settings
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, render_chart
@@ -198,7 +198,7 @@ def test_container_commands_parse_as_ranker_commands(variant: str) -> None:
         if words[0] == "torchrun":
             assert words[:5] == ["torchrun", "-m", "--", "pipelines.cli", "train"]
             words = ["ranker", *words[4:]]
-        parser().parse_args(words[1:])  # Exits with a usage error if the command is invalid.
+        build_parser().parse_args(words[1:])  # Exits with a usage error if the command is invalid.
 
 
 @pytest.mark.parametrize("variant", ["default", "gpu"])

@@ -108,10 +108,10 @@ def test_service_is_read_only_and_unprivileged(services: dict[str, Any], name: s
 
 
 def test_ranker_commands_parse(services: dict[str, Any]) -> None:
-    from pipelines.cli.arguments import parser
+    from pipelines.cli.arguments import build_parser
 
     lines = [line for name in ("trainer", "loader") for line in services[name]["command"][0].splitlines()]
     commands = [line.split("ranker ", 1)[1].split() for line in lines if "ranker " in line]
     assert [command[0] for command in commands] == ["logs", "daily", "items", "users"]
     for command in commands:
-        parser().parse_args(command)
+        build_parser().parse_args(command)

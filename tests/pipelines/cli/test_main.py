@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
+from pipelines.cli.arguments import SHELLS
 from pipelines.cli.main import main
 from pipelines.runs.run import RunFolder
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What a command left on the terminal."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -32,15 +34,15 @@ class Outcome(NamedTuple):
 
 
 def ranker(*argv: str | Path) -> Outcome:
-    """Runs ``ranker`` with these arguments."""
+    """Run ``ranker`` with these arguments."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main([str(argument) for argument in argv])
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-class Shown(NamedTuple):
-    """The folder in which the commands of a newcomer ran, and what each of them left on the terminal."""
+class Workflow(NamedTuple):
+    """Folder of the workflow, and the outcome of each of its commands."""
 
     folder: Path
     commands: dict[str, Outcome]
@@ -50,9 +52,9 @@ SMALL = ["model.experts=3", "model.expert_layers=[8]", "model.tower_layers=[4]",
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """Synthetic logs → check → train → evaluate → freeze → publish → score."""
-    folder = tmp_path_factory.mktemp("newcomer")
+def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+    """The workflow of the README: logs, check, train, evaluate, freeze, publish, score."""
+    folder = tmp_path_factory.mktemp("workflow")
     logs, run, bundle, scores = (folder / name for name in ("logs", "run", "bundle", "scores.parquet"))
     sets = [part for setting in SMALL for part in ("--set", setting)]
     day = logs / "log" / "date=2026-01-10"
@@ -73,94 +75,94 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
         "publish --name": ranker("publish", bundle, folder / "repository", "--name", "trial"),
         "score": ranker("score", bundle, "--logs", day, "--out", scores, "--tasks", "like", "click"),
     }
-    return Shown(folder, commands)
+    return Workflow(folder, commands)
 
 
-class TestTheWayOfANewcomer:
-    def test_every_command_does_what_was_asked(self, shown: Shown) -> None:
+class TestWorkflow:
+    def test_every_command_of_the_workflow_succeeds(self, workflow: Workflow) -> None:
         assert {
-            name: (outcome.code, outcome.err[-300:]) for name, outcome in shown.commands.items() if outcome.code
+            name: (outcome.code, outcome.err[-300:]) for name, outcome in workflow.commands.items() if outcome.code
         } == {}
 
-    def test_logs_prints_the_configuration_to_go_on_with(self, shown: Shown) -> None:
-        assert shown.commands["logs"].out == f"{shown.folder}/logs/ranker.toml\n"
-        assert (shown.folder / "logs" / "ranker.toml").is_file()
+    def test_logs_prints_the_path_of_the_configuration(self, workflow: Workflow) -> None:
+        assert workflow.commands["logs"].out == f"{workflow.folder}/logs/ranker.toml\n"
+        assert (workflow.folder / "logs" / "ranker.toml").is_file()
 
-    def test_check_prints_rows_and_label_rates_and_its_progress_goes_to_stderr(self, shown: Shown) -> None:
-        _, out, err = shown.commands["check"]
+    def test_check_prints_the_profile_to_stdout_and_progress_to_stderr(self, workflow: Workflow) -> None:
+        _, out, err = workflow.commands["check"]
         assert out.startswith("rows: train ")
         assert "bad rows dropped: 0" in out
         assert "reading the log: 3,000 rows in " in err
         assert "reading the log" not in out
 
-    def test_check_json_holds_the_same(self, shown: Shown) -> None:
-        data = json.loads(shown.commands["check --json"].out)
+    def test_check_json_prints_the_profile(self, workflow: Workflow) -> None:
+        data = json.loads(workflow.commands["check --json"].out)
         assert sum(data["rows"].values()) == 3000
         assert data["bad"] == {}
         assert 0.3 < data["labels"]["train"]["click"]["mean"] < 0.5
 
-    def test_train_prints_the_evaluation_and_the_run_and_its_progress_goes_to_stderr(self, shown: Shown) -> None:
-        _, out, err = shown.commands["train"]
+    def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(self, workflow: Workflow) -> None:
+        _, out, err = workflow.commands["train"]
         lines = out.splitlines()
         assert lines[0].endswith(" rows")
-        assert lines[-1] == f"{shown.folder}/run"
+        assert lines[-1] == f"{workflow.folder}/run"
         assert any(line.startswith("click") for line in lines)
         assert "the gates selected" in err
         assert "the gates selected" not in out
-        RunFolder.open(shown.folder / "run")
+        RunFolder.open(workflow.folder / "run")
 
-    def test_train_takes_its_settings_from_set(self, shown: Shown) -> None:
-        config = RunFolder.open(shown.folder / "run").load_config()
+    def test_train_applies_set_overrides(self, workflow: Workflow) -> None:
+        config = RunFolder.open(workflow.folder / "run").load_config()
         assert config.model.experts == 3
         assert config.training.batch_size == 128
 
-    def test_evaluate_prints_what_the_run_holds(self, shown: Shown) -> None:
-        stored = json.loads((shown.folder / "run" / "evaluation.json").read_text())
-        assert json.loads(shown.commands["evaluate --json"].out) == stored
-        assert shown.commands["evaluate"].out.splitlines()[0] == f"{stored['rows']:,} rows"
+    def test_evaluate_json_equals_the_stored_evaluation(self, workflow: Workflow) -> None:
+        stored = json.loads((workflow.folder / "run" / "evaluation.json").read_text())
+        assert json.loads(workflow.commands["evaluate --json"].out) == stored
+        assert workflow.commands["evaluate"].out.splitlines()[0] == f"{stored['rows']:,} rows"
 
-    def test_evaluate_measures_a_bundle_as_its_run(self, shown: Shown) -> None:
-        dense = json.loads(shown.commands["evaluate --json"].out)
-        frozen = json.loads(shown.commands["evaluate bundle"].out)
+    def test_evaluate_of_bundle_equals_its_run(self, workflow: Workflow) -> None:
+        dense = json.loads(workflow.commands["evaluate --json"].out)
+        frozen = json.loads(workflow.commands["evaluate bundle"].out)
         assert frozen["rows"] == dense["rows"]
         assert frozen["tasks"]["click"]["auc"] == pytest.approx(dense["tasks"]["click"]["auc"], abs=1e-4)
 
-    def test_evaluate_measures_the_slices_that_are_asked_for(self, shown: Shown) -> None:
-        out = shown.commands["evaluate --slice"].out
-        assert "by surface: auc of binary tasks" in out
-        assert "by new_user: auc of binary tasks" in out
+    def test_evaluate_slice_prints_the_requested_slices(self, workflow: Workflow) -> None:
+        out = workflow.commands["evaluate --slice"].out
+        assert "by surface: AUC of binary tasks" in out
+        assert "by new_user: AUC of binary tasks" in out
 
-    def test_compare_prints_both_and_their_differences(self, shown: Shown) -> None:
-        lines = shown.commands["compare"].out.splitlines()
-        assert lines[:2] == [f"A  {shown.folder}/run", f"B  {shown.folder}/bundle"]
+    def test_compare_prints_both_models_and_their_metrics(self, workflow: Workflow) -> None:
+        lines = workflow.commands["compare"].out.splitlines()
+        assert lines[:2] == [f"A  {workflow.folder}/run", f"B  {workflow.folder}/bundle"]
         assert any(line.split()[:2] == ["click", "auc"] for line in lines)
 
-    def test_compare_json_holds_the_same(self, shown: Shown) -> None:
-        data = json.loads(shown.commands["compare --json"].out)
-        assert (data["a"], data["b"]) == (f"{shown.folder}/bundle", f"{shown.folder}/run")
+    def test_compare_json_prints_metric_differences(self, workflow: Workflow) -> None:
+        data = json.loads(workflow.commands["compare --json"].out)
+        assert (data["a"], data["b"]) == (f"{workflow.folder}/bundle", f"{workflow.folder}/run")
         auc = data["tasks"]["click"]["measures"]["auc"]
         assert set(auc) == {"a", "b", "difference", "interval", "better"}
         assert auc["difference"] == pytest.approx(0.0, abs=1e-4)
 
-    def test_freeze_prints_the_bundle_and_says_on_stderr_that_it_scores_as_the_dense_model(self, shown: Shown) -> None:
-        _, out, err = shown.commands["freeze"]
-        assert out == f"{shown.folder}/bundle\n"
+    def test_freeze_prints_the_bundle_to_stdout_and_the_verification_to_stderr(self, workflow: Workflow) -> None:
+        _, out, err = workflow.commands["freeze"]
+        assert out == f"{workflow.folder}/bundle\n"
         assert "frozen and dense scores agree on " in err
 
-    def test_report_prints_the_page_which_names_the_command(self, shown: Shown) -> None:
-        page = shown.folder / "report.html"
-        assert shown.commands["report"].out == f"{page}\n"
-        assert f"ranker train {shown.folder / 'logs' / 'ranker.toml'}" in page.read_text()
+    def test_report_prints_the_path_of_a_page_with_the_command(self, workflow: Workflow) -> None:
+        page = workflow.folder / "report.html"
+        assert workflow.commands["report"].out == f"{page}\n"
+        assert f"ranker train {workflow.folder / 'logs' / 'ranker.toml'}" in page.read_text()
 
-    def test_publish_prints_the_version(self, shown: Shown) -> None:
-        assert shown.commands["publish"].out == f"{shown.folder}/repository/feed/1\n"
-        assert shown.commands["publish --name"].out == f"{shown.folder}/repository/trial/1\n"
-        assert (shown.folder / "repository" / "feed" / "1" / "manifest.json").is_file()
+    def test_publish_prints_the_folder_of_the_version(self, workflow: Workflow) -> None:
+        assert workflow.commands["publish"].out == f"{workflow.folder}/repository/feed/1\n"
+        assert workflow.commands["publish --name"].out == f"{workflow.folder}/repository/trial/1\n"
+        assert (workflow.folder / "repository" / "feed" / "1" / "manifest.json").is_file()
 
-    def test_score_prints_what_it_wrote(self, shown: Shown) -> None:
-        data = json.loads(shown.commands["score"].out)
-        scored = pq.read_table(shown.folder / "scores.parquet")
-        assert data == {"out": f"{shown.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
+    def test_score_prints_the_number_of_scored_and_bad_rows(self, workflow: Workflow) -> None:
+        data = json.loads(workflow.commands["score"].out)
+        scored = pq.read_table(workflow.folder / "scores.parquet")
+        assert data == {"out": f"{workflow.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
         assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
 
 
@@ -174,11 +176,11 @@ class TestGates:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_are_changed_with_set_and_shown_by_train_and_evaluate(
-        self, shown: Shown, tmp_path: Path, settings: list[str], kind: str
+    def test_gate_kind_is_set_with_set_and_shown_by_train_and_evaluate(
+        self, workflow: Workflow, tmp_path: Path, settings: list[str], kind: str
     ) -> None:
         sets = [part for setting in [*SMALL, *settings] for part in ("--set", setting)]
-        trained = ranker("train", shown.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
+        trained = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
         assert trained.code == 0, trained.err
         evaluated = ranker("evaluate", tmp_path / "run")
         assert evaluated.code == 0
@@ -190,15 +192,17 @@ class TestGates:
         names = [line.split()[0] for line in (*binary.splitlines()[2:], *numbers.splitlines()[1:])]
         assert [line.split()[0] for line in gates.splitlines()[-len(names) :]] == names
 
-    def test_of_an_unknown_kind_are_one_line(self, shown: Shown, tmp_path: Path) -> None:
-        config = shown.folder / "logs" / "ranker.toml"
+    def test_unknown_gate_kind_is_a_one_line_error(self, workflow: Workflow, tmp_path: Path) -> None:
+        config = workflow.folder / "logs" / "ranker.toml"
         code, out, err = ranker("train", config, "--run", tmp_path / "run", "--set", "model.gate.kind=softmx")
         assert (code, out) == (1, "")
         assert err.count("\n") == 1
         assert "model.gate: kind is 'softmx'; choose dselect_k, top_k, softmax" in err
         assert not (tmp_path / "run").exists()
 
-    def test_of_single_tasks_are_evaluated_but_not_frozen_whole(self, shared_shop: Shop, tmp_path: Path) -> None:
+    def test_single_task_run_is_evaluated_as_a_whole_and_frozen_by_task(
+        self, shared_shop: Shop, tmp_path: Path
+    ) -> None:
         config = shared_shop.config(model={"gate": {"kind": "single_task"}})
         config.write(tmp_path / "ranker.toml")
         trained = ranker("train", tmp_path / "ranker.toml", "--run", tmp_path / "run", "--json")
@@ -217,9 +221,9 @@ class TestGates:
 
 
 class TestJson:
-    def test_of_train_holds_run_selection_and_evaluation(self, shown: Shown, tmp_path: Path) -> None:
+    def test_train_json_prints_run_selection_and_evaluation(self, workflow: Workflow, tmp_path: Path) -> None:
         sets = [part for setting in [*SMALL, "training.seed=9"] for part in ("--set", setting)]
-        outcome = ranker("train", shown.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets, "--json")
+        outcome = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets, "--json")
         assert outcome.code == 0
         data = json.loads(outcome.out)
         assert data["run"] == f"{tmp_path}/run"
@@ -228,10 +232,10 @@ class TestJson:
 
 
 class TestFailures:
-    """Exit with 1 and one line on stderr that says what and where; nothing on stdout."""
+    """Errors exit with 1 and print one line that names the file or setting to stderr."""
 
     @pytest.mark.parametrize(
-        ("command", "says"),
+        ("command", "expected"),
         [
             ("check {empty}/ranker.toml", "{empty}/ranker.toml: cannot be read"),
             ("train {empty}/ranker.toml --run {empty}/run", "{empty}/ranker.toml: cannot be read"),
@@ -240,7 +244,10 @@ class TestFailures:
             ("evaluate {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
             ("evaluate {empty}", "{empty} is not a run folder"),
             ("compare {run} {empty}", "{empty} is not a run folder"),
-            ("compare {bundle} {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
+            (
+                "compare {bundle} {bundle}",
+                "{bundle} is a bundle, which does not contain a log: specify one with --logs",
+            ),
             ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
             ("report {empty}", "{empty} is not a run folder"),
             ("report {bundle}", "{bundle} is not a run folder"),
@@ -271,29 +278,31 @@ class TestFailures:
             ("score {bundle} --logs {day} --out {empty}", "{empty}: cannot be written (it is a folder)"),
         ],
     )
-    def test_are_one_line(self, shown: Shown, tmp_path: Path, command: str, says: str) -> None:
-        day = shown.folder / "logs" / "log" / "date=2026-01-10"
+    def test_failing_command_prints_one_line_and_exits_with_1(
+        self, workflow: Workflow, tmp_path: Path, command: str, expected: str
+    ) -> None:
+        day = workflow.folder / "logs" / "log" / "date=2026-01-10"
         places = {"empty": tmp_path, "day": day, "file": day / "part-0.parquet"}
-        places |= {name: shown.folder / name for name in ("logs", "run", "bundle")}
+        places |= {name: workflow.folder / name for name in ("logs", "run", "bundle")}
         code, out, err = ranker(*(word.format(**places) for word in command.split()))
         assert code == 1
         assert out == ""
         assert err.startswith("ranker: ")
         assert err.count("\n") == 1
-        assert says.format(**places) in err
+        assert expected.format(**places) in err
         assert list(tmp_path.iterdir()) == []
 
-    def test_of_check_come_after_what_was_found(self, shown: Shown, tmp_path: Path) -> None:
-        """The numbers help to see what is wrong."""
-        logs = shutil.copytree(shown.folder / "logs", tmp_path / "logs")
+    def test_failing_check_prints_the_profile_before_the_error(self, workflow: Workflow, tmp_path: Path) -> None:
+        """The profile helps to find the cause."""
+        logs = shutil.copytree(workflow.folder / "logs", tmp_path / "logs")
         shutil.rmtree(logs / "log" / "date=2026-01-09")
         code, out, err = ranker("check", logs / "ranker.toml")
         assert code == 1
         assert "validation 0" in out
         assert err.splitlines()[-1].startswith(f"ranker: {logs}/log: no row from 2026-01-09")
 
-    def test_an_unconverged_gate_is_not_frozen(self, shown: Shown, tmp_path: Path) -> None:
-        run = shutil.copytree(shown.folder / "run", tmp_path / "run")
+    def test_freeze_of_unconverged_gate_is_rejected(self, workflow: Workflow, tmp_path: Path) -> None:
+        run = shutil.copytree(workflow.folder / "run", tmp_path / "run")
         weights = load_file(run / "checkpoints" / "best.safetensors")
         weights["gate.z"].zero_()
         save_file(weights, run / "checkpoints" / "best.safetensors")
@@ -302,17 +311,17 @@ class TestFailures:
         assert err.startswith("ranker: the gate has not converged: task 'click' selector 0")
         assert not (tmp_path / "bundle").exists()
 
-    def test_an_interruption_says_so(self, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_keyboard_interrupt_prints_one_line(self, workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*_: Any, **__: Any) -> str:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Path, "read_bytes", interrupted)
-        assert ranker("check", shown.folder / "logs" / "ranker.toml") == (1, "", "ranker: interrupted\n")
+        assert ranker("check", workflow.folder / "logs" / "ranker.toml") == (1, "", "ranker: interrupted\n")
 
 
 class TestQuarantine:
-    def test_of_check_is_written_where_asked(self, shown: Shown, tmp_path: Path) -> None:
-        logs = shutil.copytree(shown.folder / "logs", tmp_path / "logs")
+    def test_check_writes_bad_rows_to_the_quarantine_file(self, workflow: Workflow, tmp_path: Path) -> None:
+        logs = shutil.copytree(workflow.folder / "logs", tmp_path / "logs")
         file = logs / "log" / "date=2026-01-03" / "part-0.parquet"
         table = pq.read_table(file, partitioning=None)
         clicks = table["click"].to_pylist()
@@ -326,14 +335,16 @@ class TestQuarantine:
         assert (record["file"], record["file_row"]) == (str(file), 5)
 
 
-class TestWrongUse:
-    """Exits with 2 and shows the usage."""
+class TestUsageErrors:
+    """Usage errors exit with 2."""
 
     @pytest.mark.parametrize(
         "command",
         [
             "",
             "fly",
+            "completion",
+            "completion powershell",
             "logs",
             "logs movies --out x",
             "logs synthetic",
@@ -360,7 +371,7 @@ class TestWrongUse:
             "serve repository --port door",
         ],
     )
-    def test_is_told_from_failure(
+    def test_invalid_arguments_print_the_usage_and_exit_with_2(
         self, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -389,9 +400,10 @@ class TestWrongUse:
             "publish",
             "score",
             "serve",
+            "completion",
         ],
     )
-    def test_help_is_no_wrong_use(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_prints_the_usage_and_exits_with_0(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:
             main([*command.split(), "--help"])
         assert caught.value.code == 0
@@ -399,30 +411,30 @@ class TestWrongUse:
 
 
 class TestPipes:
-    def test_a_reader_that_has_enough_gets_no_traceback(self, shown: Shown) -> None:
-        """As ``ranker evaluate RUN --json | head -1`` reads."""
-        command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(shown.folder / "run"), "--json"]
+    def test_closed_stdout_exits_with_141_without_traceback(self, workflow: Workflow) -> None:
+        """Such as with ``ranker evaluate RUN --json | head -1``."""
+        command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(workflow.folder / "run"), "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.close()  # before anything is written
             err = process.stderr.read().decode()
-        assert process.returncode == 128 + signal.SIGPIPE, "as a shell tells of any tool that was writing into a pipe"
+        assert process.returncode == 128 + signal.SIGPIPE, "the code that a shell reports for SIGPIPE"
         assert "Traceback" not in err
         assert "BrokenPipe" not in err
 
 
-def test_an_unknown_slice_is_wrong_use(shown: Shown) -> None:
-    code, out, err = ranker("evaluate", shown.folder / "run", "--slice", "color")
+def test_unknown_slice_is_a_usage_error(workflow: Workflow) -> None:
+    code, out, err = ranker("evaluate", workflow.folder / "run", "--slice", "color")
     assert (code, out) == (2, "")
-    assert err.startswith(f"ranker: {shown.folder}/run has no slice 'color': choose from user_id, item_id, ")
+    assert err.startswith(f"ranker: {workflow.folder}/run has no slice 'color': choose from user_id, item_id, ")
 
 
 class TestServe:
-    @pytest.mark.parametrize("there", [True, False])
-    def test_without_a_published_bundle_says_how_to_publish_one(self, tmp_path: Path, there: bool) -> None:
+    @pytest.mark.parametrize("exists", [True, False])
+    def test_serve_of_empty_repository_names_the_publish_command(self, tmp_path: Path, exists: bool) -> None:
         repository = tmp_path / "repository"
-        if there:
+        if exists:
             repository.mkdir()
         code, out, err = ranker("serve", repository)
         assert (code, out) == (1, "")
@@ -432,8 +444,8 @@ class TestServe:
         assert "ranker publish" in err
 
 
-def test_only_training_needs_the_training_extras(shown: Shown, tmp_path: Path) -> None:
-    """Where TorchRec is missing, scoring works and training says what to install."""
+def test_commands_without_training_work_without_torchrec(workflow: Workflow, tmp_path: Path) -> None:
+    """Without TorchRec, scoring works and training names the packages to install."""
     script = """
 import sys
 sys.modules["torchrec"] = None
@@ -447,7 +459,7 @@ assert main(["serve", f"{out}/empty"]) == 1
 sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
 """
     result = subprocess.run(
-        [sys.executable, "-c", script, shown.folder, tmp_path],
+        [sys.executable, "-c", script, workflow.folder, tmp_path],
         capture_output=True,
         text=True,
         check=False,
@@ -459,8 +471,10 @@ sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
     assert pq.read_table(tmp_path / "scores.parquet").num_rows > 0
 
 
-class TestServeAddresses:
-    def test_a_port_in_use_is_one_line(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class TestServeListeners:
+    def test_serve_on_occupied_port_is_a_one_line_error(
+        self, repository: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             assert main(["serve", str(repository), "--port", str(port)]) == 1
@@ -468,18 +482,18 @@ class TestServeAddresses:
         assert f"127.0.0.1:{port} cannot be listened on" in line
         assert "choose another --port" in line
 
-    def test_a_port_that_is_none_is_wrong_use(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_serve_on_invalid_port_is_a_usage_error(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as stopped:
             main(["serve", str(repository), "--port", "99999"])
         assert stopped.value.code == 2
-        assert "'99999' is no port" in capsys.readouterr().err
+        assert "'99999' is not a port" in capsys.readouterr().err
 
 
-def test_an_override_that_is_none_is_wrong_use(logs: Path, tmp_path: Path) -> None:
+def test_malformed_override_is_a_usage_error(logs: Path, tmp_path: Path) -> None:
     assert main(["train", str(logs / "ranker.toml"), "--run", str(tmp_path / "run"), "--set", "training.epochs"]) == 2
 
 
-def test_check_finds_ids_of_two_types(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_ids_of_two_types(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(logs, tmp_path / "logs")
     first_day = tmp_path / "logs" / "log" / "date=2026-01-01" / "part-0.parquet"
     table = pq.read_table(first_day)
@@ -487,3 +501,41 @@ def test_check_finds_ids_of_two_types(logs: Path, tmp_path: Path, capsys: pytest
     pq.write_table(table.set_column(table.column_names.index("surface"), "surface", numbers), first_day)
     assert main(["check", str(tmp_path / "logs" / "ranker.toml")]) == 1
     assert "date=2026-01-02/part-0.parquet: column 'surface' holds string, but int64 in " in capsys.readouterr().err
+
+
+def test_version_prints_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"ranker {version('dselect-ranker')}\n"
+
+
+class TestCompletion:
+    @pytest.mark.parametrize("shell", SHELLS)
+    def test_completion_script_of_every_shell_contains_commands_and_options(self, shell: str) -> None:
+        code, out, err = ranker("completion", shell)
+        assert (code, err) == (0, "")
+        assert all(word in out for word in ("evaluate", "synthetic", "quarantine"))
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["che"], ["check"]),
+            (["logs", "syn"], ["synthetic"]),
+            (["serve", "repository", "--ba"], ["--backend"]),
+            (["serve", "repository", "--backend", "o"], ["onnxruntime"]),
+            (["check", "rank"], ["ranker.toml"]),
+        ],
+    )
+    def test_bash_completes_commands_options_choices_and_files(
+        self, tmp_path: Path, words: list[str], expected: list[str]
+    ) -> None:
+        (tmp_path / "ranker.toml").touch()
+        (tmp_path / "completion.bash").write_text(ranker("completion", "bash").out)
+        complete = (
+            'source ./completion.bash; COMP_WORDS=(ranker "$@"); COMP_CWORD=$#; _shtab_ranker; echo "${COMPREPLY[@]}"'
+        )
+        result = subprocess.run(
+            ["bash", "-c", complete, "bash", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert result.stdout.split() == expected

@@ -76,7 +76,7 @@ class TestLogIndex:
         assert after.rows_by_split == before.rows_by_split
         assert after.excluded.tolist() == before.excluded.tolist() == [5, 100, 101]
 
-    @pytest.mark.parametrize("content", [None, b"", b"no Parquet"])
+    @pytest.mark.parametrize("content", [None, b"", b"not Parquet"])
     def test_damaged_index_file_is_named(self, tmp_path: Path, content: bytes | None) -> None:
         file = tmp_path / "index.parquet"
         if content is not None:

@@ -47,7 +47,7 @@ class TestUnreadableFiles:
         content = file.read_bytes()
         file.write_bytes(
             {
-                "text": b"this is no Parquet",
+                "text": b"not Parquet",
                 "empty": b"",
                 "truncated": content[: len(content) // 2],
                 "no footer": content[:-8] + bytes(8),
@@ -69,7 +69,7 @@ class TestUnreadableFiles:
 
     def test_files_before_a_damaged_file_are_read(self, shop: Shop) -> None:
         shop.write(shop.table(10), "part-0.parquet")
-        (shop.log / "part-1.parquet").write_text("this is no Parquet")
+        (shop.log / "part-1.parquet").write_text("not Parquet")
         chunks = shop.reader().scan()
         assert next(chunks).rows.num_rows == 10
         with pytest.raises(LogError, match=r"part-1\.parquet"):

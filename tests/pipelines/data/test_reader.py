@@ -62,8 +62,8 @@ class TestScan:
     def test_scan_ignores_other_files_and_temporary_files_of_writers(self, shop: Shop) -> None:
         shop.write(shop.table(5), "date=2026-01-01/part-0.parquet")
         (shop.log / "_SUCCESS").touch()
-        (shop.log / "_metadata").write_text("no Parquet")
-        (shop.log / "date=2026-01-01" / ".part-0.parquet.crc").write_text("no Parquet")
+        (shop.log / "_metadata").write_text("not Parquet")
+        (shop.log / "date=2026-01-01" / ".part-0.parquet.crc").write_text("not Parquet")
         (shop.log / "date=2026-01-01" / "done").touch()
         (shop.log / "_temporary" / "0").mkdir(parents=True)
         (shop.log / "_temporary" / "0" / "part-1.parquet").write_text("half of a file")
@@ -225,7 +225,7 @@ class TestLoadTables:
         with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
             load_tables(self.logs(shop, items=file), shop.schema)
         assert str(caught.value).startswith(f"{file}: ")
-        file.write_text("no Parquet")
+        file.write_text("not Parquet")
         with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
             load_tables(self.logs(shop, items=file), shop.schema)
         assert str(caught.value).startswith(f"{file}: ")

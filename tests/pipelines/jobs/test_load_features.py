@@ -1,4 +1,4 @@
-"""``ranker items load`` and ``ranker users load``: what reaches a real Redis, and what is message when it does not."""
+"""``ranker items load`` and ``ranker users load`` with a real Redis."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_store_address_defaults_to_ranker_store(
     assert empty_redis.client.dbsize() == 3
     monkeypatch.delenv("RANKER_STORE")
     code, _, err = load("items", "load", items, "--bundle", bundle)
-    assert (code, err) == (2, "ranker: name the store: --to redis://HOST:PORT/DB, or the variable RANKER_STORE\n")
+    assert (code, err) == (2, "ranker: name the store with --to redis://HOST:PORT/DB or the variable RANKER_STORE\n")
 
 
 NAN = float("nan")

@@ -223,7 +223,7 @@ class TestKeep:
 
 
 CRASHES = """
-# Publishes into crashed_repositories of a repository and dies (SIGKILL) before one of its changes to files, another each time.
+# Publishes into copies of a repository and dies (SIGKILL) before a different change to the files each time.
 import json, os, shutil, signal, sys
 from pathlib import Path
 import torch, ranking.frozen.graph  # imported once instead of in each child
@@ -274,7 +274,7 @@ print(json.dumps({"changes": total, "points": points}))
 
 
 def crash_publications(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
-    """Copies of a repository, 0, 1, …, each crashed by a publication that died at another crash_point."""
+    """Return a folder with copies 0, 1, … of a repository, each left by a publication that died at another point."""
     result = subprocess.run(
         [sys.executable, "-c", CRASHES, bundle, repository, folder, str(crashes)],
         capture_output=True,

@@ -169,7 +169,7 @@ class TestFailures:
     def test_damaged_later_file_leaves_no_scores(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
         (tmp_path / "log").mkdir()
         write(day, tmp_path / "log", "part-0.parquet")
-        (tmp_path / "log" / "part-1.parquet").write_text("this is no Parquet")
+        (tmp_path / "log" / "part-1.parquet").write_text("not Parquet")
         with pytest.raises(LogError, match=r"part-1\.parquet"):
             score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
         assert [file.name for file in tmp_path.iterdir()] == ["log"]
@@ -210,7 +210,7 @@ class TestFailures:
         (tmp_path / "scores.parquet").write_text("old")
         (tmp_path / "log").mkdir()
         write(day, tmp_path / "log", "part-0.parquet")
-        (tmp_path / "log" / "part-1.parquet").write_text("this is no Parquet")
+        (tmp_path / "log" / "part-1.parquet").write_text("not Parquet")
         with pytest.raises(LogError):
             score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
         assert (tmp_path / "scores.parquet").read_text() == "old"
