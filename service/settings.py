@@ -22,8 +22,7 @@ from pydantic import (
 )
 
 from ranking.artifacts.atomic_files import os_error_text
-from ranking.artifacts.feature_store_keys import DEFAULT_PREFIX as STORE_PREFIX
-from ranking.artifacts.feature_store_keys import check_address
+from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
 from service.backends.base import Precision
@@ -122,7 +121,7 @@ class Settings(BaseModel):
     log_format: LogFormat | None = None
     store: SecretStr | None = None
     store_timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 20.0
-    store_prefix: Annotated[str, Field(min_length=1)] = STORE_PREFIX
+    store_prefix: Annotated[str, Field(min_length=1)] = DEFAULT_KEY_PREFIX
     store_breaker_failures: PositiveInt = 5
     store_breaker_seconds: Annotated[float, Field(gt=0, le=3600)] = 1.0
 

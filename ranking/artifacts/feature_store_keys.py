@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ranking.schema import Owner
 
-DEFAULT_PREFIX = "ranker"
+DEFAULT_KEY_PREFIX = "ranker"
 """Default prefix of all keys."""
 
 ADDRESS_FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH"

@@ -301,8 +301,8 @@ def test_second_process_shares_the_mapped_index(tmp_path: Path) -> None:
         lookup.table_of(schema, "integers", 1_000_000), lookup.encoder_of(schema), "item", tmp_path / "items"
     )
     size = lookup.size_of(tmp_path / "items") / 2**20
-    first, alone = lookup.worker(tmp_path / "items")
-    second, shared = lookup.worker(tmp_path / "items")
+    first, alone = lookup.start_worker(tmp_path / "items")
+    second, shared = lookup.start_worker(tmp_path / "items")
     for process in (first, second):
         process.communicate()
     opened, looked_up, whole = shared[0], shared[3], alone[5]
