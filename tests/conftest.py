@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: a small generated log, a run trained on it, its bundle, a repository."""
+"""Shared fixtures: a small generated log, a run trained on it, its bundle and a repository."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from pipelines.runs.run import RunFolder
 from ranking.schema import Schema
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Of the processes that tests start, as ``_one_thread`` has it for their own.
+"""Number of threads of the processes that tests start; ``_one_thread`` sets it for the test process itself.
 
-Models here are small, and threads that wait for each other on a busy machine cost twenty times the work.
+The models in tests are small: on a busy machine, threads that wait for each other cost twenty times the computation.
 """
 
 Once = Callable[[str, Callable[[Path], object]], Path]
@@ -46,7 +46,7 @@ RAW_SCHEMA: dict[str, Any] = {
         {"name": "watch", "kind": "regression", "label": "seconds", "transform": "log1p"},
     ],
 }
-"""A schema with every kind of feature and task, for tests that make their own tables."""
+"""A schema with categorical, numeric and bag features and both kinds of tasks, for tests that create tables."""
 
 
 GATES: dict[str, list[str]] = {
@@ -63,7 +63,7 @@ GATES: dict[str, list[str]] = {
     "attentive": ["model.gate.kind=attentive"],
     "shared_bottom": ["model.gate.kind=shared_bottom"],
 }
-"""Every gate that one model can have, by what changes in the configuration."""
+"""Configuration overrides of each gate variant of a single model."""
 
 
 @pytest.fixture
@@ -73,24 +73,24 @@ def schema() -> Schema:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """(name, make) → a folder that ``make`` filled, for all processes that run tests; read only.
+    """Function (name, make) that returns a folder filled by ``make``; read only.
 
-    The first that needs it makes it; the others wait, and take what is there.
+    All test processes share the folders: the first process that needs a folder creates it, the others wait.
     """
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
     shared.mkdir(exist_ok=True)
 
-    def made(name: str, make: Callable[[Path], object]) -> Path:
+    def get_or_create(name: str, make: Callable[[Path], object]) -> Path:
         folder = shared / name
         with FileLock(f"{folder}.lock"):
             if not Path(f"{folder}.done").exists():
-                shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                shutil.rmtree(folder, ignore_errors=True)  # left by a failed attempt
                 make(folder)
                 Path(f"{folder}.done").touch()
         return folder
 
-    return made
+    return get_or_create
 
 
 @pytest.fixture(scope="session")
@@ -100,13 +100,13 @@ def logs(once: Once) -> Path:
 
 
 SMALL = ["model.experts=4", "model.expert_layers=[16]", "model.tower_layers=[8]", "training.batch_size=128"]
-"""Settings of a model that trains on the small log in seconds."""
+"""Overrides for a model that trains on the small log in seconds."""
 
 
 @pytest.fixture(scope="session")
 def config(logs: Path) -> Config:
-    """Configuration of the small log, with a model that trains in seconds."""
-    return load_config(logs / "ranker.toml", [*SMALL, "model.gate.experts_budget=4"])  # tasks use different experts
+    """Configuration of the small log, with a model that trains in seconds and tasks that use different experts."""
+    return load_config(logs / "ranker.toml", [*SMALL, "model.gate.experts_budget=4"])
 
 
 @pytest.fixture(scope="session")
@@ -123,47 +123,47 @@ def bundle(run: RunFolder, once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def run_of(logs: Path, run: RunFolder, once: Once) -> Callable[[str], RunFolder]:
-    """Name of a gate in GATES → a finished run with it on the small log; read only."""
+    """Function that returns the finished run of a gate variant in GATES on the small log; read only."""
 
     @cache
-    def trained(gate: str) -> RunFolder:
+    def get_run(gate: str) -> RunFolder:
         if gate == "dselect_k all experts":
             return run
         config = load_config(logs / "ranker.toml", SMALL + GATES[gate])
         return RunFolder.open(once(f"run of {gate}", lambda folder: train(config, folder)))
 
-    return trained
+    return get_run
 
 
 @pytest.fixture(scope="session")
 def bundle_of(run_of: Callable[[str], RunFolder], once: Once) -> Callable[[str], Path]:
-    """Name of a gate in GATES → the bundle of its run; read only."""
+    """Function that returns the bundle of a gate variant in GATES; read only."""
 
-    def frozen(gate: str) -> Path:
+    def get_bundle(gate: str) -> Path:
         run = run_of(gate)
         return once(f"bundle of {gate}", lambda folder: freeze_run(run.path, folder))
 
-    return frozen
+    return get_bundle
 
 
 @pytest.fixture(scope="session")
 def repository(bundle: Path, once: Once) -> Path:
-    """A repository with the bundle as version 1 of model "feed"; read only."""
+    """Repository with the bundle as version 1 of model "feed"; read only."""
     return once("repository", lambda folder: publish(bundle, folder))
 
 
 @pytest.fixture(scope="session")
 def kuairand_raw() -> Path:
-    """The real log's original files; in CI they must be there."""
+    """Folder of the original KuaiRand files; CI requires them."""
     folder = Path(os.environ.get("RANKER_DATA", "../shared/data")) / "kuairand-pure"
     if not folder.is_dir():
-        message = f"{folder} is not there; set RANKER_DATA to the folder that holds kuairand-pure"
+        message = f"{folder} does not exist; set RANKER_DATA to the folder that contains kuairand-pure"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def _same_draws() -> None:
+def _seed_torch() -> None:
     torch.manual_seed(0)
 
 

@@ -84,8 +84,7 @@ class ColumnChecker:
             kind = stored.field(columns.time).type if columns.time in stored.names else pa.string()
             if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
                 raise LogError(
-                    f"{file.display_name}: column '{columns.time}' holds {kind}, but it is the time: "
-                    "write timestamps"
+                    f"{file.display_name}: column '{columns.time}' holds {kind}, but it is the time: write timestamps"
                 )
 
     def _check_type(self, file: str, column: str, kind: pa.DataType) -> None:

@@ -60,9 +60,7 @@ class SideTableReader:
             except (OSError, pa.ArrowException) as error:
                 raise file.read_error(error) from None
             if self._key not in columns:
-                raise LogError(
-                    f"{file.display_name}: has no id column '{self._key}' (found: {', '.join(columns)})"
-                )
+                raise LogError(f"{file.display_name}: has no id column '{self._key}' (found: {', '.join(columns)})")
             names |= dict.fromkeys(columns)
         required = schema.columns_of(owner)
         self.columns = [column for column in required if column in names]

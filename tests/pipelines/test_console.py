@@ -49,7 +49,9 @@ class TestProgressWithoutTerminal:
         progress.close()
         assert capsys.readouterr() == ("", "reading: 1,234 rows in 2.5 s\n")
 
-    def test_advance_without_terminal_prints_a_line_per_interval(self, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_advance_without_terminal_prints_a_line_per_interval(
+        self, clock: Clock, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         progress = Progress("training", unit="steps", total=2000)
         for _ in range(10):
             clock.now += LINE_INTERVAL_SECONDS / 4

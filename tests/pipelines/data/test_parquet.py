@@ -23,9 +23,7 @@ class TestUnreadableFiles:
         file = shop.write(shop.table(10))
         iter_batches = pq.ParquetFile.iter_batches
         monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *a, **k: (b.slice(1) for b in iter_batches(*a, **k)))
-        assert scan_error(shop).startswith(
-            f"{file}: row group 0 has 9 rows, but its footer says 10; restore the file"
-        )
+        assert scan_error(shop).startswith(f"{file}: row group 0 has 9 rows, but its footer says 10; restore the file")
 
     def test_missing_path_is_rejected(self, shop: Shop) -> None:
         with pytest.raises(LogError, match="no such log; name a Parquet file or a folder of Parquet files") as caught:

@@ -113,7 +113,7 @@ class TestConfiguration:
 
     def test_config_validates_on_3_may_and_tests_on_4_may(self, profile: LogProfile, log: pa.Table) -> None:
         days = pc.strftime(log["time"], "%Y-%m-%d").to_pylist()
-        assert min(days) == "2022-04-24"  # local time, a sample minutes before the first partition's day
+        assert min(days) == "2022-04-24"  # local time, a few minutes before the first partition's day
         assert max(days) == "2022-05-04"
         distinct = log.drop_columns(["date"]).group_by([c for c in log.column_names if c != "date"]).aggregate([])
         day = np.array(pc.strftime(distinct["time"], "%Y-%m-%d").to_pylist())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from pipelines.jobs.demo import post, service
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle, repository
 from tests.conftest import SMALL
+from tests.support.waiting import wait_until
 
 LENIENT = ("--margin", "0.3")
 """Margin for models that train on 600 new rows (five steps) and therefore learn noise."""
@@ -155,10 +155,7 @@ def test_running_service_switches_to_the_new_version(feed: Feed, monkeypatch: py
     with service(feed.repository) as url:
         assert post(f"{url}/v1/rank", request)["version"] == "1"
         assert feed.daily(TENTH, *LENIENT) == 0
-        deadline = time.monotonic() + 30
-        while (version := post(f"{url}/v1/rank", request)["version"]) == "1" and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert version == "2"
+        wait_until(lambda: post(f"{url}/v1/rank", request)["version"] == "2", "version 2 is served")
 
 
 class TestQualityGate:

@@ -171,7 +171,7 @@ def test_store_error_reports_the_written_rows_and_no_value(
         empty_redis.client.config_set("maxmemory", 0)
     assert (code, out) == (1, "")
     line = err.splitlines()[-1]
-    assert "cannot be write_table (command not allowed when used memory > 'maxmemory'" in line
+    assert "cannot be written (command not allowed when used memory > 'maxmemory'" in line
     assert "of 30,000 items are written completely: fix the store and load again" in line
     assert words[0][0][:20] not in err
     assert 0 < empty_redis.client.dbsize() < count

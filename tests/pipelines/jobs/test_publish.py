@@ -135,7 +135,7 @@ class TestUnwritableRepositories:
 
         def disk_full(source: str, target: str, **_: object) -> None:
             if len(copied) == 2:
-                raise OSError(28, "No space crashed on device")
+                raise OSError(28, "No space left on device")
             copied.append(target)
 
         monkeypatch.setattr(shutil, "copyfile", disk_full)
@@ -290,7 +290,7 @@ CRASH_POINTS = 14
 
 @pytest.fixture(scope="module")
 def crashed_repositories(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return crash_publications(bundle, repository, tmp_path_factory.mktemp("crash_publications"), CRASH_POINTS)
+    return crash_publications(bundle, repository, tmp_path_factory.mktemp("crashed"), CRASH_POINTS)
 
 
 class TestCrashes:
