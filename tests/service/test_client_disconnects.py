@@ -26,7 +26,7 @@ class BlockedScorer:
     """Scores batches like the engine, but only after ``release`` is set; records their numbers of candidates."""
 
     def __init__(self) -> None:
-        self._score = engine.score
+        self._score = engine.score_batch
         self.rows: list[int] = []
         self.started, self.release = threading.Event(), threading.Event()
 
@@ -66,7 +66,7 @@ def test_request_of_a_disconnected_client_is_not_scored(
 ) -> None:
     """With two pipelined requests, the second one waits for the first."""
     scorer = BlockedScorer()
-    monkeypatch.setattr(engine, "score", scorer)
+    monkeypatch.setattr(engine, "score_batch", scorer)
     with server_thread(repository) as port:
         url = f"http://{HOST}:{port}"
         responses: list[Any] = []

@@ -23,13 +23,13 @@ BODY = {"items": [{"id": "v1"}]}
 def start_scoring(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An event before which the engine scores nothing."""
     event = threading.Event()
-    score = engine.score
+    score_batch = engine.score_batch
 
     def score_after_event(key: Any, batch: Sequence[Any]) -> Any:
         assert event.wait(TIMEOUT_SECONDS)
-        return score(key, batch)
+        return score_batch(key, batch)
 
-    monkeypatch.setattr(engine, "score", score_after_event)
+    monkeypatch.setattr(engine, "score_batch", score_after_event)
     return event
 
 
