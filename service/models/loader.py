@@ -15,7 +15,6 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
 from service.backends.base import Backend
 from service.backends.select import select_backend
-from service.backends.verify import verify_golden_scores
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
@@ -105,3 +104,27 @@ def warm_up(
         backend.scores(splitter.split(rows.take(np.arange(size)), np.arange(size)), tasks)
     for subset in {tuple(sorted(ranker.objective)), *((task,) for task in tasks)} - {()}:
         backend.scores(single, subset)
+
+
+HALF_PRECISION_TOLERANCE = 0.02
+"""Largest difference of scores in bfloat16 or float16, absolute and relative; see ``bundle.TOLERANCE`` for float32."""
+
+
+def verify_golden_scores(backend: Backend, ranker: FrozenRanker, folder: Path) -> EncodedBatch:
+    """Score the golden rows of a bundle and compare the scores.
+
+    Returns:
+        The golden rows, encoded.
+
+    Raises:
+        BundleError: the rows cannot be read, or a score differs by more than the precision allows; names the task.
+    """
+    rows, expected = bundle.read_golden(folder, ranker.schema)
+    with bundle.as_bundle_error(folder):
+        inputs = ranker.encoder.encode(rows)
+    batch = SharedItemSplitter(ranker.encoder).split(inputs, np.arange(rows.num_rows))
+    scores = backend.scores(batch, ranker.schema.task_names)
+    context = f"{folder}: golden rows score differently on {backend.name}"
+    tolerance = bundle.TOLERANCE if backend.precision == "float32" else HALF_PRECISION_TOLERANCE
+    bundle.check_golden_scores(scores, expected, context, tolerance, "; choose another backend")
+    return inputs

@@ -18,9 +18,8 @@ from service.engine.model import LoadedModel
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
 from service.engine.validation import ParsedRequest, validate
-from service.feature_store.circuit_breaker import CircuitBreaker
 from service.feature_store.key_value_store import Failure, KeyValueStoreError
-from service.feature_store.lookup import StoreLookup
+from service.feature_store.lookup import CircuitBreaker, StoreLookup
 from service.protocol.messages import RankRequest
 from service.telemetry.metrics import Metrics
 
@@ -131,7 +130,7 @@ def test_lookup_recovers_when_a_probe_succeeds(
         setup.look_up(parsed())
     setup.store.failure = None
     assert setup.look_up(parsed()).degraded
-    monkeypatch.setattr("service.feature_store.circuit_breaker.time.monotonic", lambda: float("inf"))
+    monkeypatch.setattr("service.feature_store.lookup.time.monotonic", lambda: float("inf"))
     assert not setup.look_up(parsed()).degraded
     assert not setup.look_up(parsed()).degraded
     assert caplog.records[-1].message == "store memory://test is available again"

@@ -17,8 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from ranking.errors import ConfigError
 from service.feature_store.key_value_store import KeyValueStoreError
-from service.feature_store.redis import RedisStore
-from service.feature_store.redis_connection import PipelinedConnection
+from service.feature_store.redis import PipelinedConnection, RedisStore
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.slow_proxy import SlowProxy

@@ -15,7 +15,7 @@ from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import BundleError
 from service.backends.base import Backend, Precision, Scores
 from service.backends.select import select_backend
-from service.backends.verify import verify_golden_scores
+from service.models.loader import verify_golden_scores
 
 
 class OffsetBackend:

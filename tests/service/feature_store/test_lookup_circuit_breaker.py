@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from service.feature_store.circuit_breaker import CircuitBreaker
+from service.feature_store.lookup import CircuitBreaker
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Replace ``time.monotonic`` by the single number in the returned list."""
     now = [100.0]
-    monkeypatch.setattr("service.feature_store.circuit_breaker.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.feature_store.lookup.time.monotonic", lambda: now[0])
     return now
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import uvloop
 
-from service.feature_store.lag_tolerant_timeout import MAX_EXTENSIONS, LagTolerantTimeout
+from service.feature_store.redis import MAX_EXTENSIONS, LagTolerantTimeout
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
