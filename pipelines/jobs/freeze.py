@@ -110,8 +110,8 @@ def largest_difference(
 ) -> float:
     """Return the maximum difference between dense and frozen scores, over all tasks together and each task alone.
 
-    The dense model runs in float64, like the frozen graph: in float32, rounding can route an example between two experts
-    to the other expert.
+    The dense model runs in float64, like the frozen graph: in float32, rounding can route an example at the boundary
+    between two experts to the other expert.
 
     Args:
         model: dense model.

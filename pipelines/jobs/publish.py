@@ -48,7 +48,8 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
             previous = _current_release(repo, name)
             if previous is not None and previous.pinned:
                 print_status(
-                    f"{name} is pinned to version {previous.version}: version {version} is published but is not the current version; "
+                    f"{name} is pinned to version {previous.version}: "
+                    f"version {version} is published but is not the current version; "
                     f"'ranker release {repo} {name} --version {version}' makes it current"
                 )
                 release = previous
