@@ -22,8 +22,8 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
     return Checkpoints(tmp_path, tmp_path / BEST, DistContext(), keep=2)
 
 
-def tensors(value: float) -> dict[str, torch.Tensor]:
-    """One of every kind that a training has."""
+def make_tensors(value: float) -> dict[str, torch.Tensor]:
+    """Return tensors of all dtypes and shapes that a training saves."""
     return {
         "weight": torch.full((3, 2), value),
         "step": torch.tensor(value),
@@ -33,127 +33,137 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     }
 
 
-class TestSaved:
-    def test_come_back_as_they_were(self, checkpoints: Checkpoints) -> None:
-        checkpoints.save(7, tensors(3.0), STATE)
-        latest = checkpoints.latest()
-        assert latest is not None
-        assert {key: latest.state[key] for key in STATE} == STATE
-        assert latest.state["step"] == 7
-        found = tensors(0.0)
-        latest.load(found)
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors(3.0).items())
-
-    def test_are_the_newest_and_as_many_as_asked(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        for step in (9, 10, 100):  # in order of number, not of name
-            checkpoints.save(step, tensors(step), STATE)
-        assert checkpoints.steps() == [10, 100]
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-100"]
-        latest = checkpoints.latest()
-        assert latest is not None
-        assert latest.state["step"] == 100
-
-    def test_can_be_saved_again(self, checkpoints: Checkpoints) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        checkpoints.save(5, tensors(2.0), STATE)
-        found = tensors(0.0)
-        latest = checkpoints.latest()
-        assert latest is not None
-        latest.load(found)
-        assert float(found["step"]) == 2.0
-
-    def test_hold_nothing_that_can_execute(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        names = {path.suffix for path in (tmp_path / "step-5").rglob("*") if path.is_file()}
-        assert names == {".safetensors", ".json"}
-
-    def test_are_not_mixed_up_with_the_best_weights(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        save_file({"weight": torch.full((3, 2), 9.0)}, tmp_path / BEST)
-        checkpoints.save(5, tensors(1.0), STATE)
-        latest = checkpoints.latest()
-        assert latest is not None
-        found = tensors(0.0)
-        latest.load(found)
-        assert float(found["weight"].sum()) == 6.0
-
-    def test_keep_the_best_weights_of_their_moment(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        (tmp_path / BEST).write_text("then")
-        checkpoints.save(5, tensors(1.0), STATE)
-        replacement = tmp_path / "draft"
-        replacement.write_text("later")
-        replacement.replace(tmp_path / BEST)
-        latest = checkpoints.latest()
-        assert latest is not None
-        checkpoints.restore_best(latest)
-        assert (tmp_path / BEST).read_text() == "then"
-
-    def test_before_any_best_weights_restore_none(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        (tmp_path / BEST).write_text("later")
-        latest = checkpoints.latest()
-        assert latest is not None
-        checkpoints.restore_best(latest)
-        assert not (tmp_path / BEST).exists()
-
-    def test_leave_nothing_once_removed(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        (tmp_path / ".step-6-draft").mkdir()
-        (tmp_path / BEST).write_text("best")
-        checkpoints.remove()
-        assert [path.name for path in tmp_path.iterdir()] == [BEST]
+def test_load_returns_the_saved_tensors_and_state(checkpoints: Checkpoints) -> None:
+    checkpoints.save(7, make_tensors(3.0), STATE)
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert {key: latest.state[key] for key in STATE} == STATE
+    assert latest.state["step"] == 7
+    loaded = make_tensors(0.0)
+    latest.load(loaded)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in make_tensors(3.0).items())
 
 
-class TestTorn:
-    @pytest.mark.parametrize(
-        ("file", "damage"), [("state.json", "missing"), ("state.json", "cut"), *((SHARD, d) for d in DAMAGES)]
-    )
-    def test_are_skipped_and_named(
-        self, checkpoints: Checkpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, damage: str
-    ) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        checkpoints.save(6, tensors(2.0), STATE)
-        path = tmp_path / "step-6" / file
-        content = path.read_bytes()
-        path.unlink()
-        if damage == "cut":
-            path.write_bytes(content[: len(content) // 2])
-        elif damage == "altered":
-            path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-        latest = checkpoints.latest()
-        assert latest is not None
-        assert latest.state["step"] == 5
-        assert "step-6 is damaged and skipped" in capsys.readouterr().err
-
-    def test_drafts_are_none(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        (tmp_path / ".step-6-draft").mkdir()
-        assert checkpoints.latest() is None
-        checkpoints.save(6, tensors(2.0), STATE)
-        assert checkpoints.latest() is not None
+def test_save_keeps_only_the_newest_checkpoints(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    for step in (9, 10, 100):  # ordered by number, not by name
+        checkpoints.save(step, make_tensors(step), STATE)
+    assert checkpoints.steps() == [10, 100]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-100"]
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert latest.state["step"] == 100
 
 
-class TestOfAnotherModel:
-    def test_are_refused(self, checkpoints: Checkpoints) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        latest = checkpoints.latest()
-        assert latest is not None
-        with pytest.raises(LogError, match="belongs to another model or version"):
-            latest.load({"other": torch.zeros(1)})
-        with pytest.raises(LogError, match="belongs to another model or version"):
-            latest.load({"weight": torch.zeros(4, 2)})
+def test_save_of_the_same_step_replaces_the_checkpoint(checkpoints: Checkpoints) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    checkpoints.save(5, make_tensors(2.0), STATE)
+    loaded = make_tensors(0.0)
+    latest = checkpoints.latest()
+    assert latest is not None
+    latest.load(loaded)
+    assert float(loaded["step"]) == 2.0
 
 
-class TestFullDisk:
-    def test_is_said_and_leaves_the_earlier_one(self, checkpoints: Checkpoints, tmp_path: Path) -> None:
-        checkpoints.save(5, tensors(1.0), STATE)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # what a file system without space does to a write
-        try:
-            with pytest.raises(OutputError, match=r"checkpoint of step 6 cannot be written .*--resume") as caught:
-                checkpoints.save(6, {"big": torch.zeros(1_000_000)}, STATE)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "the latest complete one is of step 5" in str(caught.value)
-        assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
-        latest = checkpoints.latest()
-        assert latest is not None
-        assert json.loads((latest.folder / "state.json").read_text())["step"] == 5
+def test_save_writes_only_safetensors_and_json(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    names = {path.suffix for path in (tmp_path / "step-5").rglob("*") if path.is_file()}
+    assert names == {".safetensors", ".json"}
+
+
+def test_load_ignores_the_best_weights_in_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    save_file({"weight": torch.full((3, 2), 9.0)}, tmp_path / BEST)
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    latest = checkpoints.latest()
+    assert latest is not None
+    loaded = make_tensors(0.0)
+    latest.load(loaded)
+    assert float(loaded["weight"].sum()) == 6.0
+
+
+def test_restore_best_returns_the_best_weights_at_the_checkpoint(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    (tmp_path / BEST).write_text("then")
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    replacement = tmp_path / "draft"
+    replacement.write_text("later")
+    replacement.replace(tmp_path / BEST)
+    latest = checkpoints.latest()
+    assert latest is not None
+    checkpoints.restore_best(latest)
+    assert (tmp_path / BEST).read_text() == "then"
+
+
+def test_restore_best_of_a_checkpoint_without_best_weights_removes_later_ones(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    (tmp_path / BEST).write_text("later")
+    latest = checkpoints.latest()
+    assert latest is not None
+    checkpoints.restore_best(latest)
+    assert not (tmp_path / BEST).exists()
+
+
+def test_remove_deletes_checkpoints_and_drafts_but_not_the_best_weights(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    (tmp_path / ".step-6-draft").mkdir()
+    (tmp_path / BEST).write_text("best")
+    checkpoints.remove()
+    assert [path.name for path in tmp_path.iterdir()] == [BEST]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"), [("state.json", "missing"), ("state.json", "cut"), *((SHARD, d) for d in DAMAGES)]
+)
+def test_latest_skips_and_logs_a_damaged_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, damage: str
+) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    checkpoints.save(6, make_tensors(2.0), STATE)
+    path = tmp_path / "step-6" / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "altered":
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert latest.state["step"] == 5
+    assert "step-6 is damaged and skipped" in capsys.readouterr().err
+
+
+def test_latest_ignores_drafts(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    (tmp_path / ".step-6-draft").mkdir()
+    assert checkpoints.latest() is None
+    checkpoints.save(6, make_tensors(2.0), STATE)
+    assert checkpoints.latest() is not None
+
+
+def test_load_of_other_tensors_raises_a_log_error(checkpoints: Checkpoints) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    latest = checkpoints.latest()
+    assert latest is not None
+    with pytest.raises(LogError, match="belongs to another model or version"):
+        latest.load({"other": torch.zeros(1)})
+    with pytest.raises(LogError, match="belongs to another model or version"):
+        latest.load({"weight": torch.zeros(4, 2)})
+
+
+def test_save_on_a_full_disk_raises_an_output_error_and_keeps_the_earlier_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoints.save(5, make_tensors(1.0), STATE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # fails writes as a full file system does
+    try:
+        with pytest.raises(OutputError, match=r"checkpoint of step 6 cannot be written .*--resume") as caught:
+            checkpoints.save(6, {"big": torch.zeros(1_000_000)}, STATE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the latest complete one is of step 5" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert json.loads((latest.folder / "state.json").read_text())["step"] == 5

@@ -1,4 +1,4 @@
-"""Embedding tables that learn inside the backward pass, against plain ones."""
+"""Embedding tables that are updated in the backward pass, compared with plain embeddings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def schema_of(kinds: list[dict[str, Any]], dims: list[int]) -> Schema:
-    """The first feature is a categorical one, whose table others may share."""
+    """Build a schema whose first feature is categorical; other features may share its table."""
     features = [{"name": "f0", "kind": "categorical", "owner": "item", "dim": dims[0]}]
     for i, (kind, dim) in enumerate(zip(kinds, dims[1:], strict=True), start=1):
         width = dims[0] if kind.get("table") else dim
@@ -38,7 +38,7 @@ def schema_of(kinds: list[dict[str, Any]], dims: list[int]) -> Schema:
     return Schema.model_validate({"name": "x", "features": features, "tasks": [{"name": "y", "kind": "binary"}]})
 
 
-def drawn(schema: Schema, batch: int, seed: int) -> TorchBatch:
+def draw_batch(schema: Schema, batch: int, seed: int) -> TorchBatch:
     random = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> Tensor:
@@ -62,7 +62,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 
 def plain_and_fused(schema: Schema) -> tuple[Embeddings, Embeddings]:
-    """The same tables, as they are and as they learn."""
+    """Return embeddings with equal tables: plain ones, and ones that are updated in the backward pass."""
     plain = Embeddings(schema, dict.fromkeys(schema.tables, ROWS))
     fused = copy.deepcopy(plain)
     EmbeddingTables(fused, RATE, 5, DistContext())
@@ -71,18 +71,18 @@ def plain_and_fused(schema: Schema) -> tuple[Embeddings, Embeddings]:
 
 @given(schemas(), st.integers(0, 100))
 @settings(deadline=None, max_examples=60)
-def test_look_up_what_plain_ones_do_whatever_the_kinds_and_their_order(schema: Schema, seed: int) -> None:
+def test_forward_equals_plain_embeddings_for_all_feature_kinds(schema: Schema, seed: int) -> None:
     plain, fused = plain_and_fused(schema)
-    inputs = drawn(schema, 5, seed)
+    inputs = draw_batch(schema, 5, seed)
     torch.testing.assert_close(fused(inputs), plain(inputs))
 
 
 @given(schemas(), st.integers(0, 100))
 @settings(deadline=None, max_examples=40)
-def test_learn_by_row_wise_adagrad(schema: Schema, seed: int) -> None:
-    """A step is −rate · g / √(mean of g² over the row), for each row of the batch; the others stay."""
+def test_backward_updates_rows_by_row_wise_adagrad(schema: Schema, seed: int) -> None:
+    """The update of each row in the batch is −rate · g / √(mean of g² over the row); other rows do not change."""
     plain, fused = plain_and_fused(schema)
-    inputs = drawn(schema, 5, seed)
+    inputs = draw_batch(schema, 5, seed)
     weights = torch.randn(plain.width, generator=torch.Generator().manual_seed(seed))
     for embeddings in (plain, fused):
         (embeddings(inputs) @ weights).sum().backward()
@@ -100,23 +100,23 @@ def tables() -> tuple[Embeddings, EmbeddingTables]:
     return embeddings, EmbeddingTables(embeddings, RATE, 5, DistContext())
 
 
-def test_stand_still_at_a_rate_of_zero(tables: tuple[Embeddings, EmbeddingTables]) -> None:
-    embeddings, learning = tables
-    learning.set_learning_rate(0.0)
-    before = {name: weight.clone() for name, weight in (learning.gather() or {}).items()}
-    embeddings(drawn(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)).sum().backward()
-    assert all(torch.equal(before[name], weight) for name, weight in (learning.gather() or {}).items())
+def test_backward_with_zero_learning_rate_changes_nothing(tables: tuple[Embeddings, EmbeddingTables]) -> None:
+    embeddings, fused_tables = tables
+    fused_tables.set_learning_rate(0.0)
+    before = {name: weight.clone() for name, weight in (fused_tables.gather() or {}).items()}
+    embeddings(draw_batch(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)).sum().backward()
+    assert all(torch.equal(before[name], weight) for name, weight in (fused_tables.gather() or {}).items())
 
 
-def test_give_their_state_as_it_is_and_take_it_back(tables: tuple[Embeddings, EmbeddingTables]) -> None:
-    embeddings, learning = tables
-    inputs = drawn(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)
+def test_state_loaded_in_place_restores_weights_and_momentum(tables: tuple[Embeddings, EmbeddingTables]) -> None:
+    embeddings, fused_tables = tables
+    inputs = draw_batch(schema_of(KINDS[:2], [4, 4, 8]), 5, 0)
     embeddings(inputs).sum().backward()
-    kept = {name: value.clone() for name, value in learning.state().items()}
+    kept = {name: value.clone() for name, value in fused_tables.state().items()}
     assert {name.rpartition(".")[2] for name in kept} == {"weight", "momentum"}
     embeddings(inputs).sum().backward()
-    after = {name: value.clone() for name, value in learning.state().items()}
-    for name, value in learning.state().items():
+    after = {name: value.clone() for name, value in fused_tables.state().items()}
+    for name, value in fused_tables.state().items():
         value.detach().copy_(kept[name])
     embeddings(inputs).sum().backward()
-    assert all(torch.equal(after[name], value) for name, value in learning.state().items())
+    assert all(torch.equal(after[name], value) for name, value in fused_tables.state().items())
