@@ -20,7 +20,7 @@ from uvicorn.config import STARTUP_FAILURE
 from ranking.errors import ConfigError, RankerError
 from service.app import create_app
 from service.backends.select import has_gpu
-from service.feature_store.redis import RedisStore
+from service.feature_store.lookup import open_store
 from service.http.auth.key_file import read_keys
 from service.models.loader import required_models
 from service.models.registry import StartupBarrier
@@ -65,7 +65,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
     require_keys(settings, host)
     if settings.keys is not None:
         read_keys(settings.keys)  # report errors before processes start; so do the next two calls
-    RedisStore.from_settings(settings)
+    open_store(settings)
     required_models(settings)
     operations_port = choose_operations_port(settings, host, port)
     listeners = [_bind(host, port, "--port")]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ranking.artifacts.feature_store_keys import key_prefix
+from ranking.errors import ConfigError
 from ranking.schema import Owner
 from service.engine.model import LoadedModel
 from service.engine.request import EMPTY, StoreFeatures
@@ -20,7 +21,6 @@ from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
 from service.feature_store.decode import DEGRADING_FAULTS, Fault, ObjectDecoder
 from service.feature_store.key_value_store import KeyValueStore, KeyValueStoreError
-from service.feature_store.redis import RedisStore
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -32,6 +32,22 @@ FAULT_LOG_SECONDS = 60.0
 DEGRADED = StoreFeatures(degraded=True)
 
 Decoders = Mapping[Owner, ObjectDecoder]
+
+
+def open_store(settings: Settings) -> KeyValueStore | None:
+    """Create the store that the settings name, without connecting; None if ``store`` is not set.
+
+    Raises:
+        ConfigError: The address has an unknown or invalid option, or the Redis client is not installed.
+    """
+    if settings.store is None:
+        return None
+    try:
+        from service.feature_store.redis import RedisStore
+    except ModuleNotFoundError as error:
+        reason = f"RANKER_STORE needs {error.name}: pip install 'dselect-ranker[redis]'"
+        raise ConfigError(reason) from None
+    return RedisStore(settings.store.get_secret_value(), settings.store_timeout_ms / 1000)
 
 
 class StoreLookup:
@@ -56,7 +72,7 @@ class StoreLookup:
         Raises:
             ConfigError: The address has an unknown or invalid option.
         """
-        store = RedisStore.from_settings(settings)
+        store = open_store(settings)
         if store is None:
             return None
         breaker = CircuitBreaker(settings.store_breaker_failures, settings.store_breaker_seconds)

@@ -23,7 +23,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ranking.artifacts.feature_store_keys import redact_address, unsupported_option_message
 from ranking.errors import ConfigError
 from service.feature_store.key_value_store import KeyValueStoreError
-from service.settings import Settings
 
 log = logging.getLogger("ranker.service")
 
@@ -68,17 +67,6 @@ class RedisStore:
         self._create_connection = partial(connection_class, **options)
         self._connection: PipelinedConnection | None = None
         self._connecting: asyncio.Task[PipelinedConnection] | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self | None:
-        """Create the store without connecting, or return None if ``store`` is not set.
-
-        Raises:
-            ConfigError: The address has an unknown or invalid option.
-        """
-        if settings.store is None:
-            return None
-        return cls(settings.store.get_secret_value(), settings.store_timeout_ms / 1000)
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Read the value of each key, None for keys that do not exist.
