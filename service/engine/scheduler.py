@@ -73,8 +73,8 @@ class Scheduler(Generic[KeyT, WorkT]):
 
     A quantum is the next part of a request, at most ``max_rows`` rows. A quantum of n rows that is queued after c rows
     were scheduled gets the priority c + n. The lowest priority begins the next batch; equal sizes are served in order
-    of arrival. A shorter quantum therefore overtakes a longer one. After n further rows were scheduled, no new quantum
-    overtakes one of n rows.
+    of arrival. A shorter quantum therefore overtakes a longer one, but once n further rows are scheduled, new quanta no
+    longer overtake a waiting quantum of n rows.
 
     The next quantum of a larger request is queued once the previous one has been scheduled. A large request therefore
     delays others by little more than one batch, and makes progress under any load. (Equal shares of each batch would

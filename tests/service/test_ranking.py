@@ -44,14 +44,28 @@ class ServedGate:
     """A served bundle of one gate.
 
     Attributes:
+        gate: Name of the gate.
         client: Client of the service.
         ranker: The same bundle, loaded by the library.
-        tolerance: Maximum absolute difference of scores.
     """
 
+    gate: str
     client: TestClient
     ranker: FrozenRanker
-    tolerance: float
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.gate]
+
+    def selected_experts(self, table: pa.Table, tasks: list[str]) -> list[int]:
+        """Return the experts that the gate selects for these tasks and candidates."""
+        if self.gate == PER_TASK_GATE:
+            return sorted({expert for task in tasks for expert in self.ranker.selection.tasks[task]})
+        inputs = TorchBatch.from_numpy(self.ranker.encoder.encode(self.ranker.complete(table)))
+        positions = [self.ranker.schema.task_names.index(task) for task in tasks]
+        selected = (self.ranker.graph.routing(inputs)[:, positions] > 0).flatten(0, 1).any(0)
+        experts: list[int] = selected.nonzero().flatten().tolist()
+        return experts
 
     def assert_scores_match(self, response: dict[str, Any], ids: list[str], expected: pa.Table) -> None:
         scores = {item["id"]: item["scores"] for item in response["items"]}
@@ -69,7 +83,7 @@ def served(
     publish(bundle_of(request.param), repository, "feed")
     app = create_app(Settings(repository=repository, max_candidates=200))
     with TestClient(app, raise_server_exceptions=False) as client:
-        yield ServedGate(client, ranking.load(repository / "feed" / "1"), TOLERANCES[request.param])
+        yield ServedGate(request.param, client, ranking.load(repository / "feed" / "1"))
 
 
 @pytest.fixture
@@ -143,7 +157,8 @@ def test_explain_names_the_experts_that_the_gate_selected(
     explain = rank(served.client, body)["explain"]
     inputs = ranker.encoder.encode(ranker.complete(to_table(body)))
     positions = [ranker.schema.task_names.index(task) for task in tasks]
-    selected = (ranker.graph.routing(TorchBatch.from_numpy(inputs))[:, positions] > 0).flatten(0, 1).any(0)
+    routing = ranker.graph.routing(TorchBatch.from_numpy(inputs))  # [tasks, experts] or [candidates, tasks, experts]
+    selected = (routing[..., positions, :] > 0).flatten(0, -2).any(0)
     assert explain["experts_run"] == selected.nonzero().flatten().tolist()
     assert explain["experts_total"] == ranker.selection.num_experts
     assert list(explain["tasks"]) == tasks
@@ -162,7 +177,7 @@ def test_rank_with_all_items_of_a_day_equals_the_library(
     ids = list(dict.fromkeys(rows["item_id"].to_pylist()))
     body = request_body | {"items": [{"id": item_id} for item_id in ids]}
     expected = ranker.score(to_table(body))
-    ServedGate(client, ranker, TOLERANCES[PER_TASK_GATE]).assert_scores_match(rank(client, body), ids, expected)
+    ServedGate(PER_TASK_GATE, client, ranker).assert_scores_match(rank(client, body), ids, expected)
 
 
 def test_explain_gives_the_weights_of_a_per_task_gate(
