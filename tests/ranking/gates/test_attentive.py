@@ -1,4 +1,4 @@
-"""The attentive gate (Krishnamurthy et al., section 5), and the ordinary gate that it is distilled into."""
+"""Attentive gate (Krishnamurthy et al., section 5) and the softmax gate into which it is distilled."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ def gate() -> AttentiveGate:
     return gate
 
 
-def drawn() -> tuple[Tensor, Tensor]:
+def random_inputs() -> tuple[Tensor, Tensor]:
+    """Return random examples [batch, inputs] and expert outputs [experts, batch, width]."""
     return torch.randn(ROWS, INPUTS), torch.randn(EXPERTS, ROWS, WIDTH)
 
 
-# Equations 4 to 6.
+# Equations 4–6.
 
 
-def test_it_is_the_attention_of_explicit_queries_to_explicit_keys(gate: AttentiveGate) -> None:
-    x, outputs = drawn()
-    found = gate(x, outputs)
+def test_attentive_weights_equal_attention_of_explicit_queries_and_keys(gate: AttentiveGate) -> None:
+    x, outputs = random_inputs()
+    weights = gate(x, outputs)
     for t in range(TASKS):
         hidden = F.relu(F.linear(x, gate.hidden_weight[t], gate.hidden_bias[t]))
         for row in range(ROWS):
             query = hidden[row] @ gate.query[t]  # Q = G W_q
             keys = torch.stack([outputs[e, row] @ gate.key[t] for e in range(EXPERTS)])  # K_i = E_i W_k
             attention = torch.softmax(keys @ query / math.sqrt(WIDTH), -1)  # softmax(QKᵀ/√h)
-            torch.testing.assert_close(found[row, t], attention)
+            torch.testing.assert_close(weights[row, t], attention)
 
 
-def test_two_experts_by_hand() -> None:
+def test_attentive_weights_of_two_experts_match_hand_calculation() -> None:
     """G = relu(2 − 1, −1) = (1, 0); Q = (3, 1); K = (1, 0) and (0, 1): scores 3/√2 and 1/√2."""
     gate = AttentiveGate(num_tasks=1, num_experts=2, input_size=1, width=2)
     with torch.no_grad():
@@ -52,13 +53,13 @@ def test_two_experts_by_hand() -> None:
         gate.hidden_bias.copy_(torch.tensor([[-1.0, 0.0]]))
         gate.query.copy_(torch.tensor([[[3.0, 1.0], [7.0, 7.0]]]))
         gate.key.copy_(torch.eye(2).unsqueeze(0))
-    found = gate(torch.ones(1, 1), torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    weights = gate(torch.ones(1, 1), torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     first = 1 / (1 + math.exp(-2 / math.sqrt(2)))
-    torch.testing.assert_close(found.detach(), torch.tensor([[[first, 1 - first]]]))
+    torch.testing.assert_close(weights.detach(), torch.tensor([[[first, 1 - first]]]))
 
 
-def test_the_experts_learn_from_the_attention_too(gate: AttentiveGate) -> None:
-    x, outputs = drawn()
+def test_attentive_gradient_reaches_expert_outputs_and_all_parameters(gate: AttentiveGate) -> None:
+    x, outputs = random_inputs()
     outputs.requires_grad_()
     (gate(x, outputs) * torch.randn(EXPERTS)).sum().backward()
     assert outputs.grad is not None
@@ -68,22 +69,24 @@ def test_the_experts_learn_from_the_attention_too(gate: AttentiveGate) -> None:
         assert parameter.grad.ne(0).any(), name
 
 
-# It cannot serve.
+# Convergence.
 
 
-def test_it_never_converges_and_says_what_to_do(gate: AttentiveGate) -> None:
+def test_attentive_never_converges_and_selection_error_advises_distillation(gate: AttentiveGate) -> None:
     gate.finalize()
-    assert gate.needs_finalize, "training brings it to an end: its distillation"
+    assert gate.needs_finalize, "training finalizes the gate by distilling it"
     assert not gate.converged().any()
-    with pytest.raises(NotConvergedError, match=r"needs the outputs of all experts.*distilled into a per-example softmax gate"):
+    with pytest.raises(
+        NotConvergedError, match=r"needs the outputs of all experts.*distilled into a per-example softmax gate"
+    ):
         gate.selection()
 
 
 # Running means.
 
 
-def test_it_keeps_a_running_mean_of_each_experts_output_in_training_only(gate: AttentiveGate) -> None:
-    x, outputs = drawn()
+def test_attentive_mean_outputs_are_updated_in_training_only(gate: AttentiveGate) -> None:
+    x, outputs = random_inputs()
     first, second = outputs + 1.0, outputs - 2.0
     assert torch.equal(gate.mean_outputs, torch.zeros(EXPERTS, WIDTH))
     gate.train()(x, first)
@@ -94,18 +97,18 @@ def test_it_keeps_a_running_mean_of_each_experts_output_in_training_only(gate: A
     torch.testing.assert_close(gate.mean_outputs, expected)
 
 
-def test_the_running_mean_approaches_the_outputs_mean(gate: AttentiveGate) -> None:
-    x, outputs = drawn()
+def test_attentive_mean_outputs_approach_batch_mean(gate: AttentiveGate) -> None:
+    x, outputs = random_inputs()
     for _ in range(150):
         gate.train()(x, outputs)
     torch.testing.assert_close(gate.mean_outputs, outputs.mean(1), rtol=1e-4, atol=1e-5)
     assert not gate.mean_outputs.requires_grad
 
 
-# The ordinary gate.
+# Serving gate.
 
 
-def test_the_ordinary_gate_starts_where_experts_that_give_their_mean_output_put_it(gate: AttentiveGate) -> None:
+def test_attentive_serving_gate_equals_attention_to_mean_outputs(gate: AttentiveGate) -> None:
     with torch.no_grad():
         gate.mean_outputs.normal_()
     x = torch.randn(ROWS, INPUTS)
@@ -113,31 +116,31 @@ def test_the_ordinary_gate_starts_where_experts_that_give_their_mean_output_put_
     torch.testing.assert_close(gate.serving_gate()(x), gate.eval()(x, means))
 
 
-def test_it_starts_near_the_attention_to_experts_near_their_mean(gate: AttentiveGate) -> None:
-    x, outputs = drawn()
+def test_attentive_serving_gate_approximates_attention_to_outputs_near_mean(gate: AttentiveGate) -> None:
+    x, outputs = random_inputs()
     means = outputs.mean(1, keepdim=True)
     near = means + 0.01 * (outputs - means)
     gate.mean_outputs.copy_(means.squeeze(1))
     torch.testing.assert_close(gate.serving_gate()(x), gate.eval()(x, near), rtol=0.0, atol=0.1)
 
 
-def test_the_ordinary_gate_is_a_new_one_of_the_same_size_that_needs_no_outputs(gate: AttentiveGate) -> None:
+def test_attentive_serving_gate_is_independent_softmax_gate_of_same_size(gate: AttentiveGate) -> None:
     gate.double()
-    ordinary, x = gate.serving_gate(), torch.randn(ROWS, INPUTS, dtype=torch.float64)
-    assert isinstance(ordinary, Softmax)
-    assert (ordinary.num_tasks, ordinary.num_experts, ordinary.input_size) == (TASKS, EXPERTS, INPUTS)
-    before = ordinary(x)
+    serving, x = gate.serving_gate(), torch.randn(ROWS, INPUTS, dtype=torch.float64)
+    assert isinstance(serving, Softmax)
+    assert (serving.num_tasks, serving.num_experts, serving.input_size) == (TASKS, EXPERTS, INPUTS)
+    before = serving(x)
     assert before.dtype == torch.float64
     with torch.no_grad():
         for parameter in gate.parameters():
             parameter.add_(1.0)
-    assert torch.equal(ordinary(x), before)
-    assert all(parameter.requires_grad for parameter in ordinary.parameters())
-    assert ordinary.converged().all()
-    assert ordinary.serving_gate() is ordinary
+    assert torch.equal(serving(x), before)
+    assert all(parameter.requires_grad for parameter in serving.parameters())
+    assert serving.converged().all()
+    assert serving.serving_gate() is serving
 
 
-def test_the_ordinary_gate_can_be_trained_to_the_attention(gate: AttentiveGate) -> None:
+def test_attentive_serving_gate_training_reduces_distance_to_attention(gate: AttentiveGate) -> None:
     x, outputs = torch.randn(64, INPUTS), 2.0 * torch.randn(EXPERTS, 1, WIDTH) + torch.randn(EXPERTS, 64, WIDTH) / 3
     for _ in range(100):
         gate.train()(x, outputs)
@@ -146,9 +149,9 @@ def test_the_ordinary_gate_can_be_trained_to_the_attention(gate: AttentiveGate) 
     def distance() -> Tensor:
         return -(teacher * student(x).clamp(min=1e-12).log()).sum(-1).mean()
 
-    optimiser, before = torch.optim.Adam(student.parameters(), lr=0.01), float(distance().detach())
+    optimizer, before = torch.optim.Adam(student.parameters(), lr=0.01), float(distance().detach())
     for _ in range(100):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         distance().backward()
-        optimiser.step()
+        optimizer.step()
     assert float(distance().detach()) < before

@@ -1,4 +1,4 @@
-"""``[model.gate]``: each kind of gate, its settings, and how it is built."""
+"""``[model.gate]``: settings of each kind of gate, and the factory that builds it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ranking.gates import AttentiveGate, DSelectK, Gate, GumbelSoftmax, SharedBo
 from ranking.gates.config import DSelectKConfig, GateConfig, SingleTaskConfig, build_gate
 from ranking.model.mmoe import ModelConfig
 
-SETTINGS: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
+GATE_CONFIG: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 
 
-def parsed(**settings: Any) -> GateConfig:
-    return SETTINGS.validate_python(settings)
+def parse_config(**settings: Any) -> GateConfig:
+    return GATE_CONFIG.validate_python(settings)
 
 
-def built(**settings: Any) -> Gate:
-    return build_gate(parsed(**settings), num_tasks=3, num_experts=5, input_size=6, width=4, gamma=0.5)
+def build(**settings: Any) -> Gate:
+    return build_gate(parse_config(**settings), num_tasks=3, num_experts=5, input_size=6, width=4, gamma=0.5)
 
 
-# What is read.
+# Parsing.
 
 
-def test_without_a_kind_it_is_a_static_dselect_k_gate_of_two() -> None:
-    assert parsed() == DSelectKConfig(k=2, per_example=False, surplus="fold")
-    assert parsed(k=3) == DSelectKConfig(k=3)
+def test_gate_config_without_kind_is_static_dselect_k_with_k_of_two() -> None:
+    assert parse_config() == DSelectKConfig(k=2, per_example=False, surplus="fold")
+    assert parse_config(k=3) == DSelectKConfig(k=3)
     assert ModelConfig().gate == DSelectKConfig()
 
 
@@ -45,11 +45,11 @@ def test_without_a_kind_it_is_a_static_dselect_k_gate_of_two() -> None:
     ],
     ids=lambda settings: settings["kind"],
 )
-def test_every_kind_reads_back_what_it_writes(settings: dict[str, Any]) -> None:
-    config = parsed(**settings)
+def test_gate_config_of_every_kind_round_trips_through_json(settings: dict[str, Any]) -> None:
+    config = parse_config(**settings)
     assert config.model_dump().items() >= settings.items()
-    assert SETTINGS.validate_python(config.model_dump(mode="json")) == config
-    assert SETTINGS.validate_python(config) is config
+    assert GATE_CONFIG.validate_python(config.model_dump(mode="json")) == config
+    assert GATE_CONFIG.validate_python(config) is config
 
 
 @pytest.mark.parametrize(
@@ -71,46 +71,44 @@ def test_every_kind_reads_back_what_it_writes(settings: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_its_kind_does_not_have_or_out_of_range_is_refused(
-    settings: dict[str, Any], problem: str
-) -> None:
+def test_gate_config_unknown_or_out_of_range_setting_is_rejected(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
-        parsed(**settings)
+        parse_config(**settings)
 
 
 @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax"])
 @pytest.mark.parametrize("name", ["similarity_same", "similarity_different"])
-def test_examples_are_compared_by_a_per_example_gate_only(kind: str, name: str) -> None:
+def test_gate_config_similarity_penalty_of_static_gate_is_rejected(kind: str, name: str) -> None:
     with pytest.raises(ValidationError, match="compare examples: set per_example = true"):
-        parsed(kind=kind, **{name: 0.1})
-    assert parsed(kind=kind, per_example=True, **{name: 0.1}).model_dump()[name] == 0.1
+        parse_config(kind=kind, **{name: 0.1})
+    assert parse_config(kind=kind, per_example=True, **{name: 0.1}).model_dump()[name] == 0.1
 
 
-# In a model.
+# Model configuration.
 
 
 @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax_selectors"])
-def test_a_task_cannot_use_more_experts_than_there_are(kind: str) -> None:
+def test_model_config_k_above_number_of_experts_is_rejected(kind: str) -> None:
     with pytest.raises(ValidationError, match=r"gate\.k = 4 exceeds the 3 experts: choose k ≤ experts"):
         ModelConfig.model_validate({"experts": 3, "gate": {"kind": kind, "k": 4}})
 
 
-def test_a_budget_is_of_experts_that_there_are() -> None:
+def test_model_config_experts_budget_above_number_of_experts_is_rejected() -> None:
     with pytest.raises(ValidationError, match=r"gate\.experts_budget = 4 exceeds the 3 experts"):
         ModelConfig.model_validate({"experts": 3, "gate": {"experts_budget": 4}})
     assert ModelConfig.model_validate({"experts": 3, "gate": {"experts_budget": 3}}).num_experts == 3
 
 
-def test_a_shared_bottom_is_one_expert_whatever_the_model_says() -> None:
+def test_model_config_shared_bottom_has_one_expert() -> None:
     assert ModelConfig.model_validate({"experts": 8, "gate": {"kind": "shared_bottom"}}).num_experts == 1
     assert ModelConfig.model_validate({"experts": 8, "gate": {"kind": "softmax"}}).num_experts == 8
 
 
-# What is built.
+# Construction.
 
 
 @pytest.mark.parametrize(
-    ("kind", "gate", "k"),
+    ("kind", "gate_class", "k"),
     [
         ("dselect_k", DSelectK, 3),
         ("top_k", TopK, 3),
@@ -120,43 +118,43 @@ def test_a_shared_bottom_is_one_expert_whatever_the_model_says() -> None:
         ("attentive", AttentiveGate, 5),
     ],
 )
-def test_each_kind_builds_its_gate(kind: str, gate: type[Gate], k: int) -> None:
-    found = built(kind=kind, **({"k": k} if k == 3 else {}))
-    assert type(found) is gate
-    assert (found.num_tasks, found.num_experts, found.k) == (3, 5, k)
-    assert found.input_size == (6 if kind == "attentive" else None)
+def test_build_gate_returns_gate_class_of_kind(kind: str, gate_class: type[Gate], k: int) -> None:
+    gate = build(kind=kind, **({"k": k} if k == 3 else {}))
+    assert type(gate) is gate_class
+    assert (gate.num_tasks, gate.num_experts, gate.k) == (3, 5, k)
+    assert gate.input_size == (6 if kind == "attentive" else None)
 
 
 @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax"])
-def test_a_per_example_gate_reads_the_models_inputs(kind: str) -> None:
-    assert built(kind=kind, per_example=True).input_size == 6
+def test_build_gate_per_example_gate_has_input_size_of_model(kind: str) -> None:
+    assert build(kind=kind, per_example=True).input_size == 6
 
 
-def test_settings_reach_the_gate() -> None:
-    gate = built(surplus="penalty")
+def test_build_gate_passes_settings_to_gate() -> None:
+    gate = build(surplus="penalty")
     assert isinstance(gate, DSelectK)
     assert gate.expert_of_code.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
     assert float(gate.gamma) == 0.5
-    noisy = built(kind="top_k", noise=True)
+    noisy = build(kind="top_k", noise=True)
     assert isinstance(noisy, TopK)
     assert noisy.noise
-    attentive = built(kind="attentive")
+    attentive = build(kind="attentive")
     assert isinstance(attentive, AttentiveGate)
     assert attentive.width == 4
 
 
-def test_a_shared_bottom_is_built_with_its_one_expert() -> None:
-    gate = build_gate(parsed(kind="shared_bottom"), num_tasks=3, num_experts=1, input_size=6, width=4)
+def test_build_gate_shared_bottom_has_one_expert() -> None:
+    gate = build_gate(parse_config(kind="shared_bottom"), num_tasks=3, num_experts=1, input_size=6, width=4)
     assert isinstance(gate, SharedBottom)
     assert (gate.num_tasks, gate.num_experts) == (3, 1)
 
 
 @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax_selectors"])
-def test_more_selectors_than_experts_build_nothing(kind: str) -> None:
+def test_build_gate_k_above_number_of_experts_is_rejected(kind: str) -> None:
     with pytest.raises(ValueError, match="k = 6: choose 1 ≤ k ≤ num_experts = 5"):
-        built(kind=kind, k=6)
+        build(kind=kind, k=6)
 
 
-def test_single_tasks_have_no_gate() -> None:
+def test_build_gate_single_task_is_rejected() -> None:
     with pytest.raises(ValueError, match="single_task trains one model per task"):
         build_gate(SingleTaskConfig(kind="single_task"), 3, 5, 6, 4)

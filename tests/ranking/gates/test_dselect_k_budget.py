@@ -1,4 +1,4 @@
-"""A DSelect-k gate that is left with some of its experts: ``restrict``, which enforces an experts budget."""
+"""``DSelectK.restrict``, which limits a gate to some of its experts and so enforces an experts budget."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ SetCodes = Callable[[DSelectK, list[list[int]]], None]
 
 
 @st.composite
-def kept_of(draw: st.DrawFn) -> tuple[int, list[int]]:
-    """n, and some of n experts in any order."""
+def experts_to_keep(draw: st.DrawFn) -> tuple[int, list[int]]:
+    """Draw the number of experts n and a nonempty list of distinct experts in random order."""
     n = draw(st.sampled_from([1, 2, 3, 5, 6, 7, 8, 12, 16, 33]))
     return n, draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True))
 
 
-def bits(n: int) -> int:
+def num_bits(n: int) -> int:
     return (n - 1).bit_length()
 
 
-@given(kept_of())
+@given(experts_to_keep())
 @settings(max_examples=100, deadline=None)
-def test_whatever_its_code_a_selector_then_chooses_a_kept_expert_and_can_choose_each(
+def test_dselect_k_restrict_maps_codes_onto_all_kept_experts(
     case: tuple[int, list[int]],
 ) -> None:
     n, kept = case
-    codes = 2 ** bits(n)
+    codes = 2 ** num_bits(n)
     gate = DSelectK(num_tasks=codes, num_experts=n, k=1)
     gate.restrict(kept)
     with torch.no_grad():
         for code in range(codes):
-            gate.z[code, 0] = torch.tensor([1.0 if code >> j & 1 else -1.0 for j in range(bits(n))])
+            gate.z[code, 0] = torch.tensor([1.0 if code >> j & 1 else -1.0 for j in range(num_bits(n))])
     weights = gate()
     assert torch.equal(weights.sum(-1), torch.ones(codes))
     assert sorted(set(weights.argmax(-1).tolist())) == sorted(kept)
     assert gate.selection().experts_used == sorted(kept)
 
 
-@given(kept_of(), st.integers(0, 10**6))
+@given(experts_to_keep(), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
-def test_so_does_a_selector_of_any_example(case: tuple[int, list[int]], seed: int) -> None:
+def test_dselect_k_restrict_per_example_gate_selects_kept_experts_only(case: tuple[int, list[int]], seed: int) -> None:
     n, kept = case
-    m = bits(n)
+    m = num_bits(n)
     gate = DSelectK(num_tasks=2, num_experts=n, k=1, input_size=max(m, 1))
     with torch.no_grad():
         gate.w.copy_(torch.eye(m, max(m, 1)))
@@ -64,9 +64,9 @@ def test_so_does_a_selector_of_any_example(case: tuple[int, list[int]], seed: in
     assert sorted(set(gate(x).argmax(-1).flatten().tolist())) == sorted(kept)
 
 
-@given(kept_of(), st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 10.0]), st.sampled_from([0.1, 0.5, 3.0]))
+@given(experts_to_keep(), st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 10.0]), st.sampled_from([0.1, 0.5, 3.0]))
 @settings(max_examples=60, deadline=None)
-def test_a_static_code_stays_open_enough_to_turn(
+def test_dselect_k_restrict_leaves_low_code_variables_trainable(
     case: tuple[int, list[int]], seed: int, gamma: float, spread: float
 ) -> None:
     n, kept = case
@@ -75,10 +75,12 @@ def test_a_static_code_stays_open_enough_to_turn(
     with torch.no_grad():
         gate.z.normal_(std=spread * gamma)
     gate.restrict(kept)
-    low = bits(len(kept))
+    low = num_bits(len(kept))
     s = smooth_step(gate.z.detach(), gamma)
     assert ((s[..., :low] > 0.049) & (s[..., :low] < 0.951)).all()
-    assert torch.equal(s[..., low:], torch.zeros_like(s[..., low:])), "the other variables are parked"
+    assert torch.equal(s[..., low:], torch.zeros_like(s[..., low:])), (
+        "the other variables lie outside the fractional region"
+    )
     assert bool(gate.converged().all()) == (low == 0)
     if n > 1:
         (gate() * torch.randn(n)).sum().backward()
@@ -89,7 +91,7 @@ def test_a_static_code_stays_open_enough_to_turn(
 
 
 @pytest.mark.parametrize("n", [5, 8, 12])
-def test_a_selector_that_leant_to_a_kept_expert_still_does(n: int, set_codes: SetCodes) -> None:
+def test_dselect_k_restrict_keeps_preference_for_kept_expert(n: int, set_codes: SetCodes) -> None:
     kept = [4, 1, 3]
     gate = DSelectK(num_tasks=3, num_experts=n, k=1)
     set_codes(gate, [[expert] for expert in kept])
@@ -103,7 +105,7 @@ def test_a_selector_that_leant_to_a_kept_expert_still_does(n: int, set_codes: Se
     assert gate().argmax(-1).tolist() == kept
 
 
-def test_it_starts_from_how_its_probability_was_divided() -> None:
+def test_dselect_k_restrict_keeps_relative_probabilities_of_kept_experts() -> None:
     gate = DSelectK(num_tasks=1, num_experts=4, k=1)
     with torch.no_grad():
         gate.z.copy_(torch.tensor([[[0.25, 0.1]]]))  # S = 0.84375 and 0.648
@@ -112,7 +114,7 @@ def test_it_starts_from_how_its_probability_was_divided() -> None:
     torch.testing.assert_close(gate().detach(), expected, rtol=0.0, atol=1e-6)
 
 
-def test_one_expert_is_everyones_at_once() -> None:
+def test_dselect_k_restrict_to_one_expert_converges_immediately() -> None:
     gate = DSelectK(num_tasks=4, num_experts=6, k=2)
     gate.restrict([3])
     assert gate.converged().all()
@@ -120,16 +122,16 @@ def test_one_expert_is_everyones_at_once() -> None:
     assert torch.equal(gate()[:, 3], torch.ones(4))
 
 
-def test_codes_beyond_the_kept_experts_are_shared_out_among_them() -> None:
+def test_dselect_k_restrict_distributes_surplus_codes_over_kept_experts() -> None:
     gate = DSelectK(num_tasks=8, num_experts=8, k=1)
     gate.restrict([0, 2, 3, 5, 7])
     with torch.no_grad():
         gate.z.copy_(torch.tensor(list(itertools.product([-1.0, 1.0], repeat=3))).unsqueeze(1))
-    assert gate().detach().sum(0).tolist() == [2, 0, 2, 2, 0, 1, 0, 1], "5 and 7 for codes 3 and 4 only"
+    assert gate().detach().sum(0).tolist() == [2, 0, 2, 2, 0, 1, 0, 1], "experts 5 and 7 have one code each"
 
 
 @pytest.mark.parametrize("second", [[5, 2], [7], [2, 4, 7]])
-def test_a_budget_can_be_tightened(second: Sequence[int]) -> None:
+def test_dselect_k_restrict_twice_selects_from_second_set_only(second: Sequence[int]) -> None:
     gate = DSelectK(num_tasks=20, num_experts=8, k=2)
     gate.restrict([2, 4, 5, 7])
     gate.restrict(second)
@@ -138,7 +140,7 @@ def test_a_budget_can_be_tightened(second: Sequence[int]) -> None:
     torch.testing.assert_close(gate()[:, list(second)].sum(-1), torch.ones(20))
 
 
-def test_a_narrower_region_leaves_parked_variables_parked() -> None:
+def test_dselect_k_anneal_after_restrict_keeps_selected_experts() -> None:
     gate = DSelectK(num_tasks=5, num_experts=8, k=2, gamma=1.0)
     gate.restrict([1, 6])
     before = gate.selectors().argmax(-1)
@@ -148,31 +150,32 @@ def test_a_narrower_region_leaves_parked_variables_parked() -> None:
 
 
 @pytest.mark.parametrize("surplus", ["random", "penalty"])
-def test_no_code_means_nothing_any_more(surplus: str) -> None:
+def test_dselect_k_restrict_assigns_every_code_to_a_kept_expert(surplus: str) -> None:
     gate = DSelectK(num_tasks=20, num_experts=5, k=2, surplus=surplus)  # type: ignore[arg-type]
     gate.restrict([0, 2, 4])
     torch.testing.assert_close(gate()[:, [0, 2, 4]].sum(-1), torch.ones(20))
 
 
 @pytest.mark.parametrize("per_example", [False, True])
-@pytest.mark.parametrize("wrong", [[], [0, 0], [-1], [5], [1, 5], [0, 1, 2, 3, 4, 4]], ids=str)
-def test_experts_that_are_no_set_of_experts_are_refused_and_change_nothing(per_example: bool, wrong: list[int]) -> None:
+@pytest.mark.parametrize("experts", [[], [0, 0], [-1], [5], [1, 5], [0, 1, 2, 3, 4, 4]], ids=str)
+def test_dselect_k_restrict_to_invalid_experts_raises_and_keeps_weights(per_example: bool, experts: list[int]) -> None:
     gate = DSelectK(num_tasks=3, num_experts=5, k=2, input_size=4 if per_example else None)
     x = torch.randn(6, 4)
     before = gate(x)
     with pytest.raises(ValueError, match="pass distinct numbers from 0 to 4"):
-        gate.restrict(wrong)
+        gate.restrict(experts)
     assert torch.equal(gate(x), before)
 
 
-def test_what_the_budget_takes_away_is_not_learned_but_what_changed_before_is(set_codes: SetCodes) -> None:
+def test_dselect_k_codes_changed_ignores_changes_caused_by_restrict(set_codes: SetCodes) -> None:
     gate = DSelectK(num_tasks=1, num_experts=8, k=2)
     set_codes(gate, [[0, 3]])
     gate.initial_codes.copy_(gate._rounded_codes())
     assert gate.codes_changed() == 0
-    set_codes(gate, [[0, 5]])  # the second selector learned
+    set_codes(gate, [[0, 5]])  # The second selector changes its expert.
     assert gate.codes_changed() == 1
-    gate.restrict([1, 2])  # both lose their expert
+    gate.restrict([1, 2])  # Both selectors lose their expert.
     assert gate.codes_changed() == 1
-    set_codes(gate, [[int(not int(gate._rounded_codes()[0, 0]) & 1), int(gate._rounded()[0, 1])]])
-    assert gate.codes_changed() == 2, "the first one too, after the cut"
+    first, second = gate._rounded_codes()[0].tolist()
+    set_codes(gate, [[1 - first % 2, second]])  # The first selector changes its expert after the restriction.
+    assert gate.codes_changed() == 2

@@ -1,4 +1,4 @@
-"""The per-example DSelect-k gate: at most k of n experts for each task of each example (section 3.2)."""
+"""Per-example DSelect-k gate, which selects at most k of n experts per task and example (section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from ranking.errors import NotConvergedError
 from ranking.gates import DSelectK, smooth_step
 
-EXPERTS = [1, 2, 3, 5, 6, 7, 8, 12, 16, 33, 64]
+EXPERT_COUNTS = [1, 2, 3, 5, 6, 7, 8, 12, 16, 33, 64]
 
 
-def spread(gate: DSelectK, std: float) -> DSelectK:
+def randomize(gate: DSelectK, std: float) -> DSelectK:
     with torch.no_grad():
         gate.w.normal_(std=std)
         gate.g.normal_(std=std)
@@ -25,16 +25,16 @@ def spread(gate: DSelectK, std: float) -> DSelectK:
 
 
 def examples(rows: int, width: int) -> Tensor:
-    """Ordinary ones, and those at which a gate could fail: zeros, units, one feature only, and far out."""
+    """Return random examples and edge cases: zeros, unit vectors, large, huge and tiny values."""
     x = torch.randn(rows, width)
-    far = torch.cat([torch.full((1, width), size) for size in (1e-30, 1e30, -1e30, 1e15)])
-    return torch.cat([x, torch.zeros(2, width), -torch.zeros(1, width), torch.eye(width), x[:3] * 1e6, far])
+    extreme = torch.cat([torch.full((1, width), size) for size in (1e-30, 1e30, -1e30, 1e15)])
+    return torch.cat([x, torch.zeros(2, width), -torch.zeros(1, width), torch.eye(width), x[:3] * 1e6, extreme])
 
 
-# How it starts.
+# Initialization.
 
 
-def test_every_code_starts_near_the_middle_for_standardised_examples() -> None:
+def test_per_example_dselect_k_initial_codes_of_standardized_examples_are_small() -> None:
     gate = DSelectK(num_tasks=10, num_experts=8, k=2, gamma=4.0, input_size=100)
     z = gate.variables(torch.randn(500, 100))
     assert z.shape == (500, 10, 2, 3)
@@ -42,15 +42,15 @@ def test_every_code_starts_near_the_middle_for_standardised_examples() -> None:
     torch.testing.assert_close(gate(torch.randn(5, 100)), torch.full((5, 10, 8), 1 / 8), rtol=0.0, atol=0.05)
 
 
-def test_selectors_start_with_equal_weights() -> None:
+def test_per_example_dselect_k_initial_selector_weights_are_equal() -> None:
     assert torch.equal(DSelectK(3, 8, 2, input_size=4).g.detach(), torch.zeros(3, 2, 4))
 
 
-# What it computes.
+# Forward pass.
 
 
-def test_four_experts_by_hand() -> None:
-    """The static gate's case with z⁽¹⁾ = x, z⁽²⁾ = (−4x₁, −10x₂) and α = (4 ln 3 · x₁, 0); then x = 0."""
+def test_per_example_dselect_k_weights_of_four_experts_match_hand_calculation() -> None:
+    """The static example with z⁽¹⁾ = x, z⁽²⁾ = (−4x₁, −10x₂) and α = (4 ln 3 · x₁, 0), and x = 0."""
     gate = DSelectK(num_tasks=1, num_experts=4, k=2, input_size=2)
     with torch.no_grad():
         gate.w.copy_(torch.tensor([[[[1.0, 0.0], [0.0, 1.0]], [[-4.0, 0.0], [0.0, -10.0]]]]))
@@ -64,8 +64,8 @@ def test_four_experts_by_hand() -> None:
     torch.testing.assert_close(weights, torch.tensor([[mixed], [[0.25] * 4]]))
 
 
-def test_each_example_gets_what_a_static_gate_with_its_codes_gives() -> None:
-    gate = spread(DSelectK(num_tasks=3, num_experts=6, k=2, input_size=4), 0.2)
+def test_per_example_dselect_k_weights_equal_static_gate_with_same_codes() -> None:
+    gate = randomize(DSelectK(num_tasks=3, num_experts=6, k=2, input_size=4), 0.2)
     x = torch.randn(5, 4)
     for row, weights in zip(x, gate(x), strict=True):
         static = DSelectK(num_tasks=3, num_experts=6, k=2)
@@ -75,14 +75,16 @@ def test_each_example_gets_what_a_static_gate_with_its_codes_gives() -> None:
         torch.testing.assert_close(weights, static())
 
 
-@given(st.sampled_from(EXPERTS), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 1.0, 100.0]))
+@given(
+    st.sampled_from(EXPERT_COUNTS), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 1.0, 100.0])
+)
 @settings(max_examples=100, deadline=None)
-def test_weights_are_a_distribution_before_and_after_and_then_of_at_most_k_experts(
+def test_per_example_dselect_k_weights_are_distribution_of_at_most_k_experts_once_final(
     n: int, k: int, seed: int, std: float
 ) -> None:
     torch.manual_seed(seed)
     k = min(k, n)
-    gate = spread(DSelectK(num_tasks=3, num_experts=n, k=k, input_size=4), std)
+    gate = randomize(DSelectK(num_tasks=3, num_experts=n, k=k, input_size=4), std)
     x = examples(20, 4)
     for _ in range(2):
         weights = gate(x)
@@ -99,11 +101,11 @@ def test_weights_are_a_distribution_before_and_after_and_then_of_at_most_k_exper
 # Gradients.
 
 
-@pytest.mark.parametrize("concluded", [False, True])
+@pytest.mark.parametrize("finalized", [False, True])
 @pytest.mark.parametrize("n", [1, 5, 8])
-def test_gradients_are_finite_for_every_example(concluded: bool, n: int) -> None:
-    gate = spread(DSelectK(num_tasks=3, num_experts=n, k=min(2, n), input_size=4), 0.5)
-    if concluded:
+def test_per_example_dselect_k_gradients_are_finite(finalized: bool, n: int) -> None:
+    gate = randomize(DSelectK(num_tasks=3, num_experts=n, k=min(2, n), input_size=4), 0.5)
+    if finalized:
         gate.finalize()
     x = examples(20, 4).requires_grad_()
     (gate(x) * torch.randn(n)).sum().backward()
@@ -115,7 +117,7 @@ def test_gradients_are_finite_for_every_example(concluded: bool, n: int) -> None
             assert parameter.grad.isfinite().all()
 
 
-def test_every_parameter_learns_at_the_start() -> None:
+def test_per_example_dselect_k_initial_gradients_are_nonzero() -> None:
     gate = DSelectK(num_tasks=3, num_experts=6, k=2, input_size=4)
     (gate(torch.randn(9, 4)) * torch.randn(3, 6)).sum().backward()
     for parameter in (gate.w, gate.g):
@@ -123,19 +125,19 @@ def test_every_parameter_learns_at_the_start() -> None:
         assert (parameter.grad != 0).all()
 
 
-def test_selectors_weights_that_are_held_do_not_learn_until_they_are_let_go() -> None:
+def test_per_example_dselect_k_freeze_alpha_disables_and_enables_gradient() -> None:
     gate = DSelectK(num_tasks=2, num_experts=8, k=2, input_size=4)
-    for held in (True, False):
-        gate.freeze_alpha(held)
+    for frozen in (True, False):
+        gate.freeze_alpha(frozen)
         (gate(torch.randn(5, 4)) * torch.randn(8)).sum().backward()
-        assert (gate.g.grad is None) == held
+        assert (gate.g.grad is None) == frozen
 
 
-# The end of the choice.
+# Finalization.
 
 
-def test_some_example_stays_between_codes_however_narrow_the_region() -> None:
-    gate = spread(DSelectK(num_tasks=1, num_experts=8, k=1, input_size=4), 1.0)
+def test_per_example_dselect_k_at_tiny_gamma_is_not_converged() -> None:
+    gate = randomize(DSelectK(num_tasks=1, num_experts=8, k=1, input_size=4), 1.0)
     gate.anneal(1e-6)
     assert int((gate(torch.zeros(1, 4)) > 0).sum()) == 8
     assert gate.converged().tolist() == [False]
@@ -143,7 +145,7 @@ def test_some_example_stays_between_codes_however_narrow_the_region() -> None:
         gate.selection(x=torch.randn(3, 4))
 
 
-def test_concluded_the_step_is_the_unit_step_with_one_at_zero() -> None:
+def test_per_example_dselect_k_finalized_gate_uses_unit_step_with_one_at_zero() -> None:
     gate = DSelectK(num_tasks=1, num_experts=4, k=1, input_size=2)
     with torch.no_grad():
         gate.w.copy_(torch.eye(2).view(1, 1, 2, 2))
@@ -153,19 +155,19 @@ def test_concluded_the_step_is_the_unit_step_with_one_at_zero() -> None:
     assert torch.equal(gate(x).sum(-1), torch.ones(5, 1))
 
 
-def test_concluding_rounds_every_code_to_its_nearer_side() -> None:
-    gate = spread(DSelectK(num_tasks=4, num_experts=12, k=2, input_size=4), 0.4)
+def test_per_example_dselect_k_finalize_rounds_codes_to_nearest_binary_code() -> None:
+    gate = randomize(DSelectK(num_tasks=4, num_experts=12, k=2, input_size=4), 0.4)
     x = torch.randn(200, 4)
     z = gate.variables(x).detach()
-    assert gate.finalize() == 0, "no selector is forced: each example's code is"
+    assert gate.finalize() == 0, "finalize counts forced static selectors only"
     selectors = gate.route(x).selectors
     assert selectors is not None
     code = ((z >= 0) * torch.tensor([1, 2, 4, 8])).sum(-1)
     assert torch.equal(selectors.argmax(-1), torch.where(code < 12, code, code - 12))
 
 
-def test_concluding_changes_nothing_for_examples_whose_codes_were_binary() -> None:
-    gate = spread(DSelectK(num_tasks=4, num_experts=12, k=2, input_size=4), 3.0)
+def test_per_example_dselect_k_finalize_keeps_weights_of_examples_with_binary_codes() -> None:
+    gate = randomize(DSelectK(num_tasks=4, num_experts=12, k=2, input_size=4), 3.0)
     x = torch.randn(400, 4)
     s = smooth_step(gate.variables(x).detach(), gate.gamma)
     binary = ((s == 0) | (s == 1)).flatten(1).all(1)
@@ -179,8 +181,8 @@ def test_concluding_changes_nothing_for_examples_whose_codes_were_binary() -> No
     assert torch.equal(gate(x), after)
 
 
-def test_after_that_the_codes_no_longer_learn_but_their_weights_do() -> None:
-    gate = spread(DSelectK(num_tasks=2, num_experts=8, k=2, input_size=4), 0.5)
+def test_per_example_dselect_k_after_finalize_only_selector_weights_have_gradient() -> None:
+    gate = randomize(DSelectK(num_tasks=2, num_experts=8, k=2, input_size=4), 0.5)
     gate.finalize()
     (gate(torch.randn(9, 4)) * torch.randn(8)).sum().backward()
     assert gate.w.grad is None
@@ -188,12 +190,12 @@ def test_after_that_the_codes_no_longer_learn_but_their_weights_do() -> None:
     assert gate.g.grad.ne(0).any()
 
 
-def test_a_selection_is_the_mean_over_examples_and_names_every_expert() -> None:
-    gate = spread(DSelectK(num_tasks=2, num_experts=5, k=1, input_size=1), 0.0)
+def test_per_example_dselect_k_selection_averages_examples_and_lists_every_expert() -> None:
+    gate = randomize(DSelectK(num_tasks=2, num_experts=5, k=1, input_size=1), 0.0)
     with torch.no_grad():
         gate.w.copy_(torch.tensor([[[[1.0], [-1.0], [-1.0]]], [[[-1.0], [-1.0], [1.0]]]]))
     gate.finalize()
-    x = torch.tensor([[1.0], [2.0], [-1.0], [3.0]])  # task a: codes 1 1 6 1, that is experts 1 1 1 1; b: 4 4 3 4
+    x = torch.tensor([[1.0], [2.0], [-1.0], [3.0]])  # Task a: codes 1 1 6 1, so experts 1 1 1 1; b: 4 4 3 4.
     selection = gate.selection(["a", "b"], x)
     assert selection.tasks == {
         "a": {0: 0.0, 1: 1.0, 2: 0.0, 3: 0.0, 4: 0.0},
@@ -202,7 +204,7 @@ def test_a_selection_is_the_mean_over_examples_and_names_every_expert() -> None:
     assert selection.per_example
 
 
-def test_one_expert_is_always_chosen_and_needs_no_end() -> None:
+def test_per_example_dselect_k_with_one_expert_is_converged_and_selects_it() -> None:
     gate = DSelectK(num_tasks=2, num_experts=1, k=1, input_size=3)
     assert gate.converged().all()
     assert torch.equal(gate(torch.randn(4, 3)), torch.ones(4, 2, 1))
@@ -211,7 +213,7 @@ def test_one_expert_is_always_chosen_and_needs_no_end() -> None:
 
 
 @pytest.mark.parametrize("n", [4, 8])
-def test_every_expert_can_be_some_examples_choice(n: int) -> None:
+def test_per_example_dselect_k_every_expert_is_selectable(n: int) -> None:
     m = n.bit_length() - 1
     gate = DSelectK(num_tasks=1, num_experts=n, k=1, input_size=m)
     with torch.no_grad():

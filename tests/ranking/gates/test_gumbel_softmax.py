@@ -1,4 +1,4 @@
-"""The Gumbel-softmax gate: a Bernoulli selector for each expert (DSelect-k, appendix D)."""
+"""Gumbel-softmax gate: one Bernoulli selector per expert (DSelect-k, appendix D)."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ def logit(p: float) -> float:
     return math.log(p / (1 - p))
 
 
-# What it computes.
+# Forward pass.
 
 
-def test_in_evaluation_an_expert_counts_where_psi_is_at_least_one_half() -> None:
+def test_gumbel_softmax_in_eval_mode_uses_experts_with_psi_of_at_least_half() -> None:
     gate = gate_with([[0.0, -1e-3, 2.0], [-1.0, 0.1, -2.0]], [[0.0, 0.0, math.log(2.0)], [0.0, 0.0, 0.0]]).eval()
-    expected = torch.tensor([[0.25, 0.0, 0.5], [0.0, 1 / 3, 0.0]])  # softmax(α) = (¼, ¼, ½), masked, not renormalised
+    expected = torch.tensor([[0.25, 0.0, 0.5], [0.0, 1 / 3, 0.0]])  # softmax(α) = (¼, ¼, ½), masked, not renormalized
     torch.testing.assert_close(gate().detach(), expected)
     assert torch.equal(gate(), gate())
 
 
-def test_in_training_it_draws() -> None:
+def test_gumbel_softmax_in_training_mode_samples_weights() -> None:
     gate = GumbelSoftmax(3, 4).train()
     assert not torch.equal(gate(), gate())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_a_draw_is_the_relaxed_one(temperature: float) -> None:
+def test_gumbel_softmax_training_sample_equals_relaxed_bernoulli_formula(temperature: float) -> None:
     gate = gate_with([[0.3, -0.7]]).train()
     gate.anneal(temperature)
     torch.manual_seed(5)
-    found = gate().detach()
+    weights = gate().detach()
     torch.manual_seed(5)
     u = torch.rand(1, 2)
     noise = torch.log(u) - torch.log(1 - u)
-    torch.testing.assert_close(found, 0.5 / (1 + torch.exp(-(torch.tensor([[0.3, -0.7]]) + noise) / temperature)))
+    torch.testing.assert_close(weights, 0.5 / (1 + torch.exp(-(torch.tensor([[0.3, -0.7]]) + noise) / temperature)))
 
 
-def test_draws_at_a_small_temperature_have_psi_as_their_mean_and_are_nearly_binary() -> None:
+def test_gumbel_softmax_low_temperature_samples_are_nearly_binary_with_mean_psi() -> None:
     psi = [0.1, 0.5, 0.73, 0.95]
     gate = gate_with([[logit(p) for p in psi]] * 40_000).train()
-    gate.anneal(0.0001)  # counts as MIN_TEMPERATURE
-    drawn = gate().detach() * 4
-    torch.testing.assert_close(drawn.mean(0), torch.tensor(psi), rtol=0.0, atol=0.015)
-    assert float(((drawn < 0.05) | (drawn > 0.95)).float().mean()) > 0.8
+    gate.anneal(0.0001)  # Clamped to MIN_TEMPERATURE.
+    sampled = gate().detach() * 4
+    torch.testing.assert_close(sampled.mean(0), torch.tensor(psi), rtol=0.0, atol=0.015)
+    assert float(((sampled < 0.05) | (sampled > 0.95)).float().mean()) > 0.8
 
 
-def test_it_starts_likely_to_use_each_expert() -> None:
+def test_gumbel_softmax_initial_psi_is_0_731() -> None:
     gate = GumbelSoftmax(2, 4)
     assert gate.theta.sigmoid().flatten().tolist() == pytest.approx([0.731] * 8, abs=1e-3)
 
@@ -68,7 +68,7 @@ def test_it_starts_likely_to_use_each_expert() -> None:
 # Gradients.
 
 
-def test_both_parameters_learn_from_draws_down_to_the_smallest_temperature() -> None:
+def test_gumbel_softmax_gradients_are_finite_and_nonzero_at_any_temperature() -> None:
     for temperature in (1.0, 0.1, 1e-9):
         gate = GumbelSoftmax(3, 4).train()
         gate.anneal(temperature)
@@ -79,45 +79,45 @@ def test_both_parameters_learn_from_draws_down_to_the_smallest_temperature() -> 
             assert parameter.grad.ne(0).any()
 
 
-def test_the_gradient_of_a_draw_is_that_of_its_values() -> None:
+def test_gumbel_softmax_training_sample_passes_gradcheck() -> None:
     gate = GumbelSoftmax(2, 3).double().train()
 
     def weights(theta: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(3)
-        found: torch.Tensor = torch.func.functional_call(gate, {"theta": theta, "alpha": alpha}, ())
-        return found
+        result: torch.Tensor = torch.func.functional_call(gate, {"theta": theta, "alpha": alpha}, ())
+        return result
 
     theta, alpha = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert torch.autograd.gradcheck(weights, (theta, alpha))
 
 
-def test_alpha_that_is_held_does_not_learn_until_it_is_let_go() -> None:
+def test_gumbel_softmax_freeze_alpha_disables_and_enables_gradient_of_alpha() -> None:
     gate = GumbelSoftmax(2, 3).train()
-    for held in (True, False):
-        gate.freeze_alpha(held)
+    for frozen in (True, False):
+        gate.freeze_alpha(frozen)
         (gate() * torch.randn(3)).sum().backward()
-        assert (gate.alpha.grad is None) == held
+        assert (gate.alpha.grad is None) == frozen
 
 
-# The penalty.
+# Penalty.
 
 
-def test_log_psi_by_hand() -> None:
+def test_gumbel_softmax_log_psi_matches_hand_calculation() -> None:
     gate = gate_with([[logit(0.5), logit(0.25)], [logit(0.8), logit(0.1)]])
     assert float(gate.log_psi().detach()) == pytest.approx(math.log(0.5 * 0.25 * 0.8 * 0.1))
 
 
-def test_log_psi_in_the_loss_makes_experts_rarer() -> None:
+def test_gumbel_softmax_log_psi_gradient_lowers_psi() -> None:
     gate = GumbelSoftmax(2, 3)
     gate.log_psi().backward()
     assert gate.theta.grad is not None
     torch.testing.assert_close(gate.theta.grad, torch.full((2, 3), 1 - 1 / (1 + math.exp(-1.0))))
 
 
-# The choice.
+# Selection.
 
 
-def test_until_it_is_concluded_its_choice_is_not_final() -> None:
+def test_gumbel_softmax_before_finalize_is_not_converged() -> None:
     gate = GumbelSoftmax(2, 3)
     gate.anneal(1e-3)
     assert gate.needs_finalize
@@ -126,7 +126,7 @@ def test_until_it_is_concluded_its_choice_is_not_final() -> None:
         gate.selection(["click", "like"])
 
 
-def test_concluding_fixes_the_experts_of_evaluation_and_stops_the_draws() -> None:
+def test_gumbel_softmax_finalize_fixes_experts_of_eval_mode() -> None:
     gate = gate_with([[1.0, -1.0, 0.5], [-2.0, 3.0, -0.1]])
     expected = gate.eval()()
     assert gate.finalize() == 0
@@ -137,14 +137,14 @@ def test_concluding_fixes_the_experts_of_evaluation_and_stops_the_draws() -> Non
     assert gate.selection(["a", "b"]).tasks == {"a": {0: third, 2: third}, "b": {1: third}}
 
 
-def test_a_task_that_chose_no_expert_keeps_its_likeliest_one() -> None:
+def test_gumbel_softmax_finalize_keeps_most_likely_expert_of_task_without_expert() -> None:
     gate = gate_with([[-3.0, -1.0, -2.0], [1.0, -1.0, -1.0], [-1.0, -2.0, -0.5]])
     assert gate.eval()().count_nonzero(1).tolist() == [0, 1, 0]
     assert gate.finalize() == 2
     assert [row.nonzero().flatten().tolist() for row in gate()] == [[1], [0], [2]]
 
 
-def test_after_that_alpha_learns_and_the_choice_does_not() -> None:
+def test_gumbel_softmax_after_finalize_only_alpha_has_gradient() -> None:
     gate = gate_with([[1.0, -1.0, 0.5]])
     gate.finalize()
     (gate.train()() * torch.randn(3)).sum().backward()

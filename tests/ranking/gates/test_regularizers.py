@@ -1,4 +1,4 @@
-"""Penalties on what gates do, each against its formula worked out by hand or in plain loops."""
+"""Penalties on gates, each compared with a hand calculation or with plain loops."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def one_hot(codes: list[list[int]], experts: int) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(codes), experts).double()
 
 
-def drawn(*shape: int) -> Tensor:
-    """Distributions along the last dimension, float64."""
+def random_distributions(*shape: int) -> Tensor:
+    """Return random distributions along the last dimension, float64."""
     return torch.softmax(torch.randn(*shape, dtype=torch.float64), -1)
 
 
 def selectors_of(gate: DSelectK) -> Tensor:
-    found = gate.route().selectors
-    assert found is not None
-    return found
+    selectors = gate.route().selectors
+    assert selectors is not None
+    return selectors
 
 
-# All of them.
+# All penalties.
 
 PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
     "entropy": entropy,
@@ -50,30 +50,30 @@ def penalty(request: pytest.FixtureRequest) -> Callable[[Tensor], Tensor]:
     return PENALTIES[request.param]
 
 
-def test_a_penalty_is_one_number_with_the_gradient_of_its_values(penalty: Callable[[Tensor], Tensor]) -> None:
-    r = drawn(5, 3, 2, 4).requires_grad_()
+def test_penalty_is_scalar_and_passes_gradcheck(penalty: Callable[[Tensor], Tensor]) -> None:
+    r = random_distributions(5, 3, 2, 4).requires_grad_()
     assert penalty(r).shape == ()
     assert torch.autograd.gradcheck(penalty, r)
 
 
 @pytest.mark.parametrize("name", ["entropy", "overlap", "surplus", "expected_union"])
-def test_a_static_gates_penalty_is_that_of_a_gate_that_does_the_same_for_every_example(name: str) -> None:
-    r = drawn(3, 2, 4) * 0.9
+def test_penalty_of_batch_equals_mean_of_static_penalties(name: str) -> None:
+    r = random_distributions(3, 2, 4) * 0.9
     torch.testing.assert_close(PENALTIES[name](r.expand(6, 3, 2, 4)), PENALTIES[name](r))
-    other = drawn(3, 2, 4) * 0.8
-    each = (PENALTIES[name](r) + PENALTIES[name](other)) / 2
-    torch.testing.assert_close(PENALTIES[name](torch.stack([r, other])), each)
+    other = random_distributions(3, 2, 4) * 0.8
+    mean = (PENALTIES[name](r) + PENALTIES[name](other)) / 2
+    torch.testing.assert_close(PENALTIES[name](torch.stack([r, other])), mean)
 
 
-def test_autocast_does_not_coarsen_a_penalty(penalty: Callable[[Tensor], Tensor]) -> None:
-    r = drawn(5, 3, 2, 4).float()
+def test_penalty_under_autocast_is_computed_in_float32(penalty: Callable[[Tensor], Tensor]) -> None:
+    r = random_distributions(5, 3, 2, 4).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = penalty(r)
     assert inside.dtype == torch.float32
     assert torch.equal(inside, penalty(r))
 
 
-def test_a_final_choice_has_finite_penalties_and_gradients(penalty: Callable[[Tensor], Tensor]) -> None:
+def test_penalty_of_one_hot_selectors_and_its_gradient_are_finite(penalty: Callable[[Tensor], Tensor]) -> None:
     r = one_hot([[[e % 4, (e + t) % 4] for t in range(3)] for e in range(5)], 4).requires_grad_()  # type: ignore[list-item]
     value = penalty(r)
     value.backward()
@@ -86,16 +86,16 @@ def test_a_final_choice_has_finite_penalties_and_gradients(penalty: Callable[[Te
 
 
 @pytest.mark.parametrize(("tasks", "k", "n"), [(1, 1, 2), (2, 3, 8), (4, 2, 5)])
-def test_the_entropy_of_undecided_selectors_is_k_ln_n_for_each_task(tasks: int, k: int, n: int) -> None:
+def test_entropy_of_uniform_selectors_is_k_ln_n_per_task(tasks: int, k: int, n: int) -> None:
     r = torch.full((tasks, k, n), 1 / n, dtype=torch.float64)
     assert float(entropy(r)) == pytest.approx(tasks * k * math.log(n))
 
 
-def test_the_entropy_of_a_final_choice_is_zero() -> None:
+def test_entropy_of_one_hot_selectors_is_zero() -> None:
     assert float(entropy(one_hot([[0, 3], [2, 2]], 4))) == 0.0
 
 
-def test_the_entropy_by_hand() -> None:
+def test_entropy_matches_hand_calculation() -> None:
     r = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])  # ½ ln 2 + 2·¼ ln 4 = 1.5 ln 2, and 0
     assert float(entropy(r)) == pytest.approx(1.5 * math.log(2))
 
@@ -103,31 +103,31 @@ def test_the_entropy_by_hand() -> None:
 # Overlap.
 
 
-def test_selectors_that_differ_do_not_overlap(set_codes: SetCodes) -> None:
+def test_overlap_of_distinct_selectors_is_zero(set_codes: SetCodes) -> None:
     gate = DSelectK(num_tasks=2, num_experts=8, k=3)
     set_codes(gate, [[0, 1, 2], [7, 3, 4]])
     assert float(overlap(selectors_of(gate)).detach()) == 0.0
 
 
-def test_each_pair_of_selectors_that_agree_overlaps_by_one(set_codes: SetCodes) -> None:
+def test_overlap_is_one_per_pair_of_equal_selectors(set_codes: SetCodes) -> None:
     gate = DSelectK(num_tasks=3, num_experts=8, k=3)
     set_codes(gate, [[0, 0, 2], [5, 5, 5], [1, 2, 3]])
     assert float(overlap(selectors_of(gate)).detach()) == 1.0 + 3.0
 
 
-def test_a_surplus_code_overlaps_with_the_expert_that_it_stands_for(set_codes: SetCodes) -> None:
+def test_overlap_of_surplus_code_with_its_expert_is_one(set_codes: SetCodes) -> None:
     gate = DSelectK(num_tasks=1, num_experts=5, k=2)
     set_codes(gate, [[5, 0]])
     assert float(overlap(selectors_of(gate)).detach()) == 1.0
 
 
-def test_the_overlap_is_that_of_all_pairs() -> None:
-    r = drawn(3, 4, 5)
+def test_overlap_equals_sum_of_pairwise_inner_products() -> None:
+    r = random_distributions(3, 4, 5)
     pairs = sum(r[t, i] @ r[t, j] for t in range(3) for j in range(4) for i in range(j))
     torch.testing.assert_close(overlap(r), pairs)
 
 
-def test_the_overlap_pushes_selectors_apart() -> None:
+def test_overlap_gradient_step_reduces_overlap() -> None:
     gate = DSelectK(num_tasks=4, num_experts=8, k=2)
     before = overlap(selectors_of(gate))
     before.backward()
@@ -140,12 +140,12 @@ def test_the_overlap_pushes_selectors_apart() -> None:
 # Surplus codes, DSelect-k appendix B.2.
 
 
-def test_the_surplus_penalty_by_hand() -> None:
+def test_surplus_penalty_matches_hand_calculation() -> None:
     r = torch.tensor([[[0.5, 0.0], [0.25, 0.5]], [[1.0, 0.0], [0.1, 0.1]]])
     assert float(surplus(r)) == pytest.approx(1 / 0.5 + 1 / 0.75 + 1 + 1 / 0.2)
 
 
-def test_the_surplus_penalty_is_bounded_and_flat_where_no_expert_is_reached() -> None:
+def test_surplus_penalty_without_reachable_expert_is_bounded_with_zero_gradient() -> None:
     r = torch.zeros(1, 1, 3, requires_grad=True)
     value = surplus(r)
     value.backward()
@@ -154,20 +154,20 @@ def test_the_surplus_penalty_is_bounded_and_flat_where_no_expert_is_reached() ->
     assert torch.equal(r.grad, torch.zeros(1, 1, 3))
 
 
-# Union.
+# Expected union.
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2), min_size=1, max_size=5))
 @settings(max_examples=50, deadline=None)
-def test_the_union_of_a_final_choice_is_what_its_experts_cost(codes: list[list[int]]) -> None:
+def test_expected_union_of_one_hot_selectors_equals_cost_of_used_experts(codes: list[list[int]]) -> None:
     costs = torch.tensor([1.0, 10.0, 100.0, 1e3, 1e4, 1e5], dtype=torch.float64)
     used = {code for task in codes for code in task}
     assert float(expected_union(one_hot(codes, 6), costs)) == sum(float(costs[e]) for e in used)
     assert float(expected_union(one_hot(codes, 6), torch.ones(6))) == len(used)
 
 
-def test_before_that_it_is_the_mean_over_draws_of_every_selector() -> None:
-    r, costs, draws = drawn(2, 2, 4), torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64), 40_000
+def test_expected_union_equals_mean_cost_of_sampled_selections() -> None:
+    r, costs, draws = random_distributions(2, 2, 4), torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64), 40_000
     codes = torch.multinomial(r.flatten(0, 1), draws, replacement=True)  # [selectors, draws]
     used = torch.nn.functional.one_hot(codes, 4).amax(0).double()
     cost = used @ costs
@@ -179,7 +179,7 @@ def test_before_that_it_is_the_mean_over_draws_of_every_selector() -> None:
 # Importance, Shazeer et al., equation 7.
 
 
-def test_the_importance_by_hand() -> None:
+def test_importance_matches_hand_calculation() -> None:
     weights = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
     # I = (1.5, 0.5, 0), mean ⅔, variance (25 + 1 + 16)/36/3 = 7/18, so CV² = 7/18 · 9/4
     assert float(importance(weights)) == pytest.approx(7 / 8)
@@ -187,7 +187,7 @@ def test_the_importance_by_hand() -> None:
     assert float(importance(per_example)) == pytest.approx(1 / 18 * 9 / 16)
 
 
-def test_an_even_load_is_as_good_as_it_gets() -> None:
+def test_importance_of_even_load_is_zero_with_zero_gradient() -> None:
     weights = torch.full((6, 2, 4), 0.25, requires_grad=True)
     value = importance(weights)
     value.backward()
@@ -199,40 +199,46 @@ def test_an_even_load_is_as_good_as_it_gets() -> None:
 # L_s, Krishnamurthy et al., equations 8–10.
 
 
-def in_loops(weights: Tensor, x: Tensor, same: float, different: float) -> float:
+def sample_similarity_in_loops(weights: Tensor, x: Tensor, same: float, different: float) -> float:
+    """Compute L_s with one loop per sum of the published formula."""
     rows, tasks, m = weights.shape
     p, total = weights.tolist(), 0.0
     for t in range(tasks):
         for i in range(rows):
             for j in range(rows):
-                far = sum((a - b) ** 2 for a, b in zip(x[i].tolist(), x[j].tolist(), strict=True))
-                s = sum(same * p[i][t][e] * p[j][t][e] * far for e in range(m)) / m
-                d = sum(different * p[i][t][e] * p[j][t][f] * far for e in range(m) for f in range(m) if e != f)
+                distance = sum((a - b) ** 2 for a, b in zip(x[i].tolist(), x[j].tolist(), strict=True))
+                s = sum(same * p[i][t][e] * p[j][t][e] * distance for e in range(m)) / m
+                d = sum(different * p[i][t][e] * p[j][t][f] * distance for e in range(m) for f in range(m) if e != f)
                 total += s - d / (m * m - m)
     return total / (rows * rows - rows)
 
 
 @pytest.mark.parametrize(("same", "different"), [(1.0, 0.0), (0.0, 1.0), (0.3, 0.7)])
-def test_sample_similarity_is_that_of_the_papers_loops(same: float, different: float) -> None:
-    weights, x = drawn(6, 2, 3), torch.randn(6, 4, dtype=torch.float64)
-    found = float(sample_similarity(weights, x, same, different))
-    assert found == pytest.approx(in_loops(weights, x, same, different), rel=1e-9)
+def test_sample_similarity_equals_loops_over_published_formula(same: float, different: float) -> None:
+    weights, x = random_distributions(6, 2, 3), torch.randn(6, 4, dtype=torch.float64)
+    penalty = float(sample_similarity(weights, x, same, different))
+    assert penalty == pytest.approx(sample_similarity_in_loops(weights, x, same, different), rel=1e-9)
 
 
-def test_sample_similarity_of_a_larger_batch_in_float32() -> None:
-    weights, x = drawn(40, 1, 3).float(), torch.randn(40, 4)
-    assert float(sample_similarity(weights, x, 0.3, 0.7)) == pytest.approx(in_loops(weights, x, 0.3, 0.7), rel=1e-4)
+def test_sample_similarity_of_larger_float32_batch_equals_loops() -> None:
+    weights, x = random_distributions(40, 1, 3).float(), torch.randn(40, 4)
+    assert float(sample_similarity(weights, x, 0.3, 0.7)) == pytest.approx(
+        sample_similarity_in_loops(weights, x, 0.3, 0.7), rel=1e-4
+    )
 
 
-def test_sample_similarity_by_hand() -> None:
+def test_sample_similarity_matches_hand_calculation() -> None:
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])  # 25 apart
     together, apart = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
     assert float(sample_similarity(together, x, 1.0, 1.0)) == pytest.approx(2 * 25 / 2 / 2)  # 1/(N² − N) = 1/M = ½
     assert float(sample_similarity(apart, x, 1.0, 1.0)) == pytest.approx(-2 * 25 / 2 / 2)  # 1/(M² − M) = ½
 
 
-def test_sample_similarity_moves_the_gate_not_the_examples() -> None:
-    weights, x = drawn(6, 2, 3).requires_grad_(), torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+def test_sample_similarity_gradient_reaches_weights_but_not_examples() -> None:
+    weights, x = (
+        random_distributions(6, 2, 3).requires_grad_(),
+        torch.randn(6, 4, dtype=torch.float64, requires_grad=True),
+    )
     sample_similarity(weights, x, 1.0, 1.0).backward()
     assert x.grad is None
     assert weights.grad is not None
@@ -240,6 +246,6 @@ def test_sample_similarity_moves_the_gate_not_the_examples() -> None:
 
 
 @pytest.mark.parametrize(("rows", "experts"), [(1, 3), (4, 1), (1, 1)])
-def test_one_row_or_one_expert_has_nothing_to_tell_apart(rows: int, experts: int) -> None:
-    assert sample_similarity(drawn(rows, 2, experts), torch.randn(rows, 4).double(), 0.0, 1.0) == 0.0
-    assert regularizers.importance(drawn(rows, 2, 1)) == 0.0
+def test_sample_similarity_and_importance_of_single_row_or_expert_are_zero(rows: int, experts: int) -> None:
+    assert sample_similarity(random_distributions(rows, 2, experts), torch.randn(rows, 4).double(), 0.0, 1.0) == 0.0
+    assert regularizers.importance(random_distributions(rows, 2, 1)) == 0.0

@@ -1,4 +1,4 @@
-"""The smooth-step function of the paper (section 3.1.3)."""
+"""Smooth-step function of DSelect-k (section 3.1.3) and its inverse."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ GAMMAS = [1e-3, 0.3, 1.0, 10.0]
 
 
 def polynomial(t: Tensor, gamma: float) -> Tensor:
-    """S(t) inside the fractional region, as the paper writes it."""
+    """Compute S(t) inside the fractional region with the formula of the paper."""
     return -2 / gamma**3 * t**3 + 3 / (2 * gamma) * t + 0.5
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_inside_the_fractional_region_it_is_the_papers_cubic(gamma: float) -> None:
+def test_smooth_step_inside_fractional_region_equals_published_cubic(gamma: float) -> None:
     t = torch.linspace(-gamma / 2, gamma / 2, 1001, dtype=torch.float64)
     torch.testing.assert_close(smooth_step(t, gamma), polynomial(t, gamma), rtol=0.0, atol=1e-12)
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_outside_it_is_exactly_0_or_1(gamma: float) -> None:
+def test_smooth_step_outside_fractional_region_is_exactly_zero_or_one(gamma: float) -> None:
     beyond = gamma / 2 * torch.tensor([1.0, 1.0 + 1e-6, 1.5, 100.0, 1e30])
     assert torch.equal(smooth_step(beyond, gamma), torch.ones(5))
     assert torch.equal(smooth_step(-beyond, gamma), torch.zeros(5))
 
 
-def test_zero_is_one_half() -> None:
+def test_smooth_step_of_zero_is_one_half() -> None:
     assert float(smooth_step(torch.tensor(0.0), 1.0)) == 0.5
 
 
-def test_it_rises() -> None:
+def test_smooth_step_is_increasing() -> None:
     values = smooth_step(torch.linspace(-0.6, 0.6, 2001, dtype=torch.float64), 1.0)
     assert (values.diff() >= 0).all()
     assert (values.diff()[200:-200] > 0).all()
 
 
-def test_gamma_may_be_a_tensor() -> None:
+def test_smooth_step_accepts_gamma_as_tensor() -> None:
     t = torch.linspace(-1.0, 1.0, 21)
     assert torch.equal(smooth_step(t, torch.tensor(0.5)), smooth_step(t, 0.5))
 
@@ -52,43 +52,43 @@ def test_gamma_may_be_a_tensor() -> None:
     st.floats(2**-10, 2**10, width=32),
 )
 @settings(max_examples=300, deadline=None)
-def test_in_float32_it_never_leaves_the_unit_interval(t: float, gamma: float) -> None:
-    for scale in (1.0, gamma / 4):  # the second puts more of the numbers inside the region
+def test_smooth_step_in_float32_stays_in_unit_interval(t: float, gamma: float) -> None:
+    for scale in (1.0, gamma / 4):  # The second scale puts more values inside the region.
         value = smooth_step(torch.tensor(t * scale, dtype=torch.float32), gamma)
         assert 0.0 <= float(value) <= 1.0
 
 
-def test_in_float32_it_never_leaves_the_unit_interval_near_the_edges() -> None:
-    near = torch.tensor(1.0) - torch.arange(200_000) * 2.0**-24  # every float just below 1
+def test_smooth_step_in_float32_near_edges_stays_in_unit_interval() -> None:
+    near = torch.tensor(1.0) - torch.arange(200_000) * 2.0**-24  # Every float32 value just below 1.
     for values in (smooth_step(near - 0.5, 1.0), smooth_step(0.5 - near, 1.0)):
         assert float(values.min()) >= 0.0
         assert float(values.max()) <= 1.0
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0, 10.0])
-def test_its_gradient_is_that_of_its_values(gamma: float) -> None:
+def test_smooth_step_passes_gradcheck(gamma: float) -> None:
     t = gamma * torch.tensor([-2.0, -0.51, -0.49, -0.3, 0.0, 0.1, 0.499, 0.6, 5.0], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda t: smooth_step(t, gamma), t.requires_grad_())
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_its_gradient_is_zero_at_the_edges_and_far_outside(gamma: float) -> None:
+def test_smooth_step_gradient_at_edges_and_outside_is_zero(gamma: float) -> None:
     t = torch.tensor([-1e30, -1e4, -gamma / 2, gamma / 2, 1e4, 1e30, 3e38], requires_grad=True)
     (gradient,) = torch.autograd.grad(smooth_step(t, gamma).sum(), t)
     assert torch.equal(gradient, torch.zeros(7))
 
 
-def test_its_slope_in_the_middle_is_that_of_the_paper() -> None:
+def test_smooth_step_slope_at_zero_equals_published_value() -> None:
     t = torch.zeros(1, requires_grad=True)
     (gradient,) = torch.autograd.grad(smooth_step(t, 4.0).sum(), t)
     assert float(gradient) == pytest.approx(3 / (2 * 4.0))
 
 
-# Its inverse.
+# Inverse.
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_the_inverse_finds_the_t_of_a_value(gamma: float) -> None:
+def test_inverse_smooth_step_inverts_smooth_step(gamma: float) -> None:
     s = torch.linspace(0.0, 1.0, 501, dtype=torch.float64)
     t = inverse_smooth_step(s, gamma)
     torch.testing.assert_close(smooth_step(t, gamma), s, rtol=0.0, atol=1e-12)
@@ -96,6 +96,6 @@ def test_the_inverse_finds_the_t_of_a_value(gamma: float) -> None:
     assert (t.diff() > 0).all()
 
 
-def test_the_inverse_of_the_middle_and_the_ends() -> None:
+def test_inverse_smooth_step_of_ends_and_middle_matches_hand_values() -> None:
     t = inverse_smooth_step(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), 4.0)
     assert t.tolist() == pytest.approx([-2.0, 0.0, 2.0])
