@@ -1,4 +1,4 @@
-"""Every gate on the real log, chosen by the one line of ranker.toml that names it; what can be frozen serves."""
+"""Training, freezing and serving with every kind of gate on KuaiRand."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.conftest import Once
 
 pytestmark = pytest.mark.slow
 
-LINE = 'kind = "dselect_k"'
+GATE_LINE = 'kind = "dselect_k"'
 KINDS = {
-    "dselect_k": LINE,
-    "dselect_k per example": f"{LINE}\nper_example = true",
+    "dselect_k": GATE_LINE,
+    "dselect_k per example": f"{GATE_LINE}\nper_example = true",
     "top_k": 'kind = "top_k"',
     "top_k per example": 'kind = "top_k"\nper_example = true',
     "softmax": 'kind = "softmax"',
@@ -43,7 +43,7 @@ KINDS = {
 }
 SETTINGS = ["--set", "training.batch_size=1024", "--set", "training.checks_per_epoch=2"]
 DAYS = {f"date=202205{day:02d}" for day in (1, 2, 3, 4)}
-"""Of the log: two train, one validates, one tests. test_quality.py trains on all of them."""
+"""Days of the log: two train, one validates, one tests. test_quality.py uses all days."""
 
 
 @pytest.fixture(scope="session")
@@ -58,24 +58,24 @@ def toml(kuairand_raw: Path, once: Once) -> Path:
     return once("days of KuaiRand", convert_days) / "logs" / "ranker.toml"
 
 
-def changed(toml: Path, name: str, line: str) -> Path:
-    """The same file with another gate, under this name."""
+def with_gate(toml: Path, name: str, line: str) -> Path:
+    """Write a copy of the configuration with another gate."""
     text = toml.read_text()
-    assert text.count(LINE) == 1
+    assert text.count(GATE_LINE) == 1
     other = toml.with_name(f"{name}.toml")
-    other.write_text(text.replace(LINE, line))
+    other.write_text(text.replace(GATE_LINE, line))
     return other
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
+def test_gate_of_every_kind_trains_on_kuairand_and_serves_the_scores_of_the_dense_model(
     toml: Path, tmp_path: Path, kind: str
 ) -> None:
     run, bundle, repository = tmp_path / "run", tmp_path / "bundle", tmp_path / "repository"
-    assert main(["train", str(changed(toml, kind, KINDS[kind])), "--run", str(run), *SETTINGS]) == 0
-    measures = json.loads((run / "evaluation.json").read_text())
-    assert measures["gates"]["kind"] == kind.split()[0]
-    assert measures["tasks"]["click"]["auc"] > 0.65, "it learned"
+    assert main(["train", str(with_gate(toml, kind, KINDS[kind])), "--run", str(run), *SETTINGS]) == 0
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert evaluation["gates"]["kind"] == kind.split()[0]
+    assert evaluation["tasks"]["click"]["auc"] > 0.65, "the model must learn"
     assert main(["freeze", str(run), "--out", str(bundle)]) == 0
     assert main(["publish", str(bundle), str(repository)]) == 0
 
@@ -104,16 +104,16 @@ def test_trains_with_one_changed_line_and_serves_the_scores_of_the_dense_model(
             assert item["scores"] == pytest.approx(by_id[item["id"]], abs=1e-6)
 
 
-def test_the_single_task_baseline_trains_a_model_for_each_task(
+def test_single_task_baseline_trains_and_freezes_one_model_per_task(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    single = changed(toml, "single_task", 'kind = "single_task"')
+    single = with_gate(toml, "single_task", 'kind = "single_task"')
     assert main(["train", str(single), "--run", str(run), *SETTINGS]) == 0
-    measures = json.loads((run / "evaluation.json").read_text())
-    assert len(measures["tasks"]) == 9
-    assert measures["tasks"]["click"]["auc"] > 0.6
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert len(evaluation["tasks"]) == 9
+    assert evaluation["tasks"]["click"]["auc"] > 0.6
     assert main(["freeze", str(run), "--out", str(tmp_path / "bundle")]) == 1
-    assert "share nothing: freeze them one by one" in capsys.readouterr().err
+    assert "independent model for each task: freeze each of them" in capsys.readouterr().err
     assert main(["freeze", str(run / "tasks" / "click"), "--out", str(tmp_path / "bundle")]) == 0
     assert ranking.load(tmp_path / "bundle").schema.task_names == ["click"]

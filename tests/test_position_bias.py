@@ -1,4 +1,4 @@
-"""The purpose of the side tower: items in order of what they are worth, not of where they stood."""
+"""Effect of the position tower: scores rank items by quality, not by the position at which they were shown."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from pipelines.jobs.train import train
 
 ITEMS, SLATE, ROWS, SEEDS = 60, 10, 12_000, 4
 EFFECT = 0.35
-"""How much a place further down takes from the logit of a click."""
+"""Decrease of the click logit per position."""
 
 
-def write(folder: Path, seed: int) -> npt.NDArray[np.float64]:
-    """A log of slates that a ranker put in order which knew nothing of the items' worth; returns that worth."""
+def write_slates(folder: Path, seed: int) -> npt.NDArray[np.float64]:
+    """Write a log of slates whose order is unrelated to item quality, with and without the position tower.
+
+    Returns:
+        Quality of each item.
+    """
     random = np.random.default_rng(seed)
-    worth, believed = random.normal(size=(2, ITEMS))
+    quality, estimate = random.normal(size=(2, ITEMS))
     shown = np.argsort(random.random((ROWS // SLATE, ITEMS)), axis=1)[:, :SLATE]
-    order = np.argsort(0.3 * random.normal(size=shown.shape) - believed[shown], axis=1)
+    order = np.argsort(0.3 * random.normal(size=shown.shape) - estimate[shown], axis=1)
     item, position = np.take_along_axis(shown, order, 1).ravel(), np.tile(np.arange(SLATE), ROWS // SLATE)
-    clicked = random.random(ROWS) < 1 / (1 + np.exp(EFFECT * position - worth[item]))
+    clicked = random.random(ROWS) < 1 / (1 + np.exp(EFFECT * position - quality[item]))
     log = {
         "time": np.datetime64("2026-01-01", "ms") + np.arange(ROWS) * (10 * 86_400_000 // ROWS),
         "user_id": ["u"] * ROWS,
@@ -44,33 +48,33 @@ def write(folder: Path, seed: int) -> npt.NDArray[np.float64]:
         "model": {"expert_layers": [16], "tower_layers": [8], "gate": {"kind": "shared_bottom"}},
         "training": {"batch_size": 128, "epochs": 2, "learning_rate": {"embeddings": 0.01, "trunk": 0.003}},
     }
-    aware = {
+    position_aware = {
         **config,
         "features": [*config["features"], feature("position", "categorical", "context", training_only=True, dim=4)],
         "model": {**config["model"], "side_tower": {"features": ["position"]}},
     }
-    nobody, nothing = pa.table({"user_id": ["u"]}), pa.table({"item_id": [0]})
-    write_logs(folder / "plain", config, pa.table(log), nobody, nothing)
-    write_logs(folder / "aware", aware, pa.table(log), nobody, nothing)
-    return worth
+    users, items = pa.table({"user_id": ["u"]}), pa.table({"item_id": [0]})
+    write_logs(folder / "plain", config, pa.table(log), users, items)
+    write_logs(folder / "position_aware", position_aware, pa.table(log), users, items)
+    return quality
 
 
 def rank_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """Spearman's, of values without ties."""
+    """Return Spearman's rank correlation of values without ties."""
     return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
 
 
 @pytest.mark.slow
-def test_with_the_side_tower_frozen_scores_order_items_by_worth(tmp_path: Path) -> None:
+def test_position_tower_improves_the_rank_correlation_of_scores_with_item_quality(tmp_path: Path) -> None:
     gains = []
     for seed in range(SEEDS):
         folder = tmp_path / str(seed)
-        worth, found = write(folder, seed), {}
-        for kind in ("plain", "aware"):
+        quality, correlations = write_slates(folder, seed), {}
+        for kind in ("plain", "position_aware"):
             run = train(load_config(folder / kind / "ranker.toml"), folder / f"{kind} run")
             ranker = freeze_run(run.path, folder / f"{kind} bundle")
             scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
-            found[kind] = rank_correlation(scores["click"].to_numpy(), worth)
-        gains.append(found["aware"] - found["plain"])
-    # measured over eight seeds: 0.13 to 0.22, from 0.59 … 0.72 to 0.73 … 0.86
+            correlations[kind] = rank_correlation(scores["click"].to_numpy(), quality)
+        gains.append(correlations["position_aware"] - correlations["plain"])
+    # Over eight seeds, the measured gain is 0.13 to 0.22: from 0.59–0.72 to 0.73–0.86.
     assert min(gains) > 0.05, gains

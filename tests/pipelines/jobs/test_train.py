@@ -26,269 +26,287 @@ if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 
-def json_of(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(file.read_text())
     return data
 
 
-class TestRunFolder:
-    def test_holds_configuration_encoder_metrics_selection_evaluation_and_best_weights(self, run: RunFolder) -> None:
-        assert {file.name for file in run.path.iterdir()} == {
-            "config.toml",
-            "encoder",
-            "index.parquet",
-            "survey.json",
-            "metrics.jsonl",
-            "selection.json",
-            "evaluation.json",
-            "checkpoints",
-            "quarantine.jsonl",
-            "command.json",
-        }
-        assert [file.name for file in (run.path / "checkpoints").iterdir()] == ["best.safetensors"]
-
-    def test_holds_the_configuration_as_resolved(self, run: RunFolder, config: Config) -> None:
-        assert run.load_config() == config
-        assert load_config(run.path / "config.toml").logs.path.is_absolute()
-
-    def test_can_move(self, run: RunFolder, tmp_path: Path) -> None:
-        moved = shutil.copytree(run.path, tmp_path / "moved")
-        assert RunFolder.open(moved).load_config() == run.load_config()
-
-    def test_holds_an_encoder_that_knows_the_training_split_alone(self, shop: Shop) -> None:
-        table = shop.table(300)
-        users = ["new" if n >= 240 else "old" for n in range(300)]
-        shop.write(table.set_column(table.column_names.index("user_id"), "user_id", pa.array(users)))
-        run = train(shop.config(), shop.folder / "run")
-        encoder = Encoder.read(run.encoder, shop.schema)
-        assert encoder.id_mappings["user_id"].size == 3  # missing, unseen, old
-
-    def test_lists_bad_rows_in_its_quarantine_and_trains_on_the_others(self, shop: Shop) -> None:
-        shop.write(shop.with_value(shop.table(300), "item_id", 7, None))
-        run = train(shop.config(), shop.folder / "run")
-        (line,) = run.quarantine.read_text().splitlines()
-        assert json.loads(line)["file_row"] == 7
-
-    def test_is_made_with_the_folders_above_it(self, shop: Shop) -> None:
-        shop.write(shop.table(300))
-        assert train(shop.config(), shop.folder / "a" / "b" / "run").selection.is_file()
+def test_train_writes_the_documented_files(run: RunFolder) -> None:
+    assert {file.name for file in run.path.iterdir()} == {
+        "config.toml",
+        "encoder",
+        "index.parquet",
+        "survey.json",
+        "metrics.jsonl",
+        "selection.json",
+        "evaluation.json",
+        "checkpoints",
+        "quarantine.jsonl",
+        "command.json",
+    }
+    assert [file.name for file in (run.path / "checkpoints").iterdir()] == ["best.safetensors"]
 
 
-class TestOrigin:
-    def test_survey_is_kept(self, shop: Shop) -> None:
-        shop.write(shop.with_value(shop.table(200), "price", 5, math.nan))
-        run = train(shop.config(), shop.folder / "run")
-        survey = json_of(run.survey)
-        assert survey["rows"] == {"train": 159, "validation": 20, "test": 20}
-        assert sum(survey["bad"].values()) == 1
-
-    def test_command_and_versions_are_kept_but_nothing_of_the_machine(self, shop: Shop) -> None:
-        shop.write(shop.table(200))
-        run = train(shop.config(), shop.folder / "run", command=["ranker", "train", "ranker.toml"])
-        kept = json_of(run.command)
-        assert kept["argv"] == ["ranker", "train", "ranker.toml"]
-        assert kept["versions"]["torch"] == torch.__version__
-        assert platform.node() not in run.command.read_text()
-
-    def test_of_single_tasks_is_kept_for_each(self, shop: Shop) -> None:
-        shop.write(shop.table(200))
-        run = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "run")
-        assert run.command.exists()
-        assert RunFolder(run.task_folder("click")).command.exists()
-        assert RunFolder(run.task_folder("click")).survey.exists()
+def test_train_writes_the_resolved_configuration(run: RunFolder, config: Config) -> None:
+    assert run.load_config() == config
+    assert load_config(run.path / "config.toml").logs.path.is_absolute()
 
 
-class TestSelection:
-    def test_has_the_documented_keys(self, run: RunFolder) -> None:
-        data = json_of(run.selection)
-        documented = {"num_experts", "k", "converged", "binary_at_step", "steps", "tasks", "experts_used", "flops"}
-        assert documented <= set(data)
-        assert set(data["flops"]) == {"dense", "frozen", "per_task"}
-        assert set(data["flops"]["per_task"]) == set(data["tasks"])
-
-    def test_has_converged(self, run: RunFolder, config: Config) -> None:
-        data = json_of(run.selection)
-        assert data["converged"] is True
-        assert 1 <= data["binary_at_step"] <= data["steps"]
-        until = config.training.convergence.anneal_until * data["steps"]
-        assert data["binary_at_step"] <= round(until)
-
-    def test_gives_each_task_at_most_k_experts_whose_weights_sum_to_one(self, run: RunFolder, config: Config) -> None:
-        data = json_of(run.selection)
-        assert list(data["tasks"]) == config.task_names
-        assert (data["num_experts"], data["k"]) == (config.model.experts, config.model.gate.k)
-        for weights in data["tasks"].values():
-            assert 1 <= len(weights) <= data["k"]
-            assert all(0 <= int(expert) < data["num_experts"] for expert in weights)
-            assert all(weight > 0 for weight in weights.values())
-            assert sum(weights.values()) == pytest.approx(1.0, abs=1e-5)
-
-    def test_names_the_experts_that_some_task_uses(self, run: RunFolder) -> None:
-        data = json_of(run.selection)
-        assert data["experts_used"] == sorted({int(expert) for weights in data["tasks"].values() for expert in weights})
-
-    def test_costs_less_frozen_than_dense(self, run: RunFolder) -> None:
-        flops = json_of(run.selection)["flops"]
-        assert flops["frozen"] <= flops["dense"]
-        assert max(flops["per_task"].values()) <= flops["frozen"]
-
-    def test_weighs_them_as_the_best_weights_do_even_if_these_were_not_the_last(self, shop: Shop) -> None:
-        """selection.json describes the model that is evaluated and frozen."""
-        shop.write(shop.table(200))
-        training = {"batch_size": 8, "epochs": 3, "checks_per_epoch": 100, "patience": 1000}
-        rates = {"trunk": 0.01, "gates": 0.1}
-        model = {"experts": 8, "gate": {"overlap_weight": 10.0}}  # so that selectors differ, and weights matter
-        config = shop.config(training={**training, "learning_rate": rates}, model=model)
-        run = train(config, shop.folder / "run")
-        records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-        assert not records[-1]["best"]
-        written = Selection.from_json(json_of(run.selection))
-        assert max(map(len, written.tasks.values())) > 1
-        best = load_model(run, run.load_config())[0].gate.selection(config.task_names)
-        for task, chosen in written.tasks.items():
-            assert best.tasks[task] == pytest.approx(chosen, abs=1e-6)
+def test_run_folder_can_be_moved(run: RunFolder, tmp_path: Path) -> None:
+    moved = shutil.copytree(run.path, tmp_path / "moved")
+    assert RunFolder.open(moved).load_config() == run.load_config()
 
 
-class TestEvaluationFile:
-    def test_measures_the_test_split(self, run: RunFolder) -> None:
-        data = json_of(run.evaluation)
-        assert set(data) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
-        assert data == json.loads(json.dumps(evaluate_all(run_scorers(run))))
-
-    def test_is_left_out_without_a_test_split(self, shop: Shop) -> None:
-        shop.write(shop.table(300).slice(0, 265))
-        run = train(shop.config(), shop.folder / "run")
-        assert not run.evaluation.exists()
-        RunFolder.open(run.path)
-        with pytest.raises(LogError, match=r"there are no rows to evaluate: move logs\.test_from"):
-            evaluate_all(run_scorers(run))
+def test_train_fits_the_encoder_on_the_training_split_only(shop: Shop) -> None:
+    table = shop.table(300)
+    users = ["new" if n >= 240 else "old" for n in range(300)]
+    shop.write(table.set_column(table.column_names.index("user_id"), "user_id", pa.array(users)))
+    run = train(shop.config(), shop.folder / "run")
+    encoder = Encoder.read(run.encoder, shop.schema)
+    assert encoder.id_mappings["user_id"].size == 3  # missing, unseen, old
 
 
-class TestRepeats:
-    def test_the_same_seed_gives_the_same_run(self, shop: Shop) -> None:
-        shop.write(shop.table(300))
-        first, second = (train(shop.config(training={"seed": 5}), shop.folder / name) for name in ("a", "b"))
-        a, b = load_file(first.best), load_file(second.best)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[name], b[name]) for name in a)
-        assert json_of(first.selection) == json_of(second.selection)
-        assert json_of(first.evaluation) == json_of(second.evaluation)
+def test_train_writes_bad_rows_to_the_quarantine(shop: Shop) -> None:
+    shop.write(shop.with_value(shop.table(300), "item_id", 7, None))
+    run = train(shop.config(), shop.folder / "run")
+    (line,) = run.quarantine.read_text().splitlines()
+    assert json.loads(line)["file_row"] == 7
 
 
-class TestLogsThatCannotBeLearntFrom:
-    """Each error says why, and what is left behind does not pass for a run."""
-
-    def refused(self, shop: Shop, table: pa.Table, **sections: Any) -> str:
-        shop.write(table)
-        with pytest.raises(LogError) as caught:
-            train(shop.config(**sections), shop.folder / "run")
-        with pytest.raises(LogError):
-            RunFolder.open(shop.folder / "run")
-        return str(caught.value)
-
-    @pytest.mark.parametrize(
-        ("label", "value", "says"),
-        [
-            ("is_click", 0, "label 'is_click' of task 'click' is 0 in every training row"),
-            ("is_click", None, "label 'is_click' of task 'click' is null in every training row"),
-            ("seconds", None, "label 'seconds' of task 'watch' is null in every training row"),
-        ],
-    )
-    def test_a_label_without_information(self, shop: Shop, label: str, value: int | None, says: str) -> None:
-        table = shop.table(100)
-        index = table.column_names.index(label)
-        values = pa.array([value] * 100, table.schema.field(label).type)
-        assert says in self.refused(shop, table.set_column(index, label, values))
-
-    def test_no_training_rows(self, shop: Shop) -> None:
-        assert "nothing to train on" in self.refused(shop, shop.table(100).slice(80))
-
-    def test_no_validation_rows(self, shop: Shop) -> None:
-        assert "nothing to validate on" in self.refused(shop, shop.table(100).slice(0, 80))
-
-    def test_no_rows(self, shop: Shop) -> None:
-        assert "no usable row" in self.refused(shop, shop.table(100).slice(0, 0))
-
-    def test_a_missing_column(self, shop: Shop) -> None:
-        assert "column 'age' (feature 'age') is missing" in self.refused(shop, shop.table(100).drop_columns(["age"]))
-
-    def test_a_missing_log(self, shop: Shop) -> None:
-        text = self.refused(shop, shop.table(100), logs={"path": shop.folder / "nothing"})
-        assert text == f"{shop.folder}/nothing: no such log; name a Parquet file or a folder of Parquet files"
-
-    def test_ids_that_are_numbers_in_one_file_and_text_in_the_next(self, shop: Shop) -> None:
-        table = shop.table(100)
-        index = table.column_names.index("user_id")
-        shop.write(table.slice(0, 50).set_column(index, "user_id", pa.array(range(50))), "part-0.parquet")
-        later = shop.write(table.slice(50), "part-1.parquet")
-        with pytest.raises(RankerError, match="'user_id' holds string, but int64 in ") as caught:
-            train(shop.config(), shop.folder / "run")
-        assert str(caught.value).startswith(f"{later}: column ")
+def test_train_creates_parent_folders(shop: Shop) -> None:
+    shop.write(shop.table(300))
+    assert train(shop.config(), shop.folder / "a" / "b" / "run").selection.is_file()
 
 
-class TestExistingFolders:
-    def test_are_never_written_over(self, shop: Shop) -> None:
-        shop.write(shop.table(100))
-        (shop.folder / "run").mkdir()
-        (shop.folder / "run" / "mine.txt").write_text("keep")
-        with pytest.raises(OutputError, match="exists and is never overwritten: name another folder") as caught:
-            train(shop.config(), shop.folder / "run")
-        assert str(caught.value).startswith(f"{shop.folder}/run ")
-        assert [file.name for file in (shop.folder / "run").iterdir()] == ["mine.txt"]
-
-    def test_may_be_empty(self, shop: Shop) -> None:
-        shop.write(shop.table(300))
-        (shop.folder / "run").mkdir()
-        assert train(shop.config(), shop.folder / "run").selection.is_file()
-
-    def test_are_no_files(self, shop: Shop) -> None:
-        shop.write(shop.table(100))
-        (shop.folder / "run").write_text("mine")
-        with pytest.raises(OutputError, match="name another folder"):
-            train(shop.config(), shop.folder / "run")
-
-    def test_cannot_lie_below_a_file(self, shop: Shop) -> None:
-        shop.write(shop.table(100))
-        (shop.folder / "file").write_text("mine")
-        with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
-            train(shop.config(), shop.folder / "file" / "run")
+def test_train_writes_the_profile_of_the_log(shop: Shop) -> None:
+    shop.write(shop.with_value(shop.table(200), "price", 5, math.nan))
+    run = train(shop.config(), shop.folder / "run")
+    survey = read_json(run.survey)
+    assert survey["rows"] == {"train": 159, "validation": 20, "test": 20}
+    assert sum(survey["bad"].values()) == 1
 
 
-class TestOpeningARun:
-    def test_that_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            LogError, match=r"is not a run folder: it has no config\.toml; create one with 'ranker train'"
-        ):
-            RunFolder.open(tmp_path)
-
-    @pytest.mark.parametrize("missing", ["selection.json", "checkpoints/best.safetensors"])
-    def test_whose_training_did_not_finish(self, run: RunFolder, tmp_path: Path, missing: str) -> None:
-        half = shutil.copytree(run.path, tmp_path / "half")
-        (half / missing).unlink()
-        with pytest.raises(LogError, match=r"training has not finished; continue with .*--resume"):
-            RunFolder.open(half)
-
-    @pytest.mark.parametrize("file", ["checkpoints/best.safetensors", "encoder/scales.parquet"])
-    @pytest.mark.parametrize("damage", ["cut", "gone"])
-    def test_that_is_damaged(self, run: RunFolder, tmp_path: Path, file: str, damage: str) -> None:
-        broken = RunFolder.open(shutil.copytree(run.path, tmp_path / "broken"))
-        if damage == "gone":
-            (broken.path / file).unlink()
-        else:
-            content = (broken.path / file).read_bytes()
-            (broken.path / file).write_bytes(content[: len(content) // 2])
-        with pytest.raises(LogError, match="the run is damaged") as caught:
-            load_model(broken, broken.load_config())
-        assert str(caught.value).startswith(f"{broken.path}: ")
-        assert "\n" not in str(caught.value)
-
-    def test_gives_the_model_ready_to_score(self, run: RunFolder) -> None:
-        model, _ = load_model(run, run.load_config())
-        assert not model.training
-        assert bool(model.gate.converged().all())
+def test_train_writes_command_and_versions_but_no_machine_name(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    run = train(shop.config(), shop.folder / "run", command=["ranker", "train", "ranker.toml"])
+    kept = read_json(run.command)
+    assert kept["argv"] == ["ranker", "train", "ranker.toml"]
+    assert kept["versions"]["torch"] == torch.__version__
+    assert platform.node() not in run.command.read_text()
 
 
-def test_a_run_that_could_not_begin_leaves_no_folder(shop: Shop) -> None:
+def test_train_of_single_tasks_writes_command_and_profile_per_task(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    run = train(shop.config(model={"gate": {"kind": "single_task"}}), shop.folder / "run")
+    assert run.command.exists()
+    assert RunFolder(run.task_folder("click")).command.exists()
+    assert RunFolder(run.task_folder("click")).survey.exists()
+
+
+def test_selection_file_has_the_documented_keys(run: RunFolder) -> None:
+    data = read_json(run.selection)
+    documented = {"num_experts", "k", "converged", "binary_at_step", "steps", "tasks", "experts_used", "flops"}
+    assert documented <= set(data)
+    assert set(data["flops"]) == {"dense", "frozen", "per_task"}
+    assert set(data["flops"]["per_task"]) == set(data["tasks"])
+
+
+def test_selection_file_reports_convergence_before_the_end_of_annealing(run: RunFolder, config: Config) -> None:
+    data = read_json(run.selection)
+    assert data["converged"] is True
+    assert 1 <= data["binary_at_step"] <= data["steps"]
+    until = config.training.convergence.anneal_until * data["steps"]
+    assert data["binary_at_step"] <= round(until)
+
+
+def test_selection_file_has_at_most_k_experts_per_task_with_weights_that_sum_to_one(
+    run: RunFolder, config: Config
+) -> None:
+    data = read_json(run.selection)
+    assert list(data["tasks"]) == config.task_names
+    assert (data["num_experts"], data["k"]) == (config.model.experts, config.model.gate.k)
+    for weights in data["tasks"].values():
+        assert 1 <= len(weights) <= data["k"]
+        assert all(0 <= int(expert) < data["num_experts"] for expert in weights)
+        assert all(weight > 0 for weight in weights.values())
+        assert sum(weights.values()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_selection_file_lists_the_experts_used(run: RunFolder) -> None:
+    data = read_json(run.selection)
+    assert data["experts_used"] == sorted({int(expert) for weights in data["tasks"].values() for expert in weights})
+
+
+def test_selection_file_frozen_flops_are_at_most_dense_flops(run: RunFolder) -> None:
+    flops = read_json(run.selection)["flops"]
+    assert flops["frozen"] <= flops["dense"]
+    assert max(flops["per_task"].values()) <= flops["frozen"]
+
+
+def test_selection_file_describes_the_best_weights_not_the_last(shop: Shop) -> None:
+    """selection.json describes the model that is evaluated and frozen."""
+    shop.write(shop.table(200))
+    training = {"batch_size": 8, "epochs": 3, "checks_per_epoch": 100, "patience": 1000}
+    rates = {"trunk": 0.01, "gates": 0.1}
+    model = {"experts": 8, "gate": {"overlap_weight": 10.0}}  # so that selectors differ, and weights matter
+    config = shop.config(training={**training, "learning_rate": rates}, model=model)
+    run = train(config, shop.folder / "run")
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert not records[-1]["best"]
+    written = Selection.from_json(read_json(run.selection))
+    assert max(map(len, written.tasks.values())) > 1
+    best = load_model(run, run.load_config())[0].gate.selection(config.task_names)
+    for task, chosen in written.tasks.items():
+        assert best.tasks[task] == pytest.approx(chosen, abs=1e-6)
+
+
+def test_evaluation_file_equals_an_evaluation_of_the_test_split(run: RunFolder) -> None:
+    data = read_json(run.evaluation)
+    assert set(data) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+    assert data == json.loads(json.dumps(evaluate_all(run_scorers(run))))
+
+
+def test_evaluation_file_is_not_written_without_a_test_split(shop: Shop) -> None:
+    shop.write(shop.table(300).slice(0, 265))
+    run = train(shop.config(), shop.folder / "run")
+    assert not run.evaluation.exists()
+    RunFolder.open(run.path)
+    with pytest.raises(LogError, match=r"there are no rows to evaluate: move logs\.test_from"):
+        evaluate_all(run_scorers(run))
+
+
+def test_train_with_the_same_seed_gives_identical_runs(shop: Shop) -> None:
+    shop.write(shop.table(300))
+    first, second = (train(shop.config(training={"seed": 5}), shop.folder / name) for name in ("a", "b"))
+    a, b = load_file(first.best), load_file(second.best)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert read_json(first.selection) == read_json(second.selection)
+    assert read_json(first.evaluation) == read_json(second.evaluation)
+
+
+def log_error(shop: Shop, table: pa.Table, **sections: Any) -> str:
+    shop.write(table)
+    with pytest.raises(LogError) as caught:
+        train(shop.config(**sections), shop.folder / "run")
+    with pytest.raises(LogError):
+        RunFolder.open(shop.folder / "run")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "message"),
+    [
+        ("is_click", 0, "label 'is_click' of task 'click' is 0 in every training row"),
+        ("is_click", None, "label 'is_click' of task 'click' is null in every training row"),
+        ("seconds", None, "label 'seconds' of task 'watch' is null in every training row"),
+    ],
+)
+def test_train_with_a_constant_label_raises_a_log_error(
+    shop: Shop, label: str, value: int | None, message: str
+) -> None:
+    table = shop.table(100)
+    index = table.column_names.index(label)
+    values = pa.array([value] * 100, table.schema.field(label).type)
+    assert message in log_error(shop, table.set_column(index, label, values))
+
+
+def test_train_without_training_rows_raises_a_log_error(shop: Shop) -> None:
+    assert "nothing to train on" in log_error(shop, shop.table(100).slice(80))
+
+
+def test_train_without_validation_rows_raises_a_log_error(shop: Shop) -> None:
+    assert "nothing to validate on" in log_error(shop, shop.table(100).slice(0, 80))
+
+
+def test_train_without_rows_raises_a_log_error(shop: Shop) -> None:
+    assert "no usable row" in log_error(shop, shop.table(100).slice(0, 0))
+
+
+def test_train_with_a_missing_column_raises_a_log_error(shop: Shop) -> None:
+    assert "column 'age' (feature 'age') is missing" in log_error(shop, shop.table(100).drop_columns(["age"]))
+
+
+def test_train_without_a_log_raises_a_log_error(shop: Shop) -> None:
+    text = log_error(shop, shop.table(100), logs={"path": shop.folder / "nothing"})
+    assert text == f"{shop.folder}/nothing: no such log; name a Parquet file or a folder of Parquet files"
+
+
+def test_train_with_inconsistent_id_types_raises_an_error_that_names_the_file(shop: Shop) -> None:
+    table = shop.table(100)
+    index = table.column_names.index("user_id")
+    shop.write(table.slice(0, 50).set_column(index, "user_id", pa.array(range(50))), "part-0.parquet")
+    later = shop.write(table.slice(50), "part-1.parquet")
+    with pytest.raises(RankerError, match="'user_id' holds string, but int64 in ") as caught:
+        train(shop.config(), shop.folder / "run")
+    assert str(caught.value).startswith(f"{later}: column ")
+
+
+def test_train_into_a_nonempty_folder_raises_an_output_error(shop: Shop) -> None:
+    shop.write(shop.table(100))
+    (shop.folder / "run").mkdir()
+    (shop.folder / "run" / "mine.txt").write_text("keep")
+    with pytest.raises(OutputError, match="exists and is never overwritten: name another folder") as caught:
+        train(shop.config(), shop.folder / "run")
+    assert str(caught.value).startswith(f"{shop.folder}/run ")
+    assert [file.name for file in (shop.folder / "run").iterdir()] == ["mine.txt"]
+
+
+def test_train_into_an_empty_folder_succeeds(shop: Shop) -> None:
+    shop.write(shop.table(300))
+    (shop.folder / "run").mkdir()
+    assert train(shop.config(), shop.folder / "run").selection.is_file()
+
+
+def test_train_into_a_file_raises_an_output_error(shop: Shop) -> None:
+    shop.write(shop.table(100))
+    (shop.folder / "run").write_text("mine")
+    with pytest.raises(OutputError, match="name another folder"):
+        train(shop.config(), shop.folder / "run")
+
+
+def test_train_below_a_file_raises_an_output_error(shop: Shop) -> None:
+    shop.write(shop.table(100))
+    (shop.folder / "file").write_text("mine")
+    with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
+        train(shop.config(), shop.folder / "file" / "run")
+
+
+def test_open_of_another_folder_raises_a_log_error(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match=r"is not a run folder: it has no config\.toml; create one with 'ranker train'"):
+        RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["selection.json", "checkpoints/best.safetensors"])
+def test_open_of_an_unfinished_run_raises_a_log_error(run: RunFolder, tmp_path: Path, missing: str) -> None:
+    unfinished = shutil.copytree(run.path, tmp_path / "unfinished")
+    (unfinished / missing).unlink()
+    with pytest.raises(LogError, match=r"training has not finished; continue with .*--resume"):
+        RunFolder.open(unfinished)
+
+
+@pytest.mark.parametrize("file", ["checkpoints/best.safetensors", "encoder/scales.parquet"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_load_model_of_a_damaged_run_raises_a_log_error(run: RunFolder, tmp_path: Path, file: str, damage: str) -> None:
+    broken = RunFolder.open(shutil.copytree(run.path, tmp_path / "broken"))
+    if damage == "gone":
+        (broken.path / file).unlink()
+    else:
+        content = (broken.path / file).read_bytes()
+        (broken.path / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(LogError, match="the run is damaged") as caught:
+        load_model(broken, broken.load_config())
+    assert str(caught.value).startswith(f"{broken.path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_load_model_returns_a_converged_model_in_eval_mode(run: RunFolder) -> None:
+    model, _ = load_model(run, run.load_config())
+    assert not model.training
+    assert bool(model.gate.converged().all())
+
+
+def test_train_that_fails_before_training_removes_its_folder(shop: Shop) -> None:
     table = shop.table(200)
     constant = pa.array([0] * table.num_rows, pa.int64())
     shop.write(table.set_column(table.column_names.index("is_click"), "is_click", constant))

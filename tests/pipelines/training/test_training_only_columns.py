@@ -1,4 +1,4 @@
-"""Position is known to the log alone: the whole way of a training-only feature, down-sampling, masks and weights."""
+"""Training-only features from the log to the bundle, with negative sampling, masks and sample weights."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ POSITION = {"name": "position", "kind": "categorical", "owner": "context", "dim"
 TOWER = {"features": ["position", "tab"], "layers": [4]}
 
 
-def biased(shop: Shop, rows: int = 300) -> Shop:
-    """A shop whose log says where an item stood, whether a click could be, and how much the row weighs."""
+def with_position(shop: Shop, rows: int = 300) -> Shop:
+    """Extend a log with the item's position, a mask of the click label, and a sample weight."""
     document = shop.schema.model_dump(exclude_none=True)
     document["features"] = [*document["features"], POSITION]
     document["columns"]["weight"] = "weight"
@@ -57,7 +57,7 @@ def biased(shop: Shop, rows: int = 300) -> Shop:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, RunFolder]:
     from tests.pipelines.conftest import Shop
 
-    shop = biased(Shop(tmp_path_factory.mktemp("biased") / "shop"))
+    shop = with_position(Shop(tmp_path_factory.mktemp("with_position") / "shop"))
     config = shop.config(model={"side_tower": TOWER}, training={"loss_weighting": "uncertainty"})
     return shop, train(config, shop.folder / "run")
 
@@ -65,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, RunFolder]:
 @pytest.fixture(scope="module")
 def bundle(trained: tuple[Shop, RunFolder]) -> Path:
     shop, run = trained
-    freeze_run(run.path, shop.folder / "bundle")  # refuses if frozen is not dense
+    freeze_run(run.path, shop.folder / "bundle")  # fails if frozen and dense scores differ
     return shop.folder / "bundle"
 
 
@@ -90,8 +90,8 @@ def bundle(trained: tuple[Shop, RunFolder]) -> Path:
         ({"features": ["position"], "dropout": 1.0}, "model.side_tower.dropout"),
     ],
 )
-def test_side_tower_and_training_only_features_fit_together(shop: Shop, tower: Any, reason: str) -> None:
-    biased(shop)
+def test_config_with_inconsistent_training_only_features_is_rejected(shop: Shop, tower: Any, reason: str) -> None:
+    with_position(shop)
     cross = {"name": "item_tab", "kind": "cross", "of": ["item_id", "tab"], "hash_buckets": 10}
     document = shop.schema.model_dump(exclude_none=True)
     document["features"] = [*document["features"], cross]
@@ -102,7 +102,7 @@ def test_side_tower_and_training_only_features_fit_together(shop: Shop, tower: A
     assert reason in format_validation_error(caught.value, document)
 
 
-def test_something_must_be_left_to_score_by(shop: Shop) -> None:
+def test_config_with_only_training_only_features_is_rejected(shop: Shop) -> None:
     shop.schema = shop.schema.model_copy(
         update={
             "features": (
@@ -119,7 +119,7 @@ def test_something_must_be_left_to_score_by(shop: Shop) -> None:
 # The whole way.
 
 
-def test_the_bundle_knows_nothing_of_them(trained: tuple[Shop, RunFolder], bundle: Path) -> None:
+def test_bundle_contains_no_training_only_features(trained: tuple[Shop, RunFolder], bundle: Path) -> None:
     _, run = trained
     ranker = ranking.load(bundle)
     assert "position" not in [feature.name for feature in ranker.schema.features]
@@ -128,7 +128,7 @@ def test_the_bundle_knows_nothing_of_them(trained: tuple[Shop, RunFolder], bundl
     assert (run.position_encoder / "vocabularies" / "position.parquet").exists()
 
 
-def test_a_log_without_them_is_scored_and_evaluated(
+def test_bundle_scores_and_evaluates_a_log_without_training_only_features(
     trained: tuple[Shop, RunFolder], bundle: Path, tmp_path: Path
 ) -> None:
     shop, _ = trained
@@ -136,37 +136,37 @@ def test_a_log_without_them_is_scored_and_evaluated(
     pq.write_table(table, tmp_path / "log.parquet")
     ranker = ranking.load(bundle)
     assert score_log(ranker, tmp_path / "log.parquet", tmp_path / "scores.parquet")["scored"] == 300
-    found = evaluate(bundle_scorer(ranker, "bundle"), tmp_path / "log.parquet")
-    assert found["tasks"]["click"]["rows"] == sum(np.arange(300) % 7 > 0)
+    evaluation = evaluate(bundle_scorer(ranker, "bundle"), tmp_path / "log.parquet")
+    assert evaluation["tasks"]["click"]["rows"] == sum(np.arange(300) % 7 > 0)
 
 
-def test_the_dense_model_is_evaluated_without_them(trained: tuple[Shop, RunFolder]) -> None:
+def test_dense_model_is_evaluated_without_training_only_features(trained: tuple[Shop, RunFolder]) -> None:
     _, run = trained
     assert run.load_evaluation()["tasks"]["click"]["rows"] > 0
 
 
-def test_a_log_to_train_on_needs_them(shop: Shop) -> None:
-    biased(shop)
+def test_train_without_a_training_only_column_raises_a_log_error(shop: Shop) -> None:
+    with_position(shop)
     shop.write(pq.read_table(shop.log / "part-0.parquet").drop_columns(["position"]))
     with pytest.raises(ranking.LogError, match=r"column 'position' \(feature 'position'\) is missing"):
         train(shop.config(model={"side_tower": TOWER}), shop.folder / "run")
 
 
-def test_ranker_check_counts_them_too(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
-    biased(shop)
+def test_check_command_reports_training_only_features(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    with_position(shop)
     config = shop.config(model={"side_tower": TOWER})
     config.write(shop.folder / "ranker.toml")
     assert main(["check", str(shop.folder / "ranker.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["null_rate"]["position"] == 0.0
 
 
-def test_the_same_seed_gives_the_same_weights(trained: tuple[Shop, RunFolder]) -> None:
+def test_train_with_position_tower_and_the_same_seed_gives_identical_weights(trained: tuple[Shop, RunFolder]) -> None:
     shop, run = trained
     again = train(run.load_config(), shop.folder / "again")
     assert again.best.read_bytes() == run.best.read_bytes()
 
 
-def test_interrupted_it_goes_on_to_the_very_same_weights(trained: tuple[Shop, RunFolder], tmp_path: Path) -> None:
+def test_resume_with_position_tower_gives_identical_weights(trained: tuple[Shop, RunFolder], tmp_path: Path) -> None:
     _, run = trained
     checks = iter(range(5))
 
@@ -180,10 +180,10 @@ def test_interrupted_it_goes_on_to_the_very_same_weights(trained: tuple[Shop, Ru
     assert again.best.read_bytes() == run.best.read_bytes()
 
 
-def test_a_warm_start_goes_on_with_the_side_tower(trained: tuple[Shop, RunFolder], tmp_path: Path) -> None:
+def test_warm_start_continues_the_position_tower(trained: tuple[Shop, RunFolder], tmp_path: Path) -> None:
     shop, run = trained
     table = pq.read_table(shop.log / "part-0.parquet")
-    position = pa.array(np.arange(300) % 7)  # two that the earlier run did not see
+    position = pa.array(np.arange(300) % 7)  # the earlier run has not seen two of these
     (tmp_path / "log").mkdir()
     new = table.set_column(table.column_names.index("position"), "position", position)
     pq.write_table(new, tmp_path / "log" / "part-0.parquet")
@@ -196,7 +196,7 @@ def test_a_warm_start_goes_on_with_the_side_tower(trained: tuple[Shop, RunFolder
     assert not torch.equal(after["side.mean"], before["side.mean"])
 
 
-def test_reported_losses_are_those_of_the_labels_alone(trained: tuple[Shop, RunFolder]) -> None:
+def test_metrics_with_uncertainty_weighting_report_unweighted_losses(trained: tuple[Shop, RunFolder]) -> None:
     _, run = trained
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
@@ -204,7 +204,7 @@ def test_reported_losses_are_those_of_the_labels_alone(trained: tuple[Shop, RunF
         assert all(loss > 0 for loss in line["train"].values())
 
 
-def test_validation_losses_are_weighted_means_without_the_side_tower(trained: tuple[Shop, RunFolder]) -> None:
+def test_validation_losses_are_weighted_means_without_the_position_tower(trained: tuple[Shop, RunFolder]) -> None:
     shop, run = trained
     config = run.load_config()
     model, encoder = load_model(run, config)
@@ -219,8 +219,8 @@ def test_validation_losses_are_weighted_means_without_the_side_tower(trained: tu
 # What training learns.
 
 
-def clicks_by_price(shop: Shop, rows: int, rate: float) -> None:
-    """A log in which dear things are clicked more; clicks at ``rate`` on average."""
+def write_clicks_by_price(shop: Shop, rows: int, rate: float) -> None:
+    """Write a log with an average click rate of ``rate``, higher for more expensive items."""
     random = np.random.default_rng(0)
     table = shop.table(rows)
     price = table["price"].to_numpy()
@@ -229,20 +229,20 @@ def clicks_by_price(shop: Shop, rows: int, rate: float) -> None:
     shop.write(table.set_column(table.column_names.index("is_click"), "is_click", clicked))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.1])
-def test_predictions_are_at_the_base_rate_whatever_share_of_the_negatives_was_kept(shop: Shop, share: float) -> None:
-    clicks_by_price(shop, 8000, 0.05)
+@pytest.mark.parametrize("keep", [1.0, 0.1])
+def test_predictions_are_calibrated_for_any_fraction_of_kept_negatives(shop: Shop, keep: float) -> None:
+    write_clicks_by_price(shop, 8000, 0.05)
     click, _ = shop.schema.tasks
-    shop.schema = shop.schema.model_copy(update={"tasks": (click.model_copy(update={"keep_negatives": share}),)})
+    shop.schema = shop.schema.model_copy(update={"tasks": (click.model_copy(update={"keep_negatives": keep}),)})
     training = {"batch_size": 128, "learning_rate": {"trunk": 0.01}}
     run = train(shop.config(model={"gate": {"kind": "shared_bottom"}}, training=training), shop.folder / "run")
-    found = evaluate_all(run_scorers(run), shop.log)["tasks"]["click"]
-    assert found["calibration"] == pytest.approx(1.0, abs=0.15)  # without the correction it is about 6
-    assert found["auc"] > 0.55
+    evaluation = evaluate_all(run_scorers(run), shop.log)["tasks"]["click"]
+    assert evaluation["calibration"] == pytest.approx(1.0, abs=0.15)  # without the correction it is about 6
+    assert evaluation["auc"] > 0.55
 
 
-def test_weights_change_what_is_learnt(shop: Shop) -> None:
-    """Rows that weigh nothing might as well not be there: the base rate is that of the others."""
+def test_rows_with_zero_weight_do_not_affect_the_learned_base_rate(shop: Shop) -> None:
+    """The learned base rate is that of the rows with a positive weight."""
     table = shop.table(4000)
     clicked = table["is_click"].to_numpy()
     random = np.random.default_rng(1)
