@@ -157,4 +157,4 @@ def test_metadata_lists_the_input_features(client: TestClient) -> None:
 
 def test_openapi_document_describes_sequences(client: TestClient) -> None:
     user = client.get("/openapi.json").json()["components"]["schemas"]["User"]["properties"]["features"]
-    assert "newest stands last if it is a sequence" in user["description"]
+    assert "for a sequence, the newest last" in user["description"]
