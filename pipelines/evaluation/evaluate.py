@@ -12,7 +12,15 @@ from pipelines.evaluation.predict import Predictions, predict
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs import single_task
 from ranking.errors import LogError, UsageError
-from ranking.metrics import Array, Rows, UserDraws, binary_measures, calibration_curve, interval, regression_measures
+from ranking.metrics import (
+    Array,
+    LabeledScores,
+    UserDraws,
+    binary_measures,
+    calibration_curve,
+    interval,
+    regression_measures,
+)
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
@@ -100,7 +108,7 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     }
 
 
-def compute_metrics(task: Task, rows: Rows, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Any]:
+def compute_metrics(task: Task, rows: LabeledScores, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Any]:
     """Return the number of rows and positives, and each metric ``m`` with its ``m_interval``."""
     if not len(rows):
         return {"rows": 0}
@@ -116,7 +124,9 @@ def compute_metrics(task: Task, rows: Rows, draws: UserDraws, settings: Evaluati
     return metrics
 
 
-def bootstrap_metrics(task: Task, rows: Rows, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Array]:
+def bootstrap_metrics(
+    task: Task, rows: LabeledScores, draws: UserDraws, settings: EvaluationConfig
+) -> dict[str, Array]:
     """Return each metric of the task's kind in the data and in each bootstrap draw [1 + B]."""
     if task.kind == "binary":
         return binary_measures(rows, draws, settings.ndcg_at)

@@ -19,7 +19,7 @@ from ranking.encoding.batch import Float32
 from ranking.encoding.vocabulary import hash_column
 from ranking.errors import LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
-from ranking.metrics import Ids, Rows
+from ranking.metrics import Ids, LabeledScores
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
@@ -72,7 +72,9 @@ class Predictions:
             positions=self.positions[rows],
         )
 
-    def task_rows(self, task: int, users: Ids, rows: npt.NDArray[np.generic], *, calibrated: bool = True) -> Rows:
+    def task_rows(
+        self, task: int, users: Ids, rows: npt.NDArray[np.generic], *, calibrated: bool = True
+    ) -> LabeledScores:
         """Return rows of one task as the input of its metrics.
 
         Args:
@@ -84,7 +86,7 @@ class Predictions:
         definition, outputs = self.tasks[task], self.outputs[rows, task][:, None].astype(np.float64)
         if calibrated:
             outputs = self.calibration(outputs, [definition.name])
-        return Rows(
+        return LabeledScores(
             self.labels[rows, task].astype(np.float64),
             to_probabilities(outputs, [definition])[:, 0],
             users[rows],

@@ -104,9 +104,9 @@ class FrozenRanker:
         Raises:
             InvalidInputError: an unknown task, a column of the wrong type, a NaN or infinite value (names the row).
         """
-        chosen = self.tasks(tasks)
-        scored, _ = self.score_completed(self.complete(table), chosen)
-        return score_table(scored, chosen)
+        selected = self.tasks(tasks)
+        scores, _ = self.score_completed(self.complete(table), selected)
+        return score_table(scores, selected)
 
     def complete(self, table: pa.Table) -> pa.Table:
         """Return the table with every feature of the schema; missing features are looked up or null.
@@ -114,22 +114,22 @@ class FrozenRanker:
         Raises:
             InvalidInputError: a column of the wrong type, a NaN or infinite value (names the row).
         """
-        whole = fill_features(table, self.schema, self.tables)
-        for feature, broken, how in invalid_rows(whole, self.schema):
-            row = broken.index(True).as_py()
+        filled = fill_features(table, self.schema, self.tables)
+        for feature, invalid, reason in invalid_rows(filled, self.schema):
+            row = invalid.index(True).as_py()
             if row >= 0:
-                raise InvalidInputError(feature.column, how, row)
-        return whole
+                raise InvalidInputError(feature.column, reason, row)
+        return filled
 
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Float32, Mask]:
         """Score a completed table; returns scores [rows, tasks] and a mask of missing inputs [rows, features]."""
         names = [task.name for task in tasks]
-        scored, missing = [np.empty((0, len(tasks)), np.float32)], [np.empty((0, len(self.schema.inputs)), np.bool_)]
+        scores, missing = [np.empty((0, len(tasks)), np.float32)], [np.empty((0, len(self.schema.inputs)), np.bool_)]
         for start in range(0, table.num_rows, SCORE_ROWS):
             inputs = self.encoder.encode(table.slice(start, SCORE_ROWS))
-            scored.append(self.finished(self.outputs(inputs, names), names))
+            scores.append(self.finished(self.outputs(inputs, names), names))
             missing.append(inputs.missing)
-        return np.concatenate(scored), np.concatenate(missing)
+        return np.concatenate(scores), np.concatenate(missing)
 
     def outputs(self, inputs: EncodedBatch, tasks: Sequence[str]) -> npt.NDArray[np.float64]:
         """Return the reference graph's outputs for these tasks [rows, tasks] float64, see ``FrozenGraph``."""
@@ -178,6 +178,6 @@ class FrozenRanker:
         return [known[name] for name in names]
 
 
-def score_table(scored: Float32, tasks: Sequence[Task]) -> pa.Table:
+def score_table(scores: Float32, tasks: Sequence[Task]) -> pa.Table:
     """Return scores [rows, tasks] as a table with one column per task."""
-    return pa.table({task.name: pa.array(column) for task, column in zip(tasks, scored.T, strict=True)})
+    return pa.table({task.name: pa.array(column) for task, column in zip(tasks, scores.T, strict=True)})

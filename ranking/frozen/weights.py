@@ -27,14 +27,14 @@ def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Select
     schema = encoder.schema
     for name, feature in schema.tables.items():
         _check_shape(weights, f"embedding.{name}", (encoder.id_mappings[name].size, feature.dim))
-    joined = sum(feature.dim for feature in (*schema.categoricals, *schema.bags)) + encoder.dense_size
-    widths = {_check_layers(weights, f"expert.{expert}", joined) for expert in selection.experts_used}
+    input_width = sum(feature.dim for feature in (*schema.categoricals, *schema.bags)) + encoder.dense_size
+    widths = {_check_layers(weights, f"expert.{expert}", input_width) for expert in selection.experts_used}
     if len(widths) != 1:
         raise ValueError(f"the experts have different widths: {sorted(widths)}")
     (width,) = widths
     for task in schema.task_names:
-        if (last := _check_layers(weights, f"tower.{task}", width)) != 1:
-            raise ValueError(f"'tower.{task}' has {last} outputs instead of 1")
+        if (outputs := _check_layers(weights, f"tower.{task}", width)) != 1:
+            raise ValueError(f"'tower.{task}' has {outputs} outputs instead of 1")
 
 
 def _check_layers(weights: Weights, name: str, width: int) -> int:

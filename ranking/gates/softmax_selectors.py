@@ -11,7 +11,7 @@ from ranking.gates.base import above_zero
 from ranking.gates.selectors import SelectorGate
 
 EXACT = 0.99
-"""Largest probability from which on a selector counts as decided when it is finalized."""
+"""Probability of a selector's most likely expert from which on finalization does not count the selector as forced."""
 
 
 class SoftmaxSelectors(SelectorGate):
@@ -92,6 +92,6 @@ class SoftmaxSelectors(SelectorGate):
     def reopen(self, gamma: float) -> None:
         """Make β trainable again at temperature γ; removed experts return as each selector's least likely ones."""
         self.anneal(gamma)
-        least = self.beta.masked_fill(self.beta.isneginf(), torch.inf).amin(-1, keepdim=True)
-        self.beta.copy_(torch.maximum(self.beta, least))
+        lowest = self.beta.masked_fill(self.beta.isneginf(), torch.inf).amin(-1, keepdim=True)
+        self.beta.copy_(torch.maximum(self.beta, lowest))
         self.beta.requires_grad_(True)

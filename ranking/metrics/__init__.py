@@ -2,14 +2,14 @@
 
 from ranking.metrics.binary import CURVE_BINS, auc, binary_measures, calibration_curve
 from ranking.metrics.bootstrap import UserDraws, interval
+from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 from ranking.metrics.regression import regression_measures
-from ranking.metrics.rows import Array, Ids, Rows
 
 __all__ = [
     "CURVE_BINS",
     "Array",
     "Ids",
-    "Rows",
+    "LabeledScores",
     "UserDraws",
     "auc",
     "binary_measures",

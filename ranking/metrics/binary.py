@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from ranking.metrics.bootstrap import UserDraws, interval
 from ranking.metrics.grouped import request_ndcg, user_auc
-from ranking.metrics.rows import Array, Ids, Rows
+from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 
 CURVE_BINS = 10
 CLIP = 1e-7
 """Distance from 0 and 1 to which the log loss clips probabilities."""
 
 
-def binary_measures(rows: Rows, draws: UserDraws, ndcg_at: int = 10) -> dict[str, Array]:
+def binary_measures(rows: LabeledScores, draws: UserDraws, ndcg_at: int = 10) -> dict[str, Array]:
     """Compute each measure on the data and on each bootstrap draw [1 + B], NaN where undefined.
 
     Args:
@@ -47,7 +47,7 @@ def binary_measures(rows: Rows, draws: UserDraws, ndcg_at: int = 10) -> dict[str
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
 
 
-def calibration_curve(rows: Rows, draws: UserDraws) -> list[dict[str, Any]]:
+def calibration_curve(rows: LabeledScores, draws: UserDraws) -> list[dict[str, Any]]:
     """Compare predicted and observed rates in about ten bins of equal size.
 
     Returns:
@@ -77,11 +77,11 @@ def calibration_curve(rows: Rows, draws: UserDraws) -> list[dict[str, Any]]:
 
 def auc(labels: Array, scores: Array) -> float | None:
     """Return the area under the ROC curve; None if a class is absent."""
-    value = float(_auc(Rows(labels, scores, np.zeros(len(labels), np.int64)), np.ones((1, 1), np.uint8))[0])
+    value = float(_auc(LabeledScores(labels, scores, np.zeros(len(labels), np.int64)), np.ones((1, 1), np.uint8))[0])
     return None if np.isnan(value) else value
 
 
-def _auc(rows: Rows, counts: npt.NDArray[np.uint8]) -> Array:
+def _auc(rows: LabeledScores, counts: npt.NDArray[np.uint8]) -> Array:
     """Return P(score of a positive > score of a negative), ties ½, in each draw; rows are sorted once."""
     positive = rows.labels == 1
     order = np.argsort(rows.predictions[~positive])

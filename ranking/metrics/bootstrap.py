@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ranking.metrics.rows import Array, Ids
+from ranking.metrics.labeled_scores import Array, Ids
 
 BLOCK = 65_536
 """Users per block in which counts are converted to floats."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ranking.metrics.rows import Array, Rows, starts_of_runs
+from ranking.metrics.labeled_scores import Array, LabeledScores, starts_of_runs
 
 
-def user_auc(rows: Rows) -> tuple[Array, Array]:
+def user_auc(rows: LabeledScores) -> tuple[Array, Array]:
     """Compute the AUC within each user, ties ½; needs at least one row.
 
     Returns:
@@ -30,7 +30,7 @@ def user_auc(rows: Rows) -> tuple[Array, Array]:
     return value, both
 
 
-def request_ndcg(rows: Rows, at: int) -> tuple[Array, Array]:
+def request_ndcg(rows: LabeledScores, at: int) -> tuple[Array, Array]:
     """Compute NDCG@k within each request (rows of one user with one request id): gain = label, discount log₂(1 + rank).
 
     Järvelin and Kekäläinen 2002, section 2.2; rows with equal scores share the mean of their discounts (McSherry and
@@ -40,11 +40,12 @@ def request_ndcg(rows: Rows, at: int) -> tuple[Array, Array]:
         At one row of each request with a positive, its NDCG and 1; 0 at all other rows: [rows] each.
     """
     value, counted = np.zeros(len(rows)), np.zeros(len(rows))
-    known = np.zeros(0, np.int64) if rows.requests is None else np.flatnonzero(rows.requests)
-    if rows.requests is None or not len(known):
+    requests = rows.requests
+    if requests is None or not requests.any():
         return value, counted
-    order = known[np.lexsort((-rows.predictions[known], rows.requests[known], rows.users[known]))]
-    user, request, label = rows.users[order], rows.requests[order], rows.labels[order]
+    known = np.flatnonzero(requests)  # Rows with a known request.
+    order = known[np.lexsort((-rows.predictions[known], requests[known], rows.users[known]))]
+    user, request, label = rows.users[order], requests[order], rows.labels[order]
     starts = starts_of_runs(user, request)
     sizes = np.diff(np.append(starts, len(order)))
     position = np.arange(len(order)) - np.repeat(starts, sizes)
@@ -55,6 +56,7 @@ def request_ndcg(rows: Rows, at: int) -> tuple[Array, Array]:
     positives = np.add.reduceat(label, starts).astype(np.int64)
     ideal = np.append(0.0, np.cumsum(1 / np.log2(np.arange(at) + 2)))[np.minimum(positives, at)]
     gain = np.add.reduceat(label * shared, starts)
-    some = positives > 0
-    value[order[starts[some]]], counted[order[starts[some]]] = gain[some] / ideal[some], 1.0
+    has_positive = positives > 0
+    first_rows = order[starts[has_positive]]
+    value[first_rows], counted[first_rows] = gain[has_positive] / ideal[has_positive], 1.0
     return value, counted

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ranking.metrics.bootstrap import UserDraws
-from ranking.metrics.rows import Array, Rows
+from ranking.metrics.labeled_scores import Array, LabeledScores
 
 
-def regression_measures(rows: Rows, draws: UserDraws) -> dict[str, Array]:
+def regression_measures(rows: LabeledScores, draws: UserDraws) -> dict[str, Array]:
     """Compute ``rmse`` and ``mae`` in the label's (transformed) unit, on the data and on each draw: [1 + B] each."""
     errors = rows.labels - rows.predictions
     count, squares, sizes = draws.sums(rows.users, (np.ones(len(rows)), np.square(errors), np.abs(errors)))

@@ -35,9 +35,8 @@ class StackedLinear(nn.Module):
             return (x * self.weight.squeeze(-1).unsqueeze(1)).sum(-1, keepdim=True) + self.bias.unsqueeze(1)
         if x.dim() == 3:
             return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight)
-        count, inputs, outputs = (
-            self.weight.shape
-        )  # One wide product: its backward pass computes a single gradient of x.
+        # One wide product, whose backward pass computes a single gradient of x.
+        count, inputs, outputs = self.weight.shape
         padding = -inputs % ALIGNED
         wide = F.pad(self.weight.permute(1, 0, 2).reshape(inputs, count * outputs), (0, 0, 0, padding))
         return torch.addmm(self.bias.flatten(), F.pad(x, (0, padding)), wide).view(-1, count, outputs).transpose(0, 1)

@@ -109,12 +109,12 @@ class GateStatistics:
         groups = [task.group for task in self._tasks]
         rows = max(self._rows, 1)
 
-        def mean(counts: Callable[[str | None, str | None], bool]) -> float | None:
+        def mean(includes: Callable[[str | None, str | None], bool]) -> float | None:
             values = [
                 float(self._jaccard[i, j]) / rows
                 for i in range(len(groups))
                 for j in range(i)
-                if counts(groups[i], groups[j])
+                if includes(groups[i], groups[j])
             ]
             return sum(values) / len(values) if values else None
 
@@ -127,7 +127,7 @@ class GateStatistics:
 
 def entropy(p: Tensor) -> Tensor:
     """Return the entropy of distributions along the last dimension, in bits."""
-    return 0.0 - (p * p.clamp(min=1e-300).log2()).sum(-1)  # Avoids −0.
+    return 0.0 - (p * p.clamp(min=1e-300).log2()).sum(-1)  # 0.0 − x avoids −0.
 
 
 def mutual_information(counts: Tensor) -> float:

@@ -151,7 +151,7 @@ class MMoE(nn.Module):
         if self.side is None:
             return 0.0
         if side is None:
-            raise ValueError("a model with a side tower needs the side tower's inputs in training")
+            raise ValueError("a model with a position tower needs the tower's inputs in training")
         added: Tensor = self.side(side)
         return added
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve as sklearn_curve
 from sklearn.metrics import log_loss, roc_auc_score
 
-from ranking.metrics import Rows, UserDraws, auc, binary_measures, calibration_curve
+from ranking.metrics import LabeledScores, UserDraws, auc, binary_measures, calibration_curve
 
 DRAWS = 12
 
@@ -23,13 +23,13 @@ SOME = st.lists(
 """(user, label, probability); few probabilities, so that there are ties."""
 
 
-def prepared(rows: list[Any], draws: int = DRAWS) -> tuple[Rows, UserDraws]:
+def prepared(rows: list[Any], draws: int = DRAWS) -> tuple[LabeledScores, UserDraws]:
     users, labels, scores = np.array(rows).T
     drawn = UserDraws(users.astype(np.int64), draws)
-    return Rows(labels, scores, drawn.users), drawn
+    return LabeledScores(labels, scores, drawn.users), drawn
 
 
-def repeated(rows: Rows, times: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def repeated(rows: LabeledScores, times: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Labels and probabilities with each user's rows as often as the user was drawn."""
     often = times[rows.users]
     return np.repeat(rows.labels, often), np.repeat(rows.predictions, often)
@@ -82,12 +82,12 @@ def test_calibration_is_mean_prediction_over_base_rate(some: list[Any]) -> None:
             assert value == pytest.approx(scores.mean() / labels.mean())
 
 
-def continuous(count: int, seed: int = 0) -> tuple[Rows, UserDraws]:
+def continuous(count: int, seed: int = 0) -> tuple[LabeledScores, UserDraws]:
     random = np.random.default_rng(seed)
     scores = random.random(count)
     labels = (random.random(count) < scores**2).astype(float)
     draws = UserDraws(random.integers(count // 5, size=count), DRAWS)
-    return Rows(labels, scores, draws.users), draws
+    return LabeledScores(labels, scores, draws.users), draws
 
 
 class TestCalibrationCurve:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranking.metrics import Rows, UserDraws, auc, binary_measures, interval, regression_measures
+from ranking.metrics import LabeledScores, UserDraws, auc, binary_measures, interval, regression_measures
 
 ROWS_A_USER = 8
 
@@ -75,7 +75,7 @@ def covered() -> dict[str, float]:
     """Measure → share of small logs whose interval holds the value of an endless one."""
     user, label, score = simulated(50_000, 10**6)
     once = UserDraws(user, 0)
-    rows = Rows(label, score, once.users)
+    rows = LabeledScores(label, score, once.users)
     truth = {
         name: values[0] for name, values in (binary_measures(rows, once) | regression_measures(rows, once)).items()
     }
@@ -83,7 +83,7 @@ def covered() -> dict[str, float]:
     for seed in range(LOGS):
         user, label, score = simulated(200, seed)
         draws = UserDraws(user, 200, seed)
-        rows = Rows(label, score, draws.users)
+        rows = LabeledScores(label, score, draws.users)
         found = binary_measures(rows, draws) | regression_measures(rows, draws)
         for name in hits:
             between = interval(found[name], reflected=name == "calibration_error")
@@ -108,7 +108,7 @@ class TestCoverage:
             rows = (random.normal(size=60)[user], np.zeros(len(user)))  # a user's rows are all alike
             for name, by in (("users", user), ("rows", np.arange(len(user)))):
                 draws = UserDraws(by, 100)
-                between = interval(regression_measures(Rows(*rows, draws.users), draws)["rmse"])
+                between = interval(regression_measures(LabeledScores(*rows, draws.users), draws)["rmse"])
                 assert between is not None
                 hits[name] += between[0] <= 1.0 <= between[1]
         assert hits["users"] >= 85
@@ -120,7 +120,7 @@ def test_draws_of_a_large_log_take_moments() -> None:
     count = 100_000
     draws = UserDraws(random.integers(25_000, size=count), 200)
     scores = random.random(count)
-    rows = Rows(
+    rows = LabeledScores(
         (random.random(count) < scores / 3).astype(float), scores, draws.users, random.integers(20_000, size=count)
     )
     start = time.process_time()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from ranking.metrics import Rows, UserDraws, binary_measures
+from ranking.metrics import LabeledScores, UserDraws, binary_measures
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=40
@@ -23,7 +23,7 @@ def measured(
 ) -> dict[str, np.ndarray[Any, Any]]:
     drawn = UserDraws(np.array(users, np.int64), draws)
     asked = None if requests is None else np.array(requests, np.int64)
-    rows = Rows(np.array(labels, float), np.array(scores, float), drawn.users, asked)
+    rows = LabeledScores(np.array(labels, float), np.array(scores, float), drawn.users, asked)
     return binary_measures(rows, drawn, at)
 
 
@@ -67,7 +67,7 @@ class TestGauc:
     def test_of_a_draw_counts_a_user_as_often_as_drawn(self) -> None:
         """User 1 has AUC 1 on two rows, user 2 AUC 0 on four."""
         draws = UserDraws(np.array([1, 1, 2, 2, 2, 2]), 50)
-        rows = Rows(np.array([0.0, 1, 1, 0, 0, 0]), np.array([0.1, 0.2, 0.1, 0.2, 0.3, 0.4]), draws.users)
+        rows = LabeledScores(np.array([0.0, 1, 1, 0, 0, 0]), np.array([0.1, 0.2, 0.1, 0.2, 0.3, 0.4]), draws.users)
         for value, (first, second) in zip(binary_measures(rows, draws)["gauc"], draws.counts.astype(int), strict=True):
             assert value == pytest.approx(2 * first / (2 * first + 4 * second))
 

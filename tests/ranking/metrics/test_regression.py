@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from ranking.metrics import Rows, UserDraws, regression_measures
+from ranking.metrics import LabeledScores, UserDraws, regression_measures
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 4), st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=30)
 
@@ -18,7 +18,7 @@ def test_rmse_and_mae_are_those_of_scikit_learn_in_the_data_and_in_every_draw(
 ) -> None:
     users, labels, predictions = np.array(some).T
     draws = UserDraws(users.astype(np.int64), 10)
-    found = regression_measures(Rows(labels, predictions, draws.users), draws)
+    found = regression_measures(LabeledScores(labels, predictions, draws.users), draws)
     for rmse, mae, times in zip(found["rmse"], found["mae"], draws.counts, strict=True):
         often = times[draws.users]
         y, p = np.repeat(labels, often), np.repeat(predictions, often)

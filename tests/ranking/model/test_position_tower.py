@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ranking.encoding.feature_table import fill_features
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
+from ranking.encoding.feature_table import fill_features
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.calibration import to_probabilities
 from ranking.frozen.freeze import freeze
@@ -147,7 +147,7 @@ def test_in_training_its_output_is_added(
     plain.side = None
     expected = plain(main) + copy.deepcopy(model.side).train()(inputs)
     torch.testing.assert_close(model.train()(main, inputs), expected)
-    with pytest.raises(ValueError, match="needs the side tower's inputs in training"):
+    with pytest.raises(ValueError, match="needs the tower's inputs in training"):
         model(main)
 
 

@@ -12,8 +12,8 @@ Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Labeled rows of one task.
+class LabeledScores:
+    """Labels and predictions of one task.
 
     Attributes:
         labels: 0 or 1, or regression values [rows], without NaN.
