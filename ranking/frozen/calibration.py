@@ -1,7 +1,7 @@
 """Calibrate probabilities with one increasing map from logit to logit per task.
 
-Fitted by ``pipelines.training.calibration``; applied to the dense model in evaluation and in the frozen graph. Every map
-is strictly increasing, so it does not change any order: AUC, GAUC and NDCG stay the same.
+Fitted by ``pipelines.training.calibration``; applied to the dense model in evaluation and in the frozen graph. Every
+map is strictly increasing, so it does not change any order: AUC, GAUC and NDCG stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embedding tables: each id's vector, bags pooled, features side by side."""
+"""Embedding tables: lookup, pooling of bags and concatenation of features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = Schema.model_validate(
 )
 
 
-def inputs(ids: list[list[int]], *bags: list[list[int]]) -> TorchBatch:
+def make_batch(ids: list[list[int]], *bags: list[list[int]]) -> TorchBatch:
     return TorchBatch(
         torch.tensor(ids),
         tuple(
@@ -35,35 +35,35 @@ def inputs(ids: list[list[int]], *bags: list[list[int]]) -> TorchBatch:
     )
 
 
-def test_categorical_features_come_first_then_bags_pooled_as_they_say() -> None:
+def test_embeddings_concatenate_categorical_features_then_pooled_bags() -> None:
     embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
     item, tags = embeddings.weight("item"), embeddings.weight("tags")
-    found = embeddings(inputs([[3], [0]], [[1, 2, 2], []], [[0, 3], [1]]))
+    vectors = embeddings(make_batch([[3], [0]], [[1, 2, 2], []], [[0, 3], [1]]))
     expected = [
         torch.cat([item[3], item[1] + 2 * item[2], (tags[0] + tags[3]) / 2]),
         torch.cat([item[0], torch.zeros(2), tags[1]]),
     ]
-    torch.testing.assert_close(found, torch.stack(expected))
-    assert found.shape == (2, embeddings.width)
+    torch.testing.assert_close(vectors, torch.stack(expected))
+    assert vectors.shape == (2, embeddings.width)
 
 
 @pytest.mark.parametrize("pooled", [[[], []], [[1], []]])
-def test_an_empty_bag_is_a_zero_vector(pooled: list[list[int]]) -> None:
+def test_embeddings_of_empty_bag_are_zero(pooled: list[list[int]]) -> None:
     embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
-    found = embeddings(inputs([[3], [0]], [[], []], pooled))
-    assert torch.equal(found[1, 2:], torch.zeros(5))
-    assert torch.equal(found[0, 2:4], torch.zeros(2))
+    vectors = embeddings(make_batch([[3], [0]], [[], []], pooled))
+    assert torch.equal(vectors[1, 2:], torch.zeros(5))
+    assert torch.equal(vectors[0, 2:4], torch.zeros(2))
 
 
-def test_features_that_share_a_table_learn_the_same_rows() -> None:
+def test_embeddings_shared_table_has_gradients_from_all_its_features() -> None:
     embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
-    embeddings(inputs([[3]], [[1]], [[0]])).sum().backward()
+    embeddings(make_batch([[3]], [[1]], [[0]])).sum().backward()
     gradient = embeddings.weight("item").grad
     assert gradient is not None
     assert gradient.ne(0).any(1).tolist() == [False, True, False, True, False]
 
 
-def test_embeddings_start_near_zero() -> None:
+def test_embeddings_initial_values_have_documented_standard_deviation() -> None:
     weight = Embeddings(SCHEMA, {"item": 5000, "tags": 4}).weight("item")
     assert weight.shape == (5000, 2)
     assert float(weight.detach().std()) == pytest.approx(INITIAL_STD, rel=0.05)

@@ -1,4 +1,4 @@
-"""Losses over all tasks at once; a masked label weighs nothing."""
+"""Task losses with masked labels and sample weights, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS = [
 NAN = torch.nan
 
 
-def test_a_binary_task_has_cross_entropy_and_a_regression_squared_error() -> None:
+def test_task_losses_are_cross_entropy_for_binary_and_squared_error_for_regression() -> None:
     outputs = torch.randn(6, 3)
     labels = torch.stack([torch.randint(2, (6,)), torch.randn(6) * 3, torch.randint(2, (6,))], 1).float()
     expected = [
@@ -32,7 +32,7 @@ def test_a_binary_task_has_cross_entropy_and_a_regression_squared_error() -> Non
     torch.testing.assert_close(task_losses(outputs, labels, TASKS), torch.stack(expected))
 
 
-def test_the_mean_is_over_unmasked_rows() -> None:
+def test_task_losses_average_over_unmasked_rows() -> None:
     outputs = torch.randn(4, 3)
     labels = torch.tensor([[1.0, NAN, 0.0], [NAN, 2.0, 1.0], [0.0, 5.0, NAN], [NAN, -1.0, NAN]])
     expected = [
@@ -43,7 +43,7 @@ def test_the_mean_is_over_unmasked_rows() -> None:
     torch.testing.assert_close(task_losses(outputs, labels, TASKS), torch.stack(expected))
 
 
-def test_a_masked_label_gives_no_gradient() -> None:
+def test_task_losses_masked_labels_have_zero_gradient() -> None:
     outputs = torch.randn(3, 3, requires_grad=True)
     labels = torch.tensor([[1.0, NAN, 0.0], [NAN, 2.0, NAN], [0.0, NAN, NAN]])
     task_losses(outputs, labels, TASKS).sum().backward()
@@ -52,7 +52,7 @@ def test_a_masked_label_gives_no_gradient() -> None:
     assert torch.equal(outputs.grad != 0, ~labels.isnan())
 
 
-def test_a_task_without_any_label_has_loss_0_and_no_gradient() -> None:
+def test_task_losses_of_task_without_labels_are_zero_with_zero_gradient() -> None:
     outputs = torch.randn(3, 3, requires_grad=True)
     losses = task_losses(outputs, torch.full((3, 3), NAN), TASKS)
     assert losses.tolist() == [0.0, 0.0, 0.0]
@@ -62,7 +62,7 @@ def test_a_task_without_any_label_has_loss_0_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("size", [1e3, 1e6])
-def test_large_outputs_give_finite_losses(size: float) -> None:
+def test_task_losses_of_large_outputs_are_finite(size: float) -> None:
     outputs = torch.tensor([[size, size, -size]], requires_grad=True)
     losses = task_losses(outputs, torch.tensor([[0.0, NAN, 1.0]]), TASKS)
     assert losses.tolist() == [size, 0.0, size]
@@ -71,12 +71,12 @@ def test_large_outputs_give_finite_losses(size: float) -> None:
     assert outputs.grad.isfinite().all()
 
 
-# Weights of rows.
+# Sample weights.
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 1000))
 @settings(deadline=None, max_examples=60)
-def test_a_row_of_weight_w_counts_as_if_it_stood_w_times(weights: list[int], seed: int) -> None:
+def test_task_losses_with_integer_weights_equal_those_of_repeated_rows(weights: list[int], seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     rows = len(weights)
     outputs = torch.randn(rows, 3, generator=random, dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_a_row_of_weight_w_counts_as_if_it_stood_w_times(weights: list[int], see
     assert torch.equal(label_weights(labels, times.double()), (~labels.isnan()).double().T @ times.double())
 
 
-def test_rows_of_weight_0_give_no_loss_and_no_gradient() -> None:
+def test_task_losses_with_zero_weights_are_zero_with_zero_gradient() -> None:
     outputs = torch.randn(3, 3, requires_grad=True)
     losses = task_losses(outputs, torch.ones(3, 3), TASKS, torch.zeros(3))
     assert losses.tolist() == [0.0, 0.0, 0.0]
@@ -97,19 +97,19 @@ def test_rows_of_weight_0_give_no_loss_and_no_gradient() -> None:
     assert torch.equal(outputs.grad, torch.zeros(3, 3))
 
 
-# One loss of many.
+# Weighting of tasks.
 
 
 WEIGHTED = [TASKS[0], TASKS[1].model_copy(update={"weight": 2.0}), TASKS[2].model_copy(update={"weight": 5.0})]
 LOSSES = torch.tensor([0.5, 3.0, 0.1])
 
 
-def test_fixed_weights_are_those_of_the_tasks() -> None:
+def test_fixed_weighting_uses_task_weights_without_parameters() -> None:
     assert float(FixedWeighting(WEIGHTED)(LOSSES)) == pytest.approx(0.5 + 2 * 3.0 + 5 * 0.1)
     assert not list(FixedWeighting(WEIGHTED).parameters())
 
 
-def test_uncertainty_weighs_by_learnt_variances() -> None:
+def test_uncertainty_weighting_uses_learned_variances() -> None:
     weighting = UncertaintyWeighting(WEIGHTED)
     with torch.no_grad():
         weighting.log_variances.copy_(torch.tensor([0.0, 1.0, -2.0]))
@@ -117,13 +117,13 @@ def test_uncertainty_weighs_by_learnt_variances() -> None:
     assert weighting(LOSSES).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_log_variances_settle_where_each_task_weighs_by_its_own_loss() -> None:
+def test_uncertainty_weighting_trained_log_variances_reach_optimum() -> None:
     weighting = UncertaintyWeighting(WEIGHTED)
-    optimiser = torch.optim.Adam(weighting.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(weighting.parameters(), lr=0.05)
     for _ in range(800):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         weighting(LOSSES).backward()
-        optimiser.step()
-    # d/ds (c·exp(−s)·L + s/2) = 0 at exp(s) = 2·c·L, whatever the task's weight
+        optimizer.step()
+    # d/ds (c·exp(−s)·L + s/2) = 0 at exp(s) = 2·c·L for any task weight
     expected = torch.tensor([2 * 0.5, 2 * 0.5 * 3.0, 2 * 0.1])
     torch.testing.assert_close(weighting.log_variances.exp().detach(), expected, rtol=1e-3, atol=0)

@@ -1,4 +1,4 @@
-"""The side tower: what it adds in training, its mean in its place afterwards, and nothing of it in the frozen graph."""
+"""Position tower: added to the outputs in training, replaced by its mean in eval mode and when frozen."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ranking.model.mmoe import MMoE
 from ranking.model.position_tower import MOMENTUM, PositionTower, PositionTowerConfig
 from ranking.schema import Schema
 
-SIDE = Schema.model_validate(
+SCHEMA = Schema.model_validate(
     {
-        "name": "side",
+        "name": "position",
         "features": [
             {"name": "position", "kind": "categorical", "owner": "context", "dim": 3, "training_only": True},
             {"name": "slots", "kind": "bag", "owner": "context", "dim": 2, "training_only": True},
@@ -37,105 +37,105 @@ SIDE = Schema.model_validate(
 )
 
 
-def rows(count: int, seed: int = 0) -> pa.Table:
+def draw_tower_rows(count: int, seed: int = 0) -> pa.Table:
     random = np.random.default_rng(seed)
     position = random.integers(5, size=count)
     table = {"position": position, "slots": [[int(p), 7] for p in position], "depth": random.normal(size=count)}
-    return fill_features(pa.table(table), SIDE, {})
+    return fill_features(pa.table(table), SCHEMA, {})
 
 
 @pytest.fixture
 def encoder() -> Encoder:
-    fitter = EncoderFitter(SIDE)
-    fitter.add(rows(200))
+    fitter = EncoderFitter(SCHEMA)
+    fitter.add(draw_tower_rows(200))
     return fitter.encoder()
 
 
 @pytest.fixture
 def inputs(encoder: Encoder) -> TorchBatch:
-    return TorchBatch.from_numpy(encoder.encode(rows(100, 1)))
+    return TorchBatch.from_numpy(encoder.encode(draw_tower_rows(100, 1)))
 
 
-def tower(encoder: Encoder, dropout: float = 0.0, *, started: bool = False) -> PositionTower:
-    """A side tower of four tasks; ``started``: with an output layer that is no longer 0."""
-    embeddings = Embeddings(SIDE, {name: space.size for name, space in encoder.id_mappings.items()})
+def make_tower(encoder: Encoder, dropout: float = 0.0, *, random_output: bool = False) -> PositionTower:
+    """Return a position tower for four tasks; with ``random_output``, its output layer is random instead of 0."""
+    embeddings = Embeddings(SCHEMA, {name: mapping.size for name, mapping in encoder.id_mappings.items()})
     config = PositionTowerConfig(features=("position", "slots", "depth"), layers=(8, 6), dropout=dropout)
-    side = PositionTower(config, 4, embeddings, encoder.dense_size)
-    if started:
-        torch.nn.init.normal_(side.output.weight)
-    return side
+    tower = PositionTower(config, 4, embeddings, encoder.dense_size)
+    if random_output:
+        torch.nn.init.normal_(tower.output.weight)
+    return tower
 
 
-def test_it_adds_nothing_before_it_has_learnt(encoder: Encoder, inputs: TorchBatch) -> None:
-    assert torch.equal(tower(encoder)(inputs), torch.zeros(100, 4))
+def test_position_tower_initial_outputs_are_zero(encoder: Encoder, inputs: TorchBatch) -> None:
+    assert torch.equal(make_tower(encoder)(inputs), torch.zeros(100, 4))
 
 
-def test_it_learns_from_there(encoder: Encoder, inputs: TorchBatch) -> None:
-    side = tower(encoder)
-    optimiser = torch.optim.Adam(side.parameters(), lr=0.01)
+def test_position_tower_training_from_zero_reduces_loss(encoder: Encoder, inputs: TorchBatch) -> None:
+    tower = make_tower(encoder)
+    optimizer = torch.optim.Adam(tower.parameters(), lr=0.01)
     target = inputs.ids.double() - 3
     first = None
     for _ in range(100):
-        loss = (side(inputs) - target).square().mean()
+        loss = (tower(inputs) - target).square().mean()
         first = first or loss.item()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.2 * first
 
 
-def test_the_mean_runs_in_training_and_stands_still_in_eval_mode(encoder: Encoder, inputs: TorchBatch) -> None:
-    side = tower(encoder, started=True)
-    first = side(inputs).detach().mean(0)
-    torch.testing.assert_close(side.mean, MOMENTUM * first)
-    second = side(inputs).detach().mean(0)
+def test_position_tower_mean_is_updated_in_training_only(encoder: Encoder, inputs: TorchBatch) -> None:
+    tower = make_tower(encoder, random_output=True)
+    first = tower(inputs).detach().mean(0)
+    torch.testing.assert_close(tower.mean, MOMENTUM * first)
+    second = tower(inputs).detach().mean(0)
     expected = (1 - MOMENTUM) * MOMENTUM * first + MOMENTUM * second
-    torch.testing.assert_close(side.mean, expected)
-    side.eval()(inputs)
-    torch.testing.assert_close(side.mean, expected)
+    torch.testing.assert_close(tower.mean, expected)
+    tower.eval()(inputs)
+    torch.testing.assert_close(tower.mean, expected)
 
 
-def test_the_mean_runs_in_full_precision_under_autocast(encoder: Encoder, inputs: TorchBatch) -> None:
-    side = tower(encoder, started=True)
+def test_position_tower_mean_under_autocast_is_updated_in_float32(encoder: Encoder, inputs: TorchBatch) -> None:
+    tower = make_tower(encoder, random_output=True)
     with torch.autocast("cpu", torch.bfloat16):
-        added = side(inputs)
+        added = tower(inputs)
     assert added.dtype == torch.bfloat16
-    torch.testing.assert_close(side.mean, MOMENTUM * added.detach().float().mean(0))
+    torch.testing.assert_close(tower.mean, MOMENTUM * added.detach().float().mean(0))
 
 
-def test_dropout_hides_whole_features_of_some_rows(encoder: Encoder) -> None:
+def test_position_tower_dropout_hides_whole_features_independently(encoder: Encoder) -> None:
     torch.manual_seed(0)
-    seen = tower(encoder, dropout=0.3)._visible_mask(4000)
-    assert seen.shape == (4000, 3 + 2 + 1)
-    parts = [seen[:, :3], seen[:, 3:5], seen[:, 5:]]
-    for part in parts:
-        assert torch.equal(part.all(1), part.any(1)), "a feature is hidden as a whole"
-        assert abs(part[:, 0].float().mean() - 0.7) < 0.03
-    together = torch.stack([part[:, 0].float() for part in parts])
-    assert torch.corrcoef(together).fill_diagonal_(0).abs().max() < 0.05
+    visible = make_tower(encoder, dropout=0.3)._visible_mask(4000)
+    assert visible.shape == (4000, 3 + 2 + 1)
+    masks = [visible[:, :3], visible[:, 3:5], visible[:, 5:]]
+    for mask in masks:
+        assert torch.equal(mask.all(1), mask.any(1)), "a feature is hidden as a whole"
+        assert abs(mask[:, 0].float().mean() - 0.7) < 0.03
+    first_columns = torch.stack([mask[:, 0].float() for mask in masks])
+    assert torch.corrcoef(first_columns).fill_diagonal_(0).abs().max() < 0.05
 
 
-def test_nothing_is_hidden_in_eval_mode(encoder: Encoder, inputs: TorchBatch) -> None:
-    side = tower(encoder, dropout=0.9, started=True).eval()
-    assert torch.equal(side(inputs), side(inputs))
+def test_position_tower_dropout_is_off_in_eval_mode(encoder: Encoder, inputs: TorchBatch) -> None:
+    tower = make_tower(encoder, dropout=0.9, random_output=True).eval()
+    assert torch.equal(tower(inputs), tower(inputs))
 
 
-def test_its_state_has_no_part_that_the_configuration_gives(encoder: Encoder) -> None:
-    assert {"mean", "output.weight"} <= set(tower(encoder).state_dict())
-    assert "widths" not in tower(encoder).state_dict()
+def test_position_tower_state_dict_excludes_widths(encoder: Encoder) -> None:
+    assert {"mean", "output.weight"} <= set(make_tower(encoder).state_dict())
+    assert "widths" not in make_tower(encoder).state_dict()
 
 
 @pytest.fixture
 def model(make_model: Callable[[], MMoE], encoder: Encoder) -> MMoE:
-    """The hand-made model, which trained beside a side tower and on a quarter of one task's negatives."""
+    """The hand-made model with a position tower and a correction for a quarter of one task's negatives."""
     model = make_model()
-    model.side = tower(encoder, started=True)
+    model.side = make_tower(encoder, random_output=True)
     model.side.mean.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
     model.correction.copy_(torch.tensor([math.log(0.25), 0.0, 0.0, 0.0]))
     return model.eval()
 
 
-def test_in_training_its_output_is_added(
+def test_mmoe_in_training_adds_position_tower_outputs_and_requires_its_inputs(
     model: MMoE,
     hand_encoder: Encoder,
     hand_ranker: FrozenRanker,
@@ -151,7 +151,7 @@ def test_in_training_its_output_is_added(
         model(main)
 
 
-def test_in_eval_mode_its_mean_and_the_correction_are_added(
+def test_mmoe_in_eval_mode_adds_position_tower_mean_and_correction(
     model: MMoE,
     make_model: Callable[[], MMoE],
     hand_encoder: Encoder,
@@ -165,14 +165,14 @@ def test_in_eval_mode_its_mean_and_the_correction_are_added(
     assert torch.equal(model(main, inputs), model(main))
 
 
-def test_frozen_is_dense_and_holds_nothing_of_it(
+def test_frozen_ranker_equals_dense_model_without_position_tower_weights(
     model: MMoE, hand_ranker: FrozenRanker, draw_rows: Callable[[int, int], pa.Table]
 ) -> None:
     frozen = freeze(model, hand_ranker.encoder, hand_ranker.tables, {})
     assert frozen.weights.keys() == hand_ranker.weights.keys()
     completed = hand_ranker.complete(draw_rows(200, 4))
-    found, _ = frozen.score_completed(completed, frozen.schema.tasks)
+    scores, _ = frozen.score_completed(completed, frozen.schema.tasks)
     inputs = TorchBatch.from_numpy(frozen.encoder.encode(completed))
     with torch.inference_mode():
         outputs = model.double()(replace(inputs, dense=inputs.dense.double()))
-    np.testing.assert_allclose(found, to_probabilities(outputs.numpy(), frozen.schema.tasks), rtol=0.0, atol=1e-5)
+    np.testing.assert_allclose(scores, to_probabilities(outputs.numpy(), frozen.schema.tasks), rtol=0.0, atol=1e-5)
