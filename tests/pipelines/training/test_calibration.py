@@ -190,9 +190,9 @@ def test_run_contains_the_calibration_of_configured_tasks_only(run: RunFolder) -
 
 
 def test_evaluation_contains_metrics_before_and_after_calibration(run: RunFolder) -> None:
-    fitted = run.load_evaluation()
-    assert list(fitted["uncalibrated"]) == ["click"]
-    before, after = fitted["uncalibrated"]["click"], fitted["tasks"]["click"]
+    evaluation = run.load_evaluation()
+    assert list(evaluation["uncalibrated"]) == ["click"]
+    before, after = evaluation["uncalibrated"]["click"], evaluation["tasks"]["click"]
     assert before.keys() == after.keys()
     assert before["logloss"] != after["logloss"]
     assert before["auc"] == pytest.approx(after["auc"], abs=1e-12), "an increasing map preserves the order"

@@ -166,9 +166,7 @@ def test_resume_of_a_finished_run_changes_nothing(
 def test_resume_with_another_configuration_raises_an_error_that_names_the_keys(logs: Path, tmp_path: Path) -> None:
     interrupt_training(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
     other = load_config(logs / "ranker.toml", [*SETTINGS, "training.learning_rate.gates=0.5", "model.experts=8"])
-    with pytest.raises(
-        OutputError, match=r"start_training with another model\.experts, training\.learning_rate\.gates"
-    ):
+    with pytest.raises(OutputError, match=r"started with another model\.experts, training\.learning_rate\.gates"):
         train(other, tmp_path / "run", resume=True)
 
 

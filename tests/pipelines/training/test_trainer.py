@@ -265,7 +265,7 @@ class ObservedTraining:
         model: dict[str, Any] = {"experts": 5, "gate": gate}
         self.config = shop.config(model=model, training={**SMALL, "learning_rate": {"gates": 0.1}})
         fitter = EncoderFitter(shop.schema)
-        found = profile_log(shop.reader(), shop.logs(), shop.schema, on_train=fitter.add)
+        profile = profile_log(shop.reader(), shop.logs(), shop.schema, on_train=fitter.add)
         encoder = fitter.encoder()
         self.run = RunFolder.create(path, self.config)
         encoder.write(self.run.encoder)
@@ -275,9 +275,9 @@ class ObservedTraining:
         self.optimized: list[set[str]] = []
         self.experts: list[Tensor] = []
         self.gates: list[Gate] = []
-        make = partial(LabeledBatch.from_table, encoder=encoder)
-        feed = partial(BatchLoader, shop.reader(), found.index, make, shop.logs(), self.config.training)
-        train, validation = feed("train"), feed("validation", shuffle=False)
+        encode_rows = partial(LabeledBatch.from_table, encoder=encoder)
+        loader = partial(BatchLoader, shop.reader(), profile.index, encode_rows, shop.logs(), self.config.training)
+        train, validation = loader("train"), loader("validation", shuffle=False)
         self.trainer = Trainer(self.config, self.run, DistContext(), train, validation, self.model)
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self.record(optimizer))
         self.trainer.fit()
@@ -453,9 +453,9 @@ def test_infinite_loss_saves_labels_and_outputs_in_row_order(shop: Shop) -> None
         train_200_rows(shop)
     (file,) = (shop.folder / "run").glob("bad-batch-*")
     batch = load_file(file)
-    for found in (batch["labels"], batch["outputs"]):
-        assert (found[:, 0].abs() < 5).all()
-        assert (found[:, 1].nan_to_num(1e25) > 1e20).all()
+    for values in (batch["labels"], batch["outputs"]):
+        assert (values[:, 0].abs() < 5).all()
+        assert (values[:, 1].nan_to_num(1e25) > 1e20).all()
 
 
 def test_infinite_loss_leaves_an_unfinished_run(shop: Shop, error_message: str) -> None:

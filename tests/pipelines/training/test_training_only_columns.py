@@ -69,7 +69,7 @@ def bundle(trained: tuple[Shop, RunFolder]) -> Path:
     return shop.folder / "bundle"
 
 
-# What a configuration may say.
+# Configuration
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_config_with_only_training_only_features_is_rejected(shop: Shop) -> None
         shop.config(model={"side_tower": {"features": ["position"]}})
 
 
-# The whole way.
+# From the log to the bundle
 
 
 def test_bundle_contains_no_training_only_features(trained: tuple[Shop, RunFolder], bundle: Path) -> None:
@@ -216,7 +216,7 @@ def test_validation_losses_are_weighted_means_without_the_position_tower(trained
     assert list(best["validation"].values()) == pytest.approx(losses.tolist(), rel=1e-4)
 
 
-# What training learns.
+# Predictions of the trained model
 
 
 def write_clicks_by_price(shop: Shop, rows: int, rate: float) -> None:
