@@ -44,11 +44,7 @@ def ranker() -> FrozenRanker:
     """An untrained model, whose scores still depend on every feature."""
     random = np.random.default_rng(0)
     rows = pa.table(
-        {
-            "user_id": ["u1"] * 40,
-            "item_id": random.integers(10, size=40),
-            "tab": random.choice(["home", "search"], 40),
-        }
+        {"user_id": ["u1"] * 40, "item_id": random.integers(10, size=40), "tab": random.choice(["home", "search"], 40)}
     )
     fitter = EncoderFitter(SCHEMA)
     fitter.add(fill_features(rows, SCHEMA, TABLES))

@@ -128,10 +128,7 @@ def hand_tables() -> dict[Owner, FeatureTable]:
         "words": with_nulls(random_lists([f"w{i}" for i in range(40)], ITEMS)),
         "price": with_nulls(random.lognormal(1.0, 1.0, ITEMS).tolist()),
     }
-    return {
-        "user": FeatureTable(pa.table(users), "user_id"),
-        "item": FeatureTable(pa.table(items), "item_id"),
-    }
+    return {"user": FeatureTable(pa.table(users), "user_id"), "item": FeatureTable(pa.table(items), "item_id")}
 
 
 @pytest.fixture(scope="session")

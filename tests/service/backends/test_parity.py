@@ -61,9 +61,7 @@ def create_backend(request: pytest.FixtureRequest) -> Callable[[FrozenRanker], B
 
 @settings(deadline=None, max_examples=40)
 @given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    tasks=st.permutations(TASKS),
-    count=st.integers(1, 4),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), tasks=st.permutations(TASKS), count=st.integers(1, 4)
 )
 def test_backends_any_tasks_and_requests_match_reference(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int], tasks: list[str], count: int

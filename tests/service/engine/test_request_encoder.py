@@ -169,15 +169,7 @@ def test_request_encoder_missing_features_are_in_schema_order(hand_ranker: Froze
     assert missing_names(encoder, batch) == [
         [n for n, missing in zip(names, row, strict=True) if missing] for row in expected
     ]
-    assert missing_names(encoder, batch)[0] == [
-        "country",
-        "tab",
-        "liked",
-        "recent",
-        "day_part",
-        "price",
-        "hour",
-    ]
+    assert missing_names(encoder, batch)[0] == ["country", "tab", "liked", "recent", "day_part", "price", "hour"]
 
 
 @pytest.mark.parametrize(

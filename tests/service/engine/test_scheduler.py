@@ -108,9 +108,7 @@ def test_take_small_requests_overtake_large_one(loop: asyncio.AbstractEventLoop,
     assert [part.entry for part in take(queue)][:20] == small
 
 
-def test_take_large_request_progresses_under_full_load(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_take_large_request_progresses_under_full_load(loop: asyncio.AbstractEventLoop) -> None:
     queue: Scheduler[str, Rows] = Scheduler(100)
     large = entry(loop, 400)
     queue.add(large)

@@ -70,10 +70,7 @@ def test_load_applies_the_current_release(client: TestClient, repo: Path) -> Non
     (repo / "feed" / "current.json").write_text('{"version": 2, "shadow": 1}')
     response = client.post(f"{URL}/models/feed/load")
     assert response.status_code == 200
-    assert [(entry["version"], entry["roles"]) for entry in response.json()] == [
-        ("1", ["shadow"]),
-        ("2", ["current"]),
-    ]
+    assert [(entry["version"], entry["roles"]) for entry in response.json()] == [("1", ["shadow"]), ("2", ["current"])]
     assert client.get("/v2/models/feed").json()["versions"] == ["2", "1"]
 
 

@@ -60,10 +60,7 @@ def test_fast_and_rejected_requests_are_not_logged(
 
 
 def test_failed_request_logs_the_exception_that_the_response_hides(
-    repository: Path,
-    request_body: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    repository: Path, request_body: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> None:
         logging.getLogger("ranker.service").info("about to fail with id %s", logs.request_id.get())
