@@ -65,9 +65,7 @@ class RequestEncoder:
         shared_hashes = hashes["user"] | hashes["context"]
         item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
         return RequestBatch(
-            self._shared.assemble(entities, shared_hashes),
-            self._items.assemble(entities, item_hashes),
-            request_index,
+            self._shared.assemble(entities, shared_hashes), self._items.assemble(entities, item_hashes), request_index
         )
 
     def missing(self, batch: RequestBatch, counts: Sequence[int]) -> Iterator[MissingFeatures]:

@@ -114,14 +114,7 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
     context_signature = _validate_columns("context", context, readable["context"])
     columns = _to_canonical(columns, readable["item"])
     item_signature = _signature(columns, readable["item"])
-    signature = (
-        type(options.user.id),
-        id_types,
-        user_signature,
-        context_signature,
-        item_signature,
-        stored.signature,
-    )
+    signature = (type(options.user.id), id_types, user_signature, context_signature, item_signature, stored.signature)
     owners: dict[Owner, RawFeatures] = {
         "user": RawFeatures([options.user.id], user, stored.columns.get("user", {})),
         "context": RawFeatures(None, context),

@@ -205,10 +205,7 @@ class Watcher:
     """
 
     def __init__(
-        self,
-        reconciler: Reconciler,
-        poll_seconds: float,
-        on_startup_failure: Callable[[Exception], None] | None = None,
+        self, reconciler: Reconciler, poll_seconds: float, on_startup_failure: Callable[[Exception], None] | None = None
     ) -> None:
         self._reconciler, self._poll_seconds = reconciler, poll_seconds
         self._on_startup_failure = on_startup_failure
