@@ -1,4 +1,4 @@
-"""Freezing: the dense model's numbers from the chosen experts alone."""
+"""Freezing: the frozen ranker reproduces the dense model with the selected experts only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DrawRows = Callable[[int, int], pa.Table]
 
 @dataclass(frozen=True)
 class Pair:
-    """A dense model, what it was frozen to, and completed rows."""
+    """A dense model, its frozen ranker, and completed rows."""
 
     model: MMoE
     ranker: FrozenRanker
@@ -44,14 +44,14 @@ class Pair:
 
     @torch.inference_mode()
     def outputs(self) -> Floats:
-        """The dense model's."""
+        """Return the outputs of the dense model."""
         outputs: Floats = self.model(TorchBatch.from_numpy(self.ranker.encoder.encode(self.rows))).double().numpy()
         return outputs
 
 
 @pytest.fixture(scope="module")
 def trained(run: RunFolder, config: Config) -> Pair:
-    """The run's model, and some rows of its validation split."""
+    """The model of the run with 200 rows of its validation split."""
     model, encoder = load_model(run, config)
     tables = load_tables(config.logs, config.serving_schema)
     ranker = freeze(model, encoder, tables, config.objective)
@@ -61,18 +61,18 @@ def trained(run: RunFolder, config: Config) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def by_hand(make_model: MakeModel, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> Pair:
+def hand_made(make_model: MakeModel, hand_ranker: FrozenRanker, draw_rows: DrawRows) -> Pair:
     return Pair(make_model(), hand_ranker, hand_ranker.complete(draw_rows(300, 5)))
 
 
-@pytest.fixture(params=["trained", "by_hand"])
+@pytest.fixture(params=["trained", "hand_made"])
 def pair(request: pytest.FixtureRequest) -> Pair:
-    found: Pair = request.getfixturevalue(request.param)
-    return found
+    model_and_ranker: Pair = request.getfixturevalue(request.param)
+    return model_and_ranker
 
 
-def subsets(tasks: list[str]) -> Iterable[tuple[str, ...]]:
-    """Each task, each pair, and all, forwards and backwards."""
+def task_subsets(tasks: list[str]) -> Iterable[tuple[str, ...]]:
+    """Return each task, each pair, and all tasks in both orders."""
     return [
         *itertools.combinations(tasks, 1),
         *itertools.combinations(tasks, 2),
@@ -81,39 +81,39 @@ def subsets(tasks: list[str]) -> Iterable[tuple[str, ...]]:
     ]
 
 
-# The same numbers.
+# Equality with the dense model.
 
 
-def test_frozen_is_dense_for_every_subset_of_tasks(pair: Pair) -> None:
+def test_freeze_outputs_equal_dense_model_for_every_subset_of_tasks(pair: Pair) -> None:
     ranker, outputs = pair.ranker, pair.outputs()
     schema, inputs = ranker.schema, ranker.encoder.encode(pair.rows)
     assert len(inputs) >= 100
     dense = to_probabilities(outputs, schema.tasks)
-    assert outputs.std(0).min() > 1e-3, "a constant would prove nothing"
-    for names in subsets(schema.task_names):
+    assert outputs.std(0).min() > 1e-3, "constant outputs would make this test meaningless"
+    for names in task_subsets(schema.task_names):
         columns = [schema.task_names.index(name) for name in names]
-        for found, expected in (
+        for actual, expected in (
             (ranker.outputs(inputs, names), outputs),
             (ranker.score_completed(pair.rows, ranker.tasks(names))[0], dense),
         ):
-            np.testing.assert_allclose(found, expected[:, columns], rtol=0.0, atol=1e-5, err_msg=str(names))
+            np.testing.assert_allclose(actual, expected[:, columns], rtol=0.0, atol=1e-5, err_msg=str(names))
 
 
-def test_a_pruned_model_freezes_to_the_same_graph(
+def test_freeze_of_pruned_model_returns_same_weights(
     make_model: MakeModel, hand_ranker: FrozenRanker, set_codes: Callable[[DSelectK, list[list[int]]], None]
 ) -> None:
     dense, pruned = make_model(), make_model()
     for model in (dense, pruned):
-        set_codes(model.gate, [[1, 4], [4, 3], [3, 3], [1, 3]])  # experts 0 and 2 are dropped: positions move
+        set_codes(model.gate, [[1, 4], [4, 3], [3, 3], [1, 3]])  # Experts 0 and 2 are removed, so positions change.
     pruned.keep_experts([1, 3, 4])
-    expected, found = (freeze(model, hand_ranker.encoder, hand_ranker.tables, {}) for model in (dense, pruned))
-    assert found.selection == expected.selection
-    assert found.weights.keys() == expected.weights.keys()
+    expected, frozen = (freeze(model, hand_ranker.encoder, hand_ranker.tables, {}) for model in (dense, pruned))
+    assert frozen.selection == expected.selection
+    assert frozen.weights.keys() == expected.weights.keys()
     for name, weight in expected.weights.items():
-        np.testing.assert_array_equal(found.weights[name], weight, name, strict=True)
+        np.testing.assert_array_equal(frozen.weights[name], weight, name, strict=True)
 
 
-def test_training_on_does_not_change_what_was_frozen(
+def test_freeze_copies_weights_so_that_further_training_has_no_effect(
     make_model: MakeModel, hand_ranker: FrozenRanker, draw_rows: DrawRows
 ) -> None:
     model = make_model()
@@ -132,7 +132,7 @@ CALIBRATION = Calibration(
 
 
 @pytest.mark.parametrize("per_example", [False, True])
-def test_a_calibration_is_applied_to_its_tasks_in_every_subset(
+def test_freeze_with_calibration_applies_it_in_every_subset_of_tasks(
     make_model: MakeModel,
     make_mmoe: Callable[[GateConfig], MMoE],
     hand_ranker: FrozenRanker,
@@ -153,22 +153,22 @@ def test_a_calibration_is_applied_to_its_tasks_in_every_subset(
     expected = CALIBRATION(outputs, names)
     assert np.abs(expected - outputs)[:, :2].min() > 1e-3
     np.testing.assert_array_equal(expected[:, 2:], outputs[:, 2:])
-    for some in subsets(names):
-        columns = [names.index(name) for name in some]
-        found = ranker.outputs(inputs, some)
-        for one, other in (
-            (found, outputs),
-            (ranker.calibration(found, some), expected),
-            (ranker.finished(found, some), to_probabilities(expected, tasks)),
-            (ranker.score_completed(pair.rows, ranker.tasks(some))[0], to_probabilities(expected, tasks)),
+    for subset in task_subsets(names):
+        columns = [names.index(name) for name in subset]
+        raw = ranker.outputs(inputs, subset)
+        for actual, reference in (
+            (raw, outputs),
+            (ranker.calibration(raw, subset), expected),
+            (ranker.finished(raw, subset), to_probabilities(expected, tasks)),
+            (ranker.score_completed(pair.rows, ranker.tasks(subset))[0], to_probabilities(expected, tasks)),
         ):
-            np.testing.assert_allclose(one, other[:, columns], rtol=0.0, atol=1e-5, err_msg=str(some))
+            np.testing.assert_allclose(actual, reference[:, columns], rtol=0.0, atol=1e-5, err_msg=str(subset))
 
 
-# Only what was chosen.
+# Selected experts only.
 
 
-def test_weights_are_named_as_documented_and_experts_that_nobody_chose_do_not_exist(hand_ranker: FrozenRanker) -> None:
+def test_freeze_weight_names_are_as_documented_and_exclude_unselected_experts(hand_ranker: FrozenRanker) -> None:
     expected = {
         f"embedding.{table}"
         for table in ("user_id", "item_id", "country", "tab", "genres", "words", "country_tab", "age_band", "day_part")
@@ -186,57 +186,61 @@ def test_weights_are_named_as_documented_and_experts_that_nobody_chose_do_not_ex
         assert weight.flags.c_contiguous
 
 
-def test_the_hand_made_selection_is_what_its_codes_say(hand_ranker: FrozenRanker) -> None:
-    chosen = {task: list(weights) for task, weights in hand_ranker.selection.tasks.items()}
-    assert chosen == {"click": [0, 1], "like": [1, 3], "watch": [2], "rating": [0, 3]}
+def test_freeze_selection_of_hand_made_model_matches_its_codes(hand_ranker: FrozenRanker) -> None:
+    selected = {task: list(weights) for task, weights in hand_ranker.selection.tasks.items()}
+    assert selected == {"click": [0, 1], "like": [1, 3], "watch": [2], "rating": [0, 3]}
 
 
-def changed(ranker: FrozenRanker, prefixes: list[str], change: Callable[[Weight], Weight]) -> FrozenRanker:
-    """The ranker with every weight changed whose name starts so."""
+def with_changed_weights(ranker: FrozenRanker, prefixes: list[str], change: Callable[[Weight], Weight]) -> FrozenRanker:
+    """Return the ranker with changed weights for these name prefixes."""
     weights = {
         name: change(weight) if name.startswith(tuple(prefixes)) else weight for name, weight in ranker.weights.items()
     }
     return replace(ranker, weights=weights)
 
 
-def poison(weight: Weight) -> Weight:
-    """Spoils every number that it has a part in, even with a weight of 0."""
+def fill_with_nan(weight: Weight) -> Weight:
+    """Return NaN weights, which spread to every result that uses them, even with a gate weight of 0."""
     return np.full_like(weight, np.nan)
 
 
-def break_(weight: Weight) -> Weight:
-    """Raises where it is used."""
+def make_empty(weight: Weight) -> Weight:
+    """Return an empty array, which raises an error when it is used."""
     return np.empty(0, weight.dtype)
 
 
-@pytest.mark.parametrize("change", [poison, break_])
-@pytest.mark.parametrize("asked", [*itertools.combinations(["click", "like", "watch", "rating"], 1), ("click", "like")])
-def test_what_no_asked_for_task_needs_does_not_run(
-    by_hand: Pair, asked: tuple[str, ...], change: Callable[[Weight], Weight]
+@pytest.mark.parametrize("change", [fill_with_nan, make_empty])
+@pytest.mark.parametrize(
+    "requested", [*itertools.combinations(["click", "like", "watch", "rating"], 1), ("click", "like")]
+)
+def test_frozen_ranker_does_not_run_experts_and_towers_of_other_tasks(
+    hand_made: Pair, requested: tuple[str, ...], change: Callable[[Weight], Weight]
 ) -> None:
-    ranker = by_hand.ranker
-    inputs = ranker.encoder.encode(by_hand.rows)
-    expected = ranker.outputs(inputs, asked)
-    needed = ranker.selection.experts_for(asked)
-    others = [f"expert.{e}." for e in ranker.selection.experts_used if e not in needed]
-    assert others
-    others += [f"tower.{task}." for task in ranker.schema.task_names if task not in asked]
-    found = changed(ranker, others, change).outputs(inputs, asked)
-    assert np.isfinite(found).all()
-    np.testing.assert_array_equal(found, expected)
+    ranker = hand_made.ranker
+    inputs = ranker.encoder.encode(hand_made.rows)
+    expected = ranker.outputs(inputs, requested)
+    needed = ranker.selection.experts_for(requested)
+    other_prefixes = [f"expert.{e}." for e in ranker.selection.experts_used if e not in needed]
+    assert other_prefixes
+    other_prefixes += [f"tower.{task}." for task in ranker.schema.task_names if task not in requested]
+    actual = with_changed_weights(ranker, other_prefixes, change).outputs(inputs, requested)
+    assert np.isfinite(actual).all()
+    np.testing.assert_array_equal(actual, expected)
 
 
-def test_an_expert_that_a_task_chose_does_run(by_hand: Pair) -> None:
-    ranker = by_hand.ranker
-    inputs = ranker.encoder.encode(by_hand.rows)
-    for task, chosen in ranker.selection.tasks.items():
-        for expert in chosen:
-            assert np.isnan(changed(ranker, [f"expert.{expert}."], poison).outputs(inputs, [task])).all()
+def test_frozen_ranker_runs_every_expert_selected_by_a_task(hand_made: Pair) -> None:
+    ranker = hand_made.ranker
+    inputs = ranker.encoder.encode(hand_made.rows)
+    for task, selected in ranker.selection.tasks.items():
+        for expert in selected:
+            assert np.isnan(
+                with_changed_weights(ranker, [f"expert.{expert}."], fill_with_nan).outputs(inputs, [task])
+            ).all()
             with pytest.raises(RuntimeError):
-                changed(ranker, [f"expert.{expert}."], break_).outputs(inputs, [task])
+                with_changed_weights(ranker, [f"expert.{expert}."], make_empty).outputs(inputs, [task])
 
 
-def test_freezing_refuses_a_gate_that_has_not_converged(make_model: MakeModel, hand_encoder: Encoder) -> None:
+def test_freeze_of_gate_that_has_not_converged_raises(make_model: MakeModel, hand_encoder: Encoder) -> None:
     model = make_model()
     with torch.no_grad():
         model.gate.z[1, 0, 2] = 0.3

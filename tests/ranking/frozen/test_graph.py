@@ -1,4 +1,4 @@
-"""The sparse inference graph of every kind of gate; per example, an expert runs on just the rows that chose it."""
+"""Frozen graph of every kind of gate; with a per-example gate, an expert runs only on rows that selected it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch import Tensor
 import ranking
 from ranking.artifacts import bundle, checksums
 from ranking.encoding.batch import EncodedBatch
-from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.encoder import Encoder
+from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, NotConvergedError
 from ranking.frozen.freeze import freeze
@@ -32,9 +32,9 @@ from ranking.gates.config import GateConfig
 from ranking.model.mmoe import ForwardOutput, MMoE
 from ranking.schema import Owner, Schema
 
-MakeMixture = Callable[[GateConfig], MMoE]
+MakeMMoE = Callable[[GateConfig], MMoE]
 DrawRows = Callable[[int, int], pa.Table]
-SETTINGS: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
+GATE_CONFIG: TypeAdapter[GateConfig] = TypeAdapter(GateConfig)
 
 STATIC: dict[str, dict[str, Any]] = {
     "dselect_k": {"k": 2},
@@ -58,7 +58,7 @@ PER_EXAMPLE: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A dense model, what it was frozen to, and rows."""
+    """A dense model, its frozen ranker, and encoded rows."""
 
     model: MMoE
     ranker: FrozenRanker
@@ -66,11 +66,11 @@ class Pair:
 
     @property
     def tensors(self) -> TorchBatch:
-        """What the graph reads of the rows."""
+        """The rows as tensors, which the graph reads."""
         return TorchBatch.from_numpy(self.inputs)
 
     def dense(self) -> ForwardOutput:
-        """The dense model's pass in float64: a choice on the border may fall on the other side in float32."""
+        """Run the dense model in float64, because float32 rounding could change the selected experts."""
         model = copy.deepcopy(self.model).double()
         with torch.inference_mode():
             return model.forward_with_routing(replace(self.tensors, dense=self.tensors.dense.double()))
@@ -78,12 +78,12 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def frozen(
-    make_mmoe: MakeMixture, hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable], hand_schema: Schema
+    make_mmoe: MakeMMoE, hand_encoder: Encoder, hand_tables: dict[Owner, FeatureTable], hand_schema: Schema
 ) -> Callable[[str], tuple[MMoE, FrozenRanker]]:
-    """A kind of gate → a model with such a gate, its choice final, and what it was frozen to."""
+    """Function (kind of gate) that returns a model with a final gate and its frozen ranker."""
 
     def make(kind: str) -> tuple[MMoE, FrozenRanker]:
-        config = SETTINGS.validate_python((STATIC | PER_EXAMPLE)[kind])
+        config = GATE_CONFIG.validate_python((STATIC | PER_EXAMPLE)[kind])
         model = make_mmoe(config)
         experts = list(range(5))
         if "budget" in kind:
@@ -109,156 +109,156 @@ def pair(
     return Pair(model, ranker, ranker.encoder.encode(ranker.complete(draw_rows(120, 5))))
 
 
-of_every_gate = pytest.mark.parametrize("pair", STATIC | PER_EXAMPLE, indirect=True)
-of_examples = pytest.mark.parametrize("pair", PER_EXAMPLE, indirect=True)
+every_gate = pytest.mark.parametrize("pair", STATIC | PER_EXAMPLE, indirect=True)
+per_example_gates = pytest.mark.parametrize("pair", PER_EXAMPLE, indirect=True)
 
 
-def subsets(tasks: Sequence[str]) -> list[tuple[str, ...]]:
+def task_subsets(tasks: Sequence[str]) -> list[tuple[str, ...]]:
     return [names for size in range(1, len(tasks) + 1) for names in itertools.combinations(tasks, size)]
 
 
-# The same numbers.
+# Equality with the dense model.
 
 
-@of_every_gate
-def test_frozen_is_dense_for_every_subset_of_tasks(pair: Pair) -> None:
+@every_gate
+def test_frozen_graph_outputs_equal_dense_model_for_every_subset_of_tasks(pair: Pair) -> None:
     names, dense = pair.ranker.schema.task_names, pair.dense().outputs
-    assert float(dense.std(0).min()) > 3e-4, "a constant would prove nothing"
-    for some in [*subsets(names), tuple(reversed(names))]:
+    assert float(dense.std(0).min()) > 3e-4, "constant outputs would make this test meaningless"
+    for subset in [*task_subsets(names), tuple(reversed(names))]:
         with torch.inference_mode():
-            found = pair.ranker.graph(pair.tensors, some)
-        assert found.dtype == torch.float64
-        columns = [names.index(name) for name in some]
-        torch.testing.assert_close(found, dense[:, columns], rtol=3e-6, atol=3e-6)
+            outputs = pair.ranker.graph(pair.tensors, subset)
+        assert outputs.dtype == torch.float64
+        columns = [names.index(name) for name in subset]
+        torch.testing.assert_close(outputs, dense[:, columns], rtol=3e-6, atol=3e-6)
 
 
-@of_every_gate
-def test_its_routing_is_the_gates(pair: Pair) -> None:
+@every_gate
+def test_frozen_graph_routing_equals_gate_weights(pair: Pair) -> None:
     with torch.inference_mode():
-        found = pair.ranker.graph.routing(pair.tensors)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, pair.dense().routing.weights, rtol=1e-6, atol=1e-6)
+        weights = pair.ranker.graph.routing(pair.tensors)
+    assert weights.dtype == torch.float64
+    torch.testing.assert_close(weights, pair.dense().routing.weights, rtol=1e-6, atol=1e-6)
 
 
-@of_every_gate
-def test_a_score_is_explained_by_the_mean_weights_of_its_rows(pair: Pair) -> None:
+@every_gate
+def test_explain_returns_mean_gate_weights_of_rows(pair: Pair) -> None:
     ranker, names = pair.ranker, pair.ranker.schema.task_names
     weights = np.broadcast_to(ranker.graph.routing(pair.tensors), (120, len(names), ranker.selection.num_experts))
-    found = ranker.explain(pair.inputs, ["rating", "click"])
-    assert list(found) == ["rating", "click"]
-    for task, experts in found.items():
+    explanation = ranker.explain(pair.inputs, ["rating", "click"])
+    assert list(explanation) == ["rating", "click"]
+    for task, experts in explanation.items():
         mean = weights[:, names.index(task)].mean(0)
         assert sorted(experts) == np.flatnonzero(mean).tolist()
         assert list(experts.values()) == pytest.approx([mean[expert] for expert in experts], abs=1e-12)
 
 
-@of_examples
-def test_of_no_rows_there_is_nothing_to_explain(pair: Pair) -> None:
+@per_example_gates
+def test_explain_of_no_rows_is_empty(pair: Pair) -> None:
     assert pair.ranker.explain(pair.inputs.take(np.empty(0, np.int64)), ["like"]) == {"like": {}}
 
 
-@of_every_gate
-def test_a_row_scores_alike_in_any_company_or_alone(pair: Pair) -> None:
+@every_gate
+def test_frozen_graph_outputs_of_row_do_not_depend_on_other_rows(pair: Pair) -> None:
     ranker, names = pair.ranker, pair.ranker.schema.task_names
-    whole, order = ranker.outputs(pair.inputs, names), np.random.default_rng(0).permutation(120)
+    together, order = ranker.outputs(pair.inputs, names), np.random.default_rng(0).permutation(120)
     for rows in (order, *np.arange(0, 120, 11)[:, None]):
-        found = ranker.outputs(pair.inputs.take(rows), names)
-        np.testing.assert_allclose(found, whole[rows], rtol=1e-12, atol=1e-12)
+        outputs = ranker.outputs(pair.inputs.take(rows), names)
+        np.testing.assert_allclose(outputs, together[rows], rtol=1e-12, atol=1e-12)
 
 
-@of_every_gate
-def test_no_rows_give_no_outputs(pair: Pair) -> None:
-    nothing = pair.inputs.take(np.empty(0, np.int64))
-    assert pair.ranker.outputs(nothing, ["like", "watch"]).shape == (0, 2)
+@every_gate
+def test_frozen_graph_of_no_rows_returns_no_outputs(pair: Pair) -> None:
+    empty = pair.inputs.take(np.empty(0, np.int64))
+    assert pair.ranker.outputs(empty, ["like", "watch"]).shape == (0, 2)
     assert pair.ranker.score(pa.table({})).num_rows == 0
 
 
-@of_every_gate
-def test_scoring_needs_no_gradient_and_draws_nothing(pair: Pair) -> None:
+@every_gate
+def test_frozen_graph_has_no_gradient_and_keeps_random_state(pair: Pair) -> None:
     state = torch.get_rng_state()
     assert not pair.ranker.graph(pair.tensors, ["click"]).requires_grad
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@of_every_gate
-def test_a_rankers_outputs_are_its_graphs(pair: Pair) -> None:
-    found = pair.ranker.outputs(pair.inputs, ["watch", "click"])
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, pair.ranker.graph(pair.tensors, ["watch", "click"]))
+@every_gate
+def test_frozen_ranker_outputs_equal_those_of_its_graph(pair: Pair) -> None:
+    outputs = pair.ranker.outputs(pair.inputs, ["watch", "click"])
+    assert outputs.dtype == np.float64
+    np.testing.assert_array_equal(outputs, pair.ranker.graph(pair.tensors, ["watch", "click"]))
 
 
-# Only what is needed.
+# Selected experts only.
 
 
-@of_examples
-def test_each_expert_runs_on_just_the_rows_that_chose_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@per_example_gates
+def test_per_example_graph_runs_each_expert_only_on_rows_that_selected_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph, names = pair.ranker.graph, pair.ranker.schema.task_names
-    ran: dict[int, int] = {}
+    rows_by_expert: dict[int, int] = {}
     original = FrozenGraph._expert
 
-    def counted(self: FrozenGraph, expert: int, x: Tensor) -> Tensor:
-        ran[expert] = ran.get(expert, 0) + len(x)
+    def count_rows(self: FrozenGraph, expert: int, x: Tensor) -> Tensor:
+        rows_by_expert[expert] = rows_by_expert.get(expert, 0) + len(x)
         return original(self, expert, x)
 
-    monkeypatch.setattr(FrozenGraph, "_expert", counted)
+    monkeypatch.setattr(FrozenGraph, "_expert", count_rows)
     weights = graph.routing(pair.tensors)
-    for some in subsets(names):
-        ran.clear()
-        graph(pair.tensors, some)
-        chosen = (weights[:, [names.index(name) for name in some]] > 0).any(1).sum(0)
-        assert ran == {e: int(rows) for e, rows in enumerate(chosen) if rows}, some
+    for subset in task_subsets(names):
+        rows_by_expert.clear()
+        graph(pair.tensors, subset)
+        selected_rows = (weights[:, [names.index(name) for name in subset]] > 0).any(1).sum(0)
+        assert rows_by_expert == {e: int(rows) for e, rows in enumerate(selected_rows) if rows}, subset
     if pair.model.gate.k < 5:
-        ran.clear()
+        rows_by_expert.clear()
         graph(pair.tensors, names[:1])
-        assert sum(ran.values()) <= pair.model.gate.k * 120, "at most k experts a row"
+        assert sum(rows_by_expert.values()) <= pair.model.gate.k * 120, "at most k experts per row"
 
 
-@of_examples
-def test_what_no_row_chose_has_no_part_in_its_outputs(pair: Pair) -> None:
-    """Nor if the expert is broken and another task, asked for beside this one, does need it."""
+@per_example_gates
+def test_per_example_graph_expert_affects_only_rows_that_selected_it(pair: Pair) -> None:
+    """Also if the weights are NaN and another requested task of the row selected the expert."""
     ranker, names = pair.ranker, pair.ranker.schema.task_names
     weights = ranker.graph.routing(pair.tensors).numpy()
     for expert in ranker.selection.experts_used:
-        spoilt = {
+        weights_with_nan = {
             name: np.full_like(weight, np.nan) if name.startswith(f"expert.{expert}.") else weight
             for name, weight in ranker.weights.items()
         }
-        found = replace(ranker, weights=spoilt).outputs(pair.inputs, names)
-        np.testing.assert_array_equal(np.isnan(found), weights[:, :, expert] > 0)
+        outputs = replace(ranker, weights=weights_with_nan).outputs(pair.inputs, names)
+        np.testing.assert_array_equal(np.isnan(outputs), weights[:, :, expert] > 0)
 
 
-def test_experts_that_the_budget_dropped_do_not_exist(frozen: Callable[[str], tuple[MMoE, FrozenRanker]]) -> None:
+def test_frozen_ranker_excludes_experts_removed_by_budget(frozen: Callable[[str], tuple[MMoE, FrozenRanker]]) -> None:
     _, ranker = frozen("dselect_k per example with a budget")
-    found = {name.split(".")[1] for name in ranker.weights if name.startswith("expert.")}
-    assert found == {"0", "2", "3"}
+    experts = {name.split(".")[1] for name in ranker.weights if name.startswith("expert.")}
+    assert experts == {"0", "2", "3"}
 
 
-def test_experts_that_a_static_gate_did_not_choose_do_not_exist(
+def test_frozen_ranker_of_static_gate_excludes_unselected_experts(
     frozen: Callable[[str], tuple[MMoE, FrozenRanker]],
 ) -> None:
     for kind in STATIC:
         _, ranker = frozen(kind)
-        found = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
-        assert sorted(found) == ranker.selection.experts_used
+        experts = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
+        assert sorted(experts) == ranker.selection.experts_used
         assert not any(name.startswith(("gate.", "norm.")) for name in ranker.weights)
 
 
-# What is refused.
+# Validation.
 
 
-def test_a_per_example_gate_cannot_be_frozen_without_its_settings(
-    make_mmoe: MakeMixture, hand_encoder: Encoder
-) -> None:
-    model = make_mmoe(SETTINGS.validate_python(PER_EXAMPLE["top_k per example"]))
+def test_freeze_of_per_example_gate_without_settings_raises(make_mmoe: MakeMMoE, hand_encoder: Encoder) -> None:
+    model = make_mmoe(GATE_CONFIG.validate_python(PER_EXAMPLE["top_k per example"]))
     with pytest.raises(ValueError, match="needs examples: pass x"):
         freeze(model, hand_encoder, {}, {})
 
 
 @pytest.mark.parametrize("kind", ["dselect_k per example", "gumbel_softmax", "softmax_selectors"])
-def test_a_choice_that_is_not_final_cannot_be_frozen(
-    make_mmoe: MakeMixture, hand_encoder: Encoder, hand_schema: Schema, kind: str
+def test_freeze_of_gate_that_is_not_final_raises(
+    make_mmoe: MakeMMoE, hand_encoder: Encoder, hand_schema: Schema, kind: str
 ) -> None:
-    config = SETTINGS.validate_python((STATIC | PER_EXAMPLE)[kind])
+    config = GATE_CONFIG.validate_python((STATIC | PER_EXAMPLE)[kind])
     model = make_mmoe(config)
     means = mean_selection(torch.full((4, 5), 0.2), hand_schema.task_names, 2)
     for routed in (None, (config, means)):
@@ -266,10 +266,10 @@ def test_a_choice_that_is_not_final_cannot_be_frozen(
             freeze(model, hand_encoder, {}, {}, routed=routed)
 
 
-def test_an_attentive_gate_cannot_be_frozen_before_it_is_distilled(
-    make_mmoe: MakeMixture, hand_encoder: Encoder, hand_schema: Schema
+def test_freeze_of_attentive_gate_before_distillation_raises(
+    make_mmoe: MakeMMoE, hand_encoder: Encoder, hand_schema: Schema
 ) -> None:
-    config = SETTINGS.validate_python({"kind": "attentive"})
+    config = GATE_CONFIG.validate_python({"kind": "attentive"})
     model = make_mmoe(config)
     means = mean_selection(torch.full((4, 5), 0.2), hand_schema.task_names, 5)
     for routed in (None, (config, means)):
@@ -277,11 +277,11 @@ def test_an_attentive_gate_cannot_be_frozen_before_it_is_distilled(
             freeze(model, hand_encoder, {}, {}, routed=routed)
 
 
-# On disk.
+# Bundles.
 
 
-@of_every_gate
-def test_a_bundle_brings_the_gate_back(pair: Pair, draw_rows: DrawRows, tmp_path: Path) -> None:
+@every_gate
+def test_bundle_of_every_gate_loads_with_same_gate_and_scores(pair: Pair, draw_rows: DrawRows, tmp_path: Path) -> None:
     rows = draw_rows(50, 12)
     bundle.write_bundle(pair.ranker, pair.ranker.complete(draw_rows(16, 11)), tmp_path / "bundle")
     loaded = ranking.load(tmp_path / "bundle")
@@ -293,7 +293,7 @@ def test_a_bundle_brings_the_gate_back(pair: Pair, draw_rows: DrawRows, tmp_path
 
 
 @pytest.mark.parametrize("gate", [None, {"kind": "softmax", "per_example": True}, {"kind": "nothing"}, 3], ids=str)
-def test_a_bundle_whose_gate_is_not_that_of_its_weights_is_refused(
+def test_bundle_with_gate_that_contradicts_weights_is_rejected(
     frozen: Callable[[str], tuple[MMoE, FrozenRanker]], draw_rows: DrawRows, tmp_path: Path, gate: Any
 ) -> None:
     _, ranker = frozen("dselect_k per example")

@@ -1,4 +1,4 @@
-"""Weights that do not fit are refused by name, whatever would have read them."""
+"""Validation of the weights of a frozen graph: errors name the weight."""
 
 from __future__ import annotations
 
@@ -15,33 +15,44 @@ from ranking.frozen.weights import validate_weight_shapes
 Weights = dict[str, Any]
 
 
-def wider(weights: Weights, layer: str) -> None:
-    """One output more."""
+def add_output(weights: Weights, layer: str) -> None:
+    """Add one output to a layer."""
     for name in (f"{layer}.weight", f"{layer}.bias"):
         weights[name] = np.concatenate([weights[name], weights[name][..., :1]], -1)
 
 
-def test_those_of_a_ranker_fit(hand_ranker: FrozenRanker) -> None:
+def test_validate_weight_shapes_of_frozen_ranker_passes(hand_ranker: FrozenRanker) -> None:
     validate_weight_shapes(hand_ranker.weights, hand_ranker.encoder, hand_ranker.selection)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda weights: weights.pop("embedding.genres"), "does not contain 'embedding.genres'"),
         (lambda weights: weights.pop("expert.1.0.weight"), "does not contain 'expert.1.0.weight'"),
         (lambda weights: weights.pop("expert.1.0.bias"), "does not contain 'expert.1.0.bias'"),
         (lambda weights: weights.pop("tower.like.0.weight"), "does not contain 'tower.like.0.weight'"),
-        (lambda weights: weights.update({"tower.like.0.bias": np.zeros(3)}), "'tower.like.0.bias' has shape [3] instead of ["),
-        (lambda weights: weights.update({"expert.1.0.weight": np.zeros(8)}), "'expert.1.0.weight' has shape [8] instead of ["),
-        (lambda weights: weights.update({"embedding.user_id": np.zeros((2, 4))}), "'embedding.user_id' has shape [2, 4] instead of"),
-        (lambda weights: wider(weights, "tower.like.1"), "'tower.like' has 2 outputs instead of 1"),
-        (lambda weights: wider(weights, "expert.1.1"), "the experts have different widths"),
-        (lambda weights: wider(weights, "expert.1.0"), "'expert.1.1.weight' has shape "),
+        (
+            lambda weights: weights.update({"tower.like.0.bias": np.zeros(3)}),
+            "'tower.like.0.bias' has shape [3] instead of [",
+        ),
+        (
+            lambda weights: weights.update({"expert.1.0.weight": np.zeros(8)}),
+            "'expert.1.0.weight' has shape [8] instead of [",
+        ),
+        (
+            lambda weights: weights.update({"embedding.user_id": np.zeros((2, 4))}),
+            "'embedding.user_id' has shape [2, 4] instead of",
+        ),
+        (lambda weights: add_output(weights, "tower.like.1"), "'tower.like' has 2 outputs instead of 1"),
+        (lambda weights: add_output(weights, "expert.1.1"), "the experts have different widths"),
+        (lambda weights: add_output(weights, "expert.1.0"), "'expert.1.1.weight' has shape "),
     ],
 )
-def test_what_does_not_fit_is_named(hand_ranker: FrozenRanker, change: Callable[[Weights], object], said: str) -> None:
+def test_validate_weight_shapes_of_missing_or_wrong_weight_raises_with_its_name(
+    hand_ranker: FrozenRanker, change: Callable[[Weights], object], message: str
+) -> None:
     weights = dict(hand_ranker.weights)
     change(weights)
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         validate_weight_shapes(weights, hand_ranker.encoder, hand_ranker.selection)

@@ -1,3 +1,5 @@
+"""Measures of regressions, compared with scikit-learn."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,19 +10,19 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
 from ranking.metrics import LabeledScores, UserDraws, regression_measures
 
-NUMBERS = st.lists(st.tuples(st.integers(0, 4), st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=30)
+ROWS = st.lists(st.tuples(st.integers(0, 4), st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=30)
 
 
-@given(NUMBERS)
+@given(ROWS)
 @settings(max_examples=60, deadline=None)
-def test_rmse_and_mae_are_those_of_scikit_learn_in_the_data_and_in_every_draw(
-    some: list[tuple[int, float, float]],
+def test_rmse_and_mae_of_data_and_every_draw_equal_scikit_learn(
+    sampled_rows: list[tuple[int, float, float]],
 ) -> None:
-    users, labels, predictions = np.array(some).T
+    users, labels, predictions = np.array(sampled_rows).T
     draws = UserDraws(users.astype(np.int64), 10)
-    found = regression_measures(LabeledScores(labels, predictions, draws.users), draws)
-    for rmse, mae, times in zip(found["rmse"], found["mae"], draws.counts, strict=True):
-        often = times[draws.users]
-        y, p = np.repeat(labels, often), np.repeat(predictions, often)
+    measures = regression_measures(LabeledScores(labels, predictions, draws.users), draws)
+    for rmse, mae, times in zip(measures["rmse"], measures["mae"], draws.counts, strict=True):
+        repeats = times[draws.users]
+        y, p = np.repeat(labels, repeats), np.repeat(predictions, repeats)
         assert rmse == pytest.approx(root_mean_squared_error(y, p), abs=1e-9)
         assert mae == pytest.approx(mean_absolute_error(y, p), abs=1e-9)
