@@ -57,10 +57,7 @@ class TestProgressWithoutTerminal:
             clock.now += LINE_INTERVAL_SECONDS / 4
             progress.advance(100, "loss 0.5")
         lines = capsys.readouterr().err.splitlines()
-        assert lines == [
-            "training: 400 of 2,000 steps loss 0.5",
-            "training: 800 of 2,000 steps loss 0.5",
-        ]
+        assert lines == ["training: 400 of 2,000 steps loss 0.5", "training: 800 of 2,000 steps loss 0.5"]
 
     def test_advance_without_total_and_note_prints_only_the_count(
         self, clock: Clock, capsys: pytest.CaptureFixture[str]

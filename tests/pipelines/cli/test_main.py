@@ -459,10 +459,7 @@ assert main(["serve", f"{out}/empty"]) == 1
 sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
 """
     result = subprocess.run(
-        [sys.executable, "-c", script, workflow.folder, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", script, workflow.folder, tmp_path], capture_output=True, text=True, check=False
     )
     assert result.returncode == 1, result.stderr
     last = result.stderr.splitlines()[-1]

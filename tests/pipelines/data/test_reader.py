@@ -183,11 +183,7 @@ class TestBadRows:
         file = shop.write(shop.with_value(shop.table(10), "price", 7, float("nan")))
         (chunk,) = shop.reader().scan()
         assert chunk.bad.select(["file", "file_row", "reason"]).to_pylist() == [
-            {
-                "file": str(file),
-                "file_row": 7,
-                "reason": "feature 'price' is NaN or infinite: write null for unknown",
-            }
+            {"file": str(file), "file_row": 7, "reason": "feature 'price' is NaN or infinite: write null for unknown"}
         ]
         assert row_numbers([chunk]) == [n for n in range(10) if n != 7]
 

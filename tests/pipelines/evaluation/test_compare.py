@@ -229,10 +229,7 @@ class TestTrainingRows:
 
 def split_settings(validation: int, test: int) -> dict[str, Any]:
     """Return split settings: the days, counted from the first, on which validation and test begin."""
-    return {
-        "validation_from": FIRST_DAY.replace(day=1 + validation),
-        "test_from": FIRST_DAY.replace(day=1 + test),
-    }
+    return {"validation_from": FIRST_DAY.replace(day=1 + validation), "test_from": FIRST_DAY.replace(day=1 + test)}
 
 
 def test_compare_on_many_files_matches_rows_by_file_and_position(

@@ -134,10 +134,7 @@ class TestPage:
         edit(finished_run.survey, lambda survey: survey["bad"].update({markup: 3}))
         edit(finished_run.survey, lambda survey: survey["null_rate"].update({markup: 0.5}))
         edit(finished_run.command, lambda command: command["argv"].append(markup))
-        edit(
-            finished_run.evaluation,
-            lambda e: e["slices"].update({markup: e["slices"].pop("tab")}),
-        )
+        edit(finished_run.evaluation, lambda e: e["slices"].update({markup: e["slices"].pop("tab")}))
         edit(finished_run.evaluation, lambda e: e["slices"][markup].update({markup: e["slices"][markup].pop("0")}))
         edit(finished_run.selection, lambda s: s["tasks"].update({markup: s["tasks"].pop("task_0")}))
         result = report_page(finished_run)

@@ -16,12 +16,7 @@ from ranking.gates import AttentiveGate, DSelectK, Gate, GumbelSoftmax, SharedBo
 
 STEPS = 200
 CONFIG = ConvergenceConfig(
-    gamma=2.0,
-    final_gamma=2e-3,
-    anneal_from=0.25,
-    anneal_until=0.6,
-    hold_alpha_until=0.4,
-    overlap_until=0.5,
+    gamma=2.0, final_gamma=2e-3, anneal_from=0.25, anneal_until=0.6, hold_alpha_until=0.4, overlap_until=0.5
 )
 
 

@@ -29,9 +29,7 @@ GATES: list[dict[str, Any]] = [
 ]
 
 
-def test_parameter_groups_contain_every_parameter_except_tables_once(
-    model_and_batch: tuple[MMoE, DeviceBatch],
-) -> None:
+def test_parameter_groups_contain_every_parameter_except_tables_once(model_and_batch: tuple[MMoE, DeviceBatch]) -> None:
     model, _ = model_and_batch
     ids = [id(p) for group in make_optimizer(model, TrainingConfig()).param_groups for p in group["params"]]
     assert sorted(ids) == sorted(id(p) for _, p in dense_parameters(model))
@@ -68,9 +66,7 @@ def test_parameter_groups_have_the_learning_rate_of_their_part(model_and_batch: 
         assert {rates[id(p)] for p in module.parameters()} == {0.2}
 
 
-def test_weight_decay_applies_to_experts_and_towers_but_not_to_gates(
-    model_and_batch: tuple[MMoE, DeviceBatch],
-) -> None:
+def test_weight_decay_applies_to_experts_and_towers_but_not_to_gates(model_and_batch: tuple[MMoE, DeviceBatch]) -> None:
     model, _ = model_and_batch
     optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}

@@ -177,11 +177,7 @@ def test_warm_start_resumed_gives_the_same_weights_as_uninterrupted(shop: Shop, 
 
 
 @pytest.mark.parametrize(
-    ("sections", "named"),
-    [
-        ({"model": {"experts": 4}}, "[model]"),
-        ({"model": {"tower_layers": [5]}}, "[model]"),
-    ],
+    ("sections", "named"), [({"model": {"experts": 4}}, "[model]"), ({"model": {"tower_layers": [5]}}, "[model]")]
 )
 def test_warm_start_with_another_model_raises_a_config_error(
     shop: Shop, earlier: RunFolder, sections: dict[str, Any], named: str

@@ -581,11 +581,7 @@ pq.write_table(score_table(ranker.finished(outputs, tasks), ranker.schema.tasks)
 
 
 def test_bundle_is_read_without_pytorch(
-    make_model: Callable[[], MMoE],
-    hand_ranker: FrozenRanker,
-    golden: pa.Table,
-    draw_rows: DrawRows,
-    tmp_path: Path,
+    make_model: Callable[[], MMoE], hand_ranker: FrozenRanker, golden: pa.Table, draw_rows: DrawRows, tmp_path: Path
 ) -> None:
     ranker = freeze(make_model(), hand_ranker.encoder, hand_ranker.tables, {}, calibration=CALIBRATION)
     bundle.write_bundle(ranker, golden, tmp_path / "bundle")

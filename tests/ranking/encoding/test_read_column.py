@@ -131,22 +131,14 @@ def test_encode_value_filled_by_a_default_is_still_missing(encoder: Encoder) -> 
     names = [feature.name for feature in SCHEMA.inputs]
     assert [
         [n for n, is_missing in zip(names, row, strict=True) if is_missing] for row in encoder.encode(ROWS).missing
-    ] == [
-        [],
-        ["tab", "band", "age"],
-        ["recent"],
-        ["item_id", "tab"],
-    ]
+    ] == [[], ["tab", "band", "age"], ["recent"], ["item_id", "tab"]]
 
 
 def test_encode_missing_flags_name_cross_parts_but_not_crosses(encoder: Encoder) -> None:
     unknown = fill_features(pa.table({"item_id": pa.array([None, None], pa.int64())}), SCHEMA, {})
     result = encoder.encode(unknown)
     assert (result.ids[:, [f.name for f in SCHEMA.categoricals].index("item_tab")] == 0).all()
-    assert missing_names(result.missing[0])[:2] == [
-        "item_id",
-        "tab",
-    ]
+    assert missing_names(result.missing[0])[:2] == ["item_id", "tab"]
     assert result.missing.shape == (2, len(SCHEMA.inputs)), "item_tab is not an input"
 
 

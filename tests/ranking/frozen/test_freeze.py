@@ -73,12 +73,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 def task_subsets(tasks: list[str]) -> Iterable[tuple[str, ...]]:
     """Return each task, each pair, and all tasks in both orders."""
-    return [
-        *itertools.combinations(tasks, 1),
-        *itertools.combinations(tasks, 2),
-        tuple(tasks),
-        tuple(reversed(tasks)),
-    ]
+    return [*itertools.combinations(tasks, 1), *itertools.combinations(tasks, 2), tuple(tasks), tuple(reversed(tasks))]
 
 
 # Equality with the dense model.

@@ -202,10 +202,7 @@ def test_dselect_k_distance_is_that_of_least_binary_code_variable() -> None:
     torch.testing.assert_close(gate.distance(), torch.tensor([[0.75, 0.0]]))
 
 
-@given(
-    st.floats(2**-12, 16.0, width=32),
-    st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=2, max_size=2),
-)
+@given(st.floats(2**-12, 16.0, width=32), st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=2, max_size=2))
 @settings(max_examples=200, deadline=None)
 def test_dselect_k_is_converged_exactly_when_distance_is_zero(gamma: float, offsets: list[float]) -> None:
     gate = DSelectK(num_tasks=1, num_experts=4, k=1, gamma=gamma)

@@ -28,9 +28,7 @@ def num_bits(n: int) -> int:
 
 @given(experts_to_keep())
 @settings(max_examples=100, deadline=None)
-def test_dselect_k_restrict_maps_codes_onto_all_kept_experts(
-    case: tuple[int, list[int]],
-) -> None:
+def test_dselect_k_restrict_maps_codes_onto_all_kept_experts(case: tuple[int, list[int]]) -> None:
     n, kept = case
     codes = 2 ** num_bits(n)
     gate = DSelectK(num_tasks=codes, num_experts=n, k=1)

@@ -47,10 +47,7 @@ def test_smooth_step_accepts_gamma_as_tensor() -> None:
     assert torch.equal(smooth_step(t, torch.tensor(0.5)), smooth_step(t, 0.5))
 
 
-@given(
-    st.floats(width=32, allow_nan=False, allow_infinity=False),
-    st.floats(2**-10, 2**10, width=32),
-)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.floats(2**-10, 2**10, width=32))
 @settings(max_examples=300, deadline=None)
 def test_smooth_step_in_float32_stays_in_unit_interval(t: float, gamma: float) -> None:
     for scale in (1.0, gamma / 4):  # The second scale puts more values inside the region.

@@ -47,10 +47,7 @@ def test_message_of_an_invalid_feature_key(changes: dict[str, Any], expected: st
     [
         (5, "features (entry 2): must be a table of keys and values (got 5)"),
         ({**TAB, "name": 5}, "features (entry 2).name: must be text in quotes (got 5)"),
-        (
-            {**TAB, "name": "my tab"},
-            "features.'my tab'.name: 'my tab' is not a valid name: use letters, ",
-        ),
+        ({**TAB, "name": "my tab"}, "features.'my tab'.name: 'my tab' is not a valid name: use letters, "),
         ({"name": "tab", "owner": "context"}, "features.'tab': kind is missing; choose categorical, bag, "),
         ({**TAB, "kind": "bag", "default": "x"}, "features.'tab'.default: must be a list (got 'x')"),
         ({**TAB, "kind": "bag", "default": [1.5]}, "features.'tab'.default (entry 1): must be an id: "),
@@ -77,10 +74,7 @@ def test_message_identifies_a_list_entry_by_name_or_position(feature: Any, expec
         ({"features": []}, "features: declare at least one, each under [[features]]"),
         ({"tasks": AGE}, "tasks: must be a list of tables: write each under [[tasks]]"),
         ({"columns": "time"}, "columns: must be a table of keys and values (got 'time')"),
-        (
-            {"name": "-shop"},
-            "name: '-shop' is not a valid model name: use letters, digits, '_' and '-', and",
-        ),
+        ({"name": "-shop"}, "name: '-shop' is not a valid model name: use letters, digits, '_' and '-', and"),
         ({"a.b": 1}, 'a.b": unknown key'),
     ],
 )
