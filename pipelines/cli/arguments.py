@@ -23,13 +23,13 @@ from pipelines.cli.argument_types import (
 )
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 
-CONFIG = "the ranker.toml"
+CONFIG = "path of the ranker.toml"
 BUNDLE = "folder written by 'ranker freeze', or a published version"
 RUN = "folder written by 'ranker train'"
 REPOSITORY = "folder of published models"
 NEW_FOLDER = "new folder"
 JSON = "print the result as JSON"
-KEY_FILE = "file with the hashed API keys of the service"
+KEY_FILE = "file with the hashes of the API keys of the service"
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 """Shells for which ``ranker completion`` prints a script."""
@@ -99,7 +99,9 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate = command("evaluate", "evaluate a run on its test split, or a run or bundle on a log")
     evaluate.add_argument("source", type=Path, metavar="RUN|BUNDLE", help="run or bundle to evaluate")
     evaluate.add_argument(
-        "--logs", type=location, help="Parquet with labels, a path or URI (default: the test split of the run)"
+        "--logs",
+        type=location,
+        help="Parquet file or folder with labels, a path or URI (default: the test split of the run)",
     )
     evaluate.add_argument(
         "--slice",
@@ -117,7 +119,8 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--logs",
         type=location,
-        help="Parquet with labels, a path or URI (default: the test split of A, or of B if A is a bundle)",
+        help="Parquet file or folder with labels, a path or URI (default: the test split of A, or of B if A is a "
+        "bundle)",
     )
     compare.add_argument("--json", action="store_true", help=JSON)
 
@@ -168,7 +171,10 @@ def build_parser() -> argparse.ArgumentParser:
     canaries.add_argument("--no-canary", action="store_true", help="the current version serves all users")
     shadows = release.add_mutually_exclusive_group()
     shadows.add_argument(
-        "--shadow", type=positive_int, metavar="N", help="version N also scores requests; differences become metrics"
+        "--shadow",
+        type=positive_int,
+        metavar="N",
+        help="version N also scores requests; metrics record the differences",
     )
     shadows.add_argument("--no-shadow", action="store_true", help="stop shadow scoring")
 
@@ -254,7 +260,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=["auto", "onnxruntime", "cuda", "torch"],
         help="inference backend (default: cuda with a GPU, else onnxruntime)",
     )
-    serve.add_argument("--workers", type=positive_int, help="number of processes (default: 1; always 1 with a GPU)")
+    serve.add_argument("--workers", type=positive_int, help="number of processes (default: 1; must be 1 with a GPU)")
     serve.add_argument(
         "--threads", type=positive_int, help="scoring threads per process (default: cores divided by workers)"
     )
@@ -311,7 +317,10 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--items", type=positive_int, help="items of the reference model (default: 1000000)")
     bench.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
     bench.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the results to FILE; it keeps the results of other parts"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the results to FILE; results of parts that are not measured are kept",
     )
 
     completion = command("completion", "print a completion script for a shell")
