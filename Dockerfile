@@ -24,7 +24,7 @@ RUN cd /opt/ranker/lib/python3.11/site-packages \
     && if [ -d torch ]; then \
          find torch/bin -type f ! -name torch_shm_manager -delete \
          && rm -r torch/share \
-         && /opt/ranker/bin/python -c "import service.backends.torch, ranking.frozen.graph"; \
+         && /opt/ranker/bin/python -c "import service.backends.select, ranking.frozen.graph"; \
        fi \
     && /opt/ranker/bin/python -c "import service.main, pipelines.cli.main"
 

@@ -15,18 +15,16 @@ from service.engine.engine import Engine
 from service.feature_store.lookup import StoreLookup
 from service.feedback.writer import FeedbackWriter
 from service.http.admin import repository_routes
-from service.http.auth.keyring import Keyring
+from service.http.auth.keys import Keyring
 from service.http.auth.middleware import ApiKeyMiddleware
 from service.http.errors import install_error_handlers
-from service.http.feedback import feedback_routes
 from service.http.middleware import AdmissionMiddleware, PortRouter, RequestContextMiddleware
 from service.http.openapi import customize_openapi
-from service.http.routes import health_routes, metrics_routes, model_routes, ranking_routes
+from service.http.routes import feedback_routes, health_routes, metrics_routes, model_routes, ranking_routes
 from service.models.reconciler import Reconciler, Watcher
 from service.models.registry import ModelRegistry, StartupBarrier
 from service.models.shadow import ShadowScorer
-from service.protocol.lifecycle import Lifecycle
-from service.server.context import STATE_KEY, ServerContext
+from service.server.context import STATE_KEY, Lifecycle, ServerContext
 from service.settings import Settings
 from service.telemetry import tracing
 from service.telemetry.metrics import Metrics

@@ -21,12 +21,11 @@ from ranking.errors import ConfigError, RankerError
 from service.app import create_app
 from service.backends.select import has_gpu
 from service.feature_store.lookup import open_store
-from service.http.auth.key_file import read_keys
+from service.http.auth.keys import read_keys
 from service.models.loader import required_models
 from service.models.registry import StartupBarrier
 from service.server.protocol import LimitedHttpProtocol, require_supported_uvicorn
-from service.server.supervisor import Supervisor
-from service.server.uvicorn_server import GracefulServer
+from service.server.supervisor import GracefulServer, Supervisor
 from service.settings import Settings
 from service.telemetry import logs
 from service.telemetry.multiprocess import shared_metrics

@@ -265,20 +265,20 @@ def serve_command(arguments: argparse.Namespace) -> None:
 
 def keys_new_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker keys new``."""
-    from service.http.auth import key_file
+    from service.http.auth.keys import create_key
 
     now = datetime.now(UTC).replace(microsecond=0)
     expires = None if arguments.days is None else now + timedelta(days=arguments.days)
-    secret = key_file.create_key(arguments.file, arguments.name, tuple(arguments.scopes), expires)
+    secret = create_key(arguments.file, arguments.name, tuple(arguments.scopes), expires)
     print(f"key '{arguments.name}' (it is not shown again; {arguments.file} contains its hash):", file=sys.stderr)
     print(secret)
 
 
 def keys_list_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker keys list``."""
-    from service.http.auth import key_file
+    from service.http.auth.keys import describe_key, read_keys
 
-    keys = [key_file.describe_key(key) for key in key_file.read_keys(arguments.file)]
+    keys = [describe_key(key) for key in read_keys(arguments.file)]
     if arguments.json:
         print(dump_json({"keys": keys}))
         return
@@ -290,9 +290,9 @@ def keys_list_command(arguments: argparse.Namespace) -> None:
 
 def keys_revoke_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker keys revoke``."""
-    from service.http.auth import key_file
+    from service.http.auth.keys import revoke_key
 
-    key_file.revoke_key(arguments.file, arguments.name)
+    revoke_key(arguments.file, arguments.name)
 
 
 def bench_command(arguments: argparse.Namespace) -> None:

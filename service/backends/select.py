@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from glob import glob
 from typing import Literal, get_args
 
+from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
-from service.backends.base import Backend, Precision
+from service.backends.base import Backend, Precision, Scores
 from service.backends.onnx import OnnxBackend
 
 BackendName = Literal["auto", "torch", "onnxruntime", "cuda"]
@@ -15,6 +17,24 @@ BACKENDS: tuple[str, ...] = get_args(BackendName)
 
 GPU_DEVICE_PATTERNS = ("/dev/nvidia*", "/dev/nvhost*", "/dev/dxg")
 """Device files of GPU drivers. If none exists, PyTorch is not imported, which would take seconds and 200 MB."""
+
+
+class TorchBackend:
+    """The reference backend: the frozen graph in PyTorch and float64, slow but exact, for every gate.
+
+    Args:
+        ranker: ranker to execute.
+    """
+
+    name = "torch"
+    precision: Precision = "float32"
+
+    def __init__(self, ranker: FrozenRanker) -> None:
+        self._ranker, self._splitter = ranker, SharedItemSplitter(ranker.encoder)
+
+    def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
+        """Return scores [candidates, tasks] float32."""
+        return self._ranker.finished(self._ranker.outputs(self._splitter.merge(batch), tasks), tasks)
 
 
 def select_backend(
@@ -59,7 +79,6 @@ def _create_torch_backend(ranker: FrozenRanker, backend: BackendName, threads: i
             "body.onnx by onnxruntime"
         ) from None
     from service.backends.cuda import CudaBackend
-    from service.backends.torch import TorchBackend
 
     if backend == "torch":
         torch.set_num_threads(threads)

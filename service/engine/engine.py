@@ -1,24 +1,41 @@
-"""The ranking engine: validates a request, scores it in a batch and sorts its candidates."""
+"""The ranking engine: completes and validates a request, scores it in a batch and sorts its candidates."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from ranking.errors import InvalidInputError
 from service.engine.batcher import Batcher
 from service.engine.errors import DeadlineExceededError
-from service.engine.feature_store import FeatureStore
 from service.engine.model import LoadedModel
-from service.engine.request import EMPTY
+from service.engine.request import EMPTY, StoreFeatures
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
 from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score_batch
 from service.engine.validation import ParsedRequest, to_invalid_request
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
+
+
+class FeatureStore(Protocol):
+    """Supplies the features that requests leave out."""
+
+    async def lookup(self, model: LoadedModel, request: ParsedRequest) -> StoreFeatures:
+        """Look up the features of a request's user and candidates; never raise because of the store.
+
+        Args:
+            model: version that will score the request.
+            request: parsed request, not validated yet.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connections of the store."""
+        ...
 
 
 class Engine:

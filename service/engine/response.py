@@ -11,9 +11,8 @@ from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
 from service.engine.errors import InvalidRequestError
-from service.engine.missing import MissingFeatures
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
-from service.engine.request_encoder import RequestEncoder
+from service.engine.request_encoder import MissingFeatures, RequestEncoder
 from service.engine.validation import ParsedRequest, to_invalid_request, validate
 from service.engine.values import Values, take
 

@@ -12,10 +12,9 @@ import numpy as np
 from ranking.encoding.request_batch import RequestBatch
 from ranking.errors import InvalidInputError
 from service.backends.base import Scores
-from service.engine.missing import MissingFeatures
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest
-from service.engine.request_encoder import RequestEncoder
+from service.engine.request_encoder import MissingFeatures, RequestEncoder
 from service.telemetry.stage_timer import StageTimer
 
 BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ranking.encoding.columns import to_id_array
 from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
-from service.engine.missing import MissingFeatures
+from service.engine.request_encoder import MissingFeatures
 from service.engine.response import RankResult
 from service.engine.validation import Candidates, require_known
 from service.engine.values import Values, to_numpy

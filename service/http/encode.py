@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from service.engine.missing import MissingFeatures
+from service.engine.request_encoder import MissingFeatures
 from service.engine.response import RankResult
 from service.engine.values import Values, to_list
 from service.http.arrow import write_stream

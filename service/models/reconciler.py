@@ -14,8 +14,7 @@ from ranking.artifacts.release import CURRENT, Release
 from ranking.errors import BundleError, RankerError
 from service.engine.model import LoadedModel
 from service.models.loader import FileSignature, file_signature, load_model, required_models
-from service.models.registry import ModelRegistry
-from service.models.routing import ModelRouting
+from service.models.registry import ModelRegistry, ModelRouting
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 

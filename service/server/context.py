@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from service.engine.admission import Admission, Permit
 from service.engine.errors import QueueFullError
 from service.protocol.headers import ECHOED_HEADERS, SAFE_VALUE, SECURITY_HEADERS, Header, is_rank_path
-from service.protocol.lifecycle import Lifecycle
 from service.protocol.problems import Problem, queue_full, to_response
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -24,6 +23,21 @@ STATE_KEY = "server_context"
 """Key of the context in the state of the application's lifespan."""
 MIN_SHARE = 1 / 32
 """Minimum share of an event loop iteration that a request takes: small requests have a fixed cost, too."""
+
+
+class Lifecycle:
+    """State that the server sets and the health endpoints report.
+
+    Attributes:
+        draining: whether the process is shutting down; it is not ready, but still answers requests.
+    """
+
+    def __init__(self) -> None:
+        self.draining = False
+
+    def drain(self) -> None:
+        """Mark the process as shutting down."""
+        self.draining = True
 
 
 class StartPacer:

@@ -34,6 +34,13 @@ def client(repository: Path) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def document(client: TestClient) -> dict[str, Any]:
+    """The OpenAPI document."""
+    document: dict[str, Any] = client.get("/openapi.json").json()
+    return document
+
+
 @pytest.fixture
 def request_body() -> dict[str, Any]:
     """A request whose features all come from the request or the lookup tables."""

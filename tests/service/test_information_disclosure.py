@@ -12,8 +12,7 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.backends.onnx import OnnxBackend
-from service.http.auth import key_file
-from service.http.auth.key_file import SCOPES
+from service.http.auth.keys import SCOPES, create_key
 from service.http.media_types import ARROW, JSON
 from service.settings import Settings
 from tests.service.test_invalid_requests import INVALID
@@ -24,24 +23,10 @@ USER, ITEM = "user-4711-of-the-test", "item-4712-of-the-test"
 REQUEST: dict[str, Any] = {"user": {"id": USER}, "items": [{"id": ITEM}]}
 INVALID_BODIES: list[Any] = [
     *(None, 1, "x", [], {"items": 1}, {"items": [ITEM]}, {"items": [{"id": [ITEM]}]}, {"items": {"id": ITEM}}),
-    *(
-        REQUEST | {"user": USER},
-        REQUEST | {"context": [USER]},
-        REQUEST | {"tasks": USER},
-        REQUEST | {"objective": [USER]},
-    ),
-    *(
-        REQUEST | {"top_n": USER},
-        REQUEST | {"deadline_ms": USER},
-        REQUEST | {"explain": USER},
-        REQUEST | {"request_id": [USER]},
-    ),
-    *(REQUEST | {"layout": USER}, REQUEST | {"user": {"id": USER, "features": {"age": USER}}}, REQUEST | {USER: ITEM}),
-    *(
-        REQUEST | {"items": [{"id": ITEM}] * 2},
-        REQUEST | {"deadline_ms": 1e-6},
-        REQUEST | {"items": [{"id": ITEM}] * 201},
-    ),
+    *(REQUEST | {name: USER} for name in ("user", "tasks", "top_n", "deadline_ms", "explain", "layout", USER)),
+    *(REQUEST | {name: [USER]} for name in ("context", "objective", "request_id")),
+    *(REQUEST | {"user": {"id": USER, "features": {"age": USER}}}, REQUEST | {"deadline_ms": 1e-6}),
+    *(REQUEST | {"items": [{"id": ITEM}] * count} for count in (2, 201)),
 ]
 
 
@@ -49,7 +34,7 @@ class ProtectedService:
     """A client of a service with keys, and a key with all scopes."""
 
     def __init__(self, repository: Path, file: Path) -> None:
-        self.secret = key_file.create_key(file, "tests", SCOPES)
+        self.secret = create_key(file, "tests", SCOPES)
         settings = Settings(repository=repository, keys=file, max_candidates=200, max_body_bytes=100_000)
         self.client = TestClient(create_app(settings), raise_server_exceptions=False)
 

@@ -16,8 +16,6 @@ from pipelines.jobs.publish import publish
 from ranking import BundleError, FrozenRanker
 from service.app import create_app
 from service.settings import Settings
-from tests.support.http_client import post_json
-from tests.support.processes import running_service
 
 
 def test_health_of_a_service_with_a_loaded_model(client: TestClient) -> None:
@@ -81,12 +79,6 @@ def test_create_app_with_an_unusable_repository_raises_bundle_error(bundle: Path
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(BundleError, match=r"weights\.safetensors was altered"):
         create_app(Settings(repository=tmp_path))
-
-
-def test_service_process_ranks(repository: Path, request_body: dict[str, Any]) -> None:
-    with running_service(repository) as service:
-        response = post_json(f"{service.url}/v1/rank", request_body)
-    assert len(response["items"]) == len(request_body["items"])
 
 
 WITHOUT_MODULES = """

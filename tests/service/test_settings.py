@@ -65,11 +65,6 @@ def test_settings_representations_hide_the_store_password() -> None:
     assert "password" not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
 
 
-def test_settings_with_keys_and_no_keys_raise() -> None:
-    with pytest.raises(ConfigError, match="keys and no_keys are mutually exclusive"):
-        load_settings({**REPOSITORY, "no_keys": True}, None, {"RANKER_KEYS": "keys.json"})
-
-
 def test_threads_default_to_the_cores_divided_by_the_workers() -> None:
     cores = len(os.sched_getaffinity(0))
     assert load_settings(REPOSITORY, environ={}).threads == cores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.missing import MissingFeatures
+from service.engine.request_encoder import MissingFeatures
 
 
 def by_candidate(missing: MissingFeatures) -> list[list[str]]:

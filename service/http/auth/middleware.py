@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.http.auth.key_file import Key
-from service.http.auth.key_file import Scope as KeyScope
-from service.http.auth.keyring import Keyring
+from service.http.auth.keys import Key, Keyring
+from service.http.auth.keys import Scope as KeyScope
 from service.protocol.problems import Problem, to_response
 
 log = logging.getLogger("ranker.service")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Sequence
 from contextlib import contextmanager
 from queue import Queue

@@ -15,7 +15,7 @@ from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import Scores
 from service.backends.select import select_backend
 from service.engine.engine import Engine
-from service.engine.errors import DeadlineExceededError, InvalidRequestError, ScoringError
+from service.engine.errors import InvalidRequestError, ScoringError
 from service.engine.model import LoadedModel
 from service.engine.request_encoder import RequestEncoder
 from service.engine.response import RankResult, prepare, sort_candidates
@@ -156,24 +156,6 @@ def test_rank_different_versions_do_not_share_batches(hand_ranker: FrozenRanker,
     run(test())
     assert [rows for _, rows, _ in one.batches] == [3, 6]
     assert [rows for _, rows, _ in other.batches] == [6]
-
-
-def test_rank_deadline_exceeded_in_queue_raises_without_scoring(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    backend = BlockingBackend(hand_ranker)
-    model = loaded_model(hand_ranker, backend)
-
-    async def test() -> None:
-        requests = [(model, request(2, 4, deadline_ms=20), 1.0), (model, request(3, 5, deadline_ms=1e6), 1.0)]
-        first, expired, in_time = await submit_while_blocked(engine, backend, model, requests)
-        backend.go.set()
-        with pytest.raises(
-            DeadlineExceededError, match=r"^deadline_ms = 20 passed before scoring started \(\d{4,5}\.\d ms\)$"
-        ):
-            await expired
-        await asyncio.gather(first, in_time)
-
-    run(test())
-    assert [rows for _, rows, _ in backend.batches] == [3, 5]
 
 
 def test_rank_no_candidates_skips_queue(hand_ranker: FrozenRanker, engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.engine.missing import MissingFeatures
+from service.engine.request_encoder import MissingFeatures
 from tests.support.missing_features import by_candidate
 
 NAMES = ["a", "b", "c", "d", "e"]

@@ -15,8 +15,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.schemas import APIOperation, BaseSchema
 
 from service.app import create_app
-from service.http.auth import key_file
-from service.http.auth.key_file import SCOPES
+from service.http.auth.keys import SCOPES, create_key
 from service.http.media_types import ARROW
 from service.settings import Settings
 from tests.support.arrow_streams import stream
@@ -53,7 +52,7 @@ class CaseRunner:
     def __init__(self, repository: Path, keys: Path | None, feedback: Path | None) -> None:
         limits = {"max_candidates": 200, "max_body_bytes": 100_000}
         self._app = create_app(Settings(repository=repository, keys=keys, feedback_dir=feedback, **limits))
-        self._headers = {"X-API-Key": key_file.create_key(keys, "tests", SCOPES)} if keys else {}
+        self._headers = {"X-API-Key": create_key(keys, "tests", SCOPES)} if keys else {}
         self.statuses: Counter[int] = Counter()
 
     def schema(self) -> BaseSchema:
@@ -72,7 +71,7 @@ def runner(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: p
     repository = shutil.copytree(repository, folder / "repository")  # admin operations may change it
     if request.param == "without keys":
         return CaseRunner(repository, None, None)
-    key_file.create_key(folder / "keys.json", "other", ("rank",))
+    create_key(folder / "keys.json", "other", ("rank",))
     return CaseRunner(repository, folder / "keys.json", folder / "feedback")
 
 

@@ -72,19 +72,6 @@ def test_rank_largest_ids_are_returned_unchanged(client: TestClient, id_: int) -
         assert ids_of(response["items"]) == [id_]
 
 
-@pytest.mark.parametrize("value", ["1" + "0" * 400, "NaN", "-Infinity"])
-def test_rank_feature_that_is_not_a_finite_number_is_422(client: TestClient, value: str) -> None:
-    body = f'{{"items": {{"id": ["v1", "v2"], "features": {{"price": [null, {value}]}}}}}}'
-    response = client.post("/v1/rank", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == 422
-    assert response.json()["errors"][0]["field"] == "items[1].features.price"
-
-
-def test_rank_unknown_layout_is_422(client: TestClient) -> None:
-    response = client.post("/v1/rank", json={"items": [], "layout": "diagonal"})
-    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "layout")
-
-
 @pytest.mark.parametrize("body", [r'{"items": [{"id": "\ud800"}]}', r'{"items": [], "context": {"hour": "\udfff"}}'])
 def test_decode_message_half_of_a_surrogate_pair_is_400(body: str) -> None:
     """Python's reader, the fallback of the first one, accepts such text."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from service.engine.missing import MissingFeatures
+from service.engine.request_encoder import MissingFeatures
 from service.engine.response import RankResult
 from service.http.encode import encode_response
 from service.http.media_types import ARROW, JSON

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,19 +40,3 @@ def test_long_text_is_always_detected(
         assert may_contain_long_text(body, max_length)
     elif b"\\" not in body and body.isascii():
         assert not may_contain_long_text(body, max_length)
-
-
-@pytest.mark.parametrize(
-    ("document", "field"),
-    [
-        ({"items": [{"id": "a"}, {"id": "123456789"}]}, "items[1].id"),
-        ({"items": {"id": ["a", "123456789"]}}, "items.id[1]"),
-        ({"items": {"features": {"topics": [["a"], ["a", "123456789"]]}}}, "items.features.topics[1][1]"),
-        ({"user": {"features": {"123456789": 1}}}, "user.features.123456789"),
-        ({"123456789": 1}, "123456789"),
-        ("123456789", ""),
-    ],
-)
-def test_find_long_text_returns_its_path(document: Any, field: str) -> None:
-    assert find_long_text(document, 9) is None
-    assert find_long_text(document, 8) == field

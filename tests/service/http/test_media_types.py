@@ -7,26 +7,18 @@ import pytest
 from service.http.media_types import ARROW, FORMATS, JSON, request_format, response_format
 from service.protocol.problems import Problem
 
+JSON_PREFERRED = [
+    *("", "*/*", "application/*", JSON, f"{ARROW}, {JSON}", f"{JSON}, {ARROW};q=0.5", f"{ARROW};q=0.9, */*"),
+    *("text/html, application/xhtml+xml, */*;q=0.8", f"{JSON};charset=utf-8"),
+]
+ARROW_PREFERRED = [
+    *(ARROW, ARROW.upper(), f"{JSON};q=0.5, {ARROW}", f"{JSON};q=0, */*", f"text/html, {ARROW} ; q=0.1"),
+    f"{ARROW}, */*",  # equal quality: the more specific range wins
+]
+
 
 @pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("", JSON),
-        ("*/*", JSON),
-        ("application/*", JSON),
-        (JSON, JSON),
-        (ARROW, ARROW),
-        (ARROW.upper(), ARROW),
-        (f"{ARROW}, {JSON}", JSON),
-        (f"{JSON};q=0.5, {ARROW}", ARROW),
-        (f"{JSON}, {ARROW};q=0.5", JSON),
-        (f"{ARROW}, */*", ARROW),  # equal quality: the more specific range wins
-        (f"{ARROW};q=0.9, */*", JSON),
-        (f"{JSON};q=0, */*", ARROW),
-        ("text/html, application/xhtml+xml, */*;q=0.8", JSON),
-        (f"text/html, {ARROW} ; q=0.1", ARROW),
-        (f"{JSON};charset=utf-8", JSON),
-    ],
+    ("accept", "expected"), [*((a, JSON) for a in JSON_PREFERRED), *((a, ARROW) for a in ARROW_PREFERRED)]
 )
 def test_response_format_is_the_preferred_one(accept: str, expected: str) -> None:
     assert response_format(accept) == expected

@@ -140,12 +140,6 @@ def check_response(client: TestClient, document: dict[str, Any], body: bytes, co
     assert not internal_details(response.text if response.status_code >= 400 else "")
 
 
-@pytest.fixture(scope="module")
-def document(client: TestClient) -> dict[str, Any]:
-    document: dict[str, Any] = client.get("/openapi.json").json()
-    return document
-
-
 ACCEPT = st.sampled_from([JSON, ARROW])
 
 

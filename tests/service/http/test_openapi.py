@@ -24,12 +24,6 @@ RESPONSES = [example for example in EXAMPLES if "model" in example]
 PATHS = ["/v1/rank", "/v1/models/{model}/rank", "/v1/models/{model}/versions/{version}/rank"]
 
 
-@pytest.fixture(scope="module")
-def document(client: TestClient) -> dict[str, Any]:
-    document: dict[str, Any] = client.get("/openapi.json").json()
-    return document
-
-
 def request_schema(document: dict[str, Any]) -> dict[str, Any]:
     schema: dict[str, Any] = document["paths"]["/v1/rank"]["post"]["requestBody"]["content"][JSON]["schema"]
     return schema

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from service.engine.model import LoadedModel
-from service.models.registry import ModelNotFoundError, ModelRegistry, ModelUnavailableError, StartupBarrier
-from service.models.routing import ModelRouting
+from service.models.registry import (
+    ModelNotFoundError,
+    ModelRegistry,
+    ModelRouting,
+    ModelUnavailableError,
+    StartupBarrier,
+)
 
 UNUSED: Any = None
 

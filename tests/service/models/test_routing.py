@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.engine.model import LoadedModel
-from service.models.routing import ModelRouting
+from service.models.registry import ModelRouting
 
 UNUSED: Any = None
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
 from service.engine.engine import Engine
@@ -22,6 +21,7 @@ from service.protocol.messages import RankRequest
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 from tests.service.models.conftest import Service
+from tests.support.metrics import samples
 from tests.support.waiting import wait_until
 
 TIMEOUT_SECONDS = 30.0
@@ -172,6 +172,6 @@ def test_shadow_does_not_change_responses(repo: Path, request_body: dict[str, An
 
 def outcomes(client: TestClient) -> dict[str, float]:
     """Return the number of shadow requests by outcome."""
-    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
-    samples = families["ranker_shadow_requests"].samples
-    return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}
+    prefix = "ranker_shadow_requests_total,model=feed,outcome="
+    values = samples(client.get("/metrics").text)
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,27 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from service.telemetry.multiprocess import FOLDER, prune_dead_workers, shared_folder, shared_metrics
 from tests.support.http_client import post_json
-from tests.support.ports import HOST
+from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 
-def metrics(service: ServiceProcess) -> dict[str, float]:
-    """Return ``name,label=value,…`` → value, with labels in alphabetical order."""
-    return {
-        sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(service.metrics())
-        for sample in family.samples
-    }
-
-
 def workers(service: ServiceProcess) -> list[int]:
     """Return the process ids of both workers once both have metrics, until then an empty list."""
-    pids = [int(name.rpartition("=")[2]) for name in metrics(service) if name.startswith("process_open_fds,pid=")]
+    pids = [
+        int(name.rpartition("=")[2]) for name in samples(service.metrics()) if name.startswith("process_open_fds,pid=")
+    ]
     return pids if len(pids) == 2 else []
 
 
@@ -81,22 +72,20 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
     }
     for other in (first, second):
         with suspended(other):
-            assert metrics(service).items() >= expected.items()
+            assert samples(service.metrics()).items() >= expected.items()
 
     with suspended(second):  # the first worker receives a request whose body never arrives
-        connection = socket.create_connection((HOST, service.port))
-        connection.sendall(
-            b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
-        )
+        connection = service.connect()
+        connection.sendall(b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
         time.sleep(0.5)
-    assert metrics(service)["ranker_requests_in_flight"] == 1
+    assert samples(service.metrics())["ranker_requests_in_flight"] == 1
     os.kill(first, signal.SIGKILL)
     service.wait_until(lambda: (pids := workers(service)) and first not in pids)
     service.wait_until(lambda: loaded_workers(service) == 3)
     connection.close()
-    assert metrics(service).items() >= expected.items()
+    assert samples(service.metrics()).items() >= expected.items()
     post_json(f"{service.url}/v1/rank", request_body)
-    assert metrics(service)["ranker_requests_total,model=feed,status=200"] == 41
+    assert samples(service.metrics())["ranker_requests_total,model=feed,status=200"] == 41
 
     assert list(tmp_path.glob("ranker-metrics-*"))
     service.process.terminate()

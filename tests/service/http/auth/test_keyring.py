@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ranking.errors import ConfigError
-from service.http.auth import key_file
-from service.http.auth.keyring import CHECK_SECONDS, Keyring
+from service.http.auth.keys import CHECK_SECONDS, Keyring, create_key, revoke_key
 
 
 class Clock:
@@ -35,7 +34,7 @@ def key_name(keyring: Keyring, secret: str) -> str | None:
 
 
 def test_keyring_finds_each_key_and_no_other(file: Path, clock: Clock) -> None:
-    secrets = {name: key_file.create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
+    secrets = {name: create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
     keyring = Keyring(file, clock)
     assert {name: key_name(keyring, secret) for name, secret in secrets.items()} == {name: name for name in secrets}
     for wrong in ("", "a", secrets["a"][:-1], secrets["a"] + "x", secrets["a"].upper()):
@@ -44,10 +43,10 @@ def test_keyring_finds_each_key_and_no_other(file: Path, clock: Clock) -> None:
 
 
 def test_keyring_changed_file_takes_effect_at_the_next_check(file: Path, clock: Clock) -> None:
-    old = key_file.create_key(file, "old", ("rank",))
+    old = create_key(file, "old", ("rank",))
     keyring = Keyring(file, clock)
-    new = key_file.create_key(file, "new", ("rank",))
-    key_file.revoke_key(file, "old")
+    new = create_key(file, "new", ("rank",))
+    revoke_key(file, "old")
     clock.now = CHECK_SECONDS / 2
     assert (key_name(keyring, old), key_name(keyring, new)) == ("old", None)
     clock.now = CHECK_SECONDS
@@ -58,7 +57,7 @@ def test_keyring_changed_file_takes_effect_at_the_next_check(file: Path, clock: 
 def test_keyring_damaged_file_keeps_the_keys_and_is_logged_once(
     file: Path, clock: Clock, caplog: pytest.LogCaptureFixture, damaged: str | None
 ) -> None:
-    secret = key_file.create_key(file, "app", ("rank",))
+    secret = create_key(file, "app", ("rank",))
     keyring = Keyring(file, clock)
     if damaged is None:
         file.unlink()
@@ -79,7 +78,7 @@ def test_keyring_without_a_file_raises_config_error(file: Path) -> None:
 
 
 def test_keyring_world_readable_file_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    key_file.create_key(file, "app", ("rank",))
+    create_key(file, "app", ("rank",))
     Keyring(file)
     assert "chmod 600" not in caplog.text
     file.chmod(0o644)

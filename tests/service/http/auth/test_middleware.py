@@ -12,9 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.http.auth import key_file
-from service.http.auth.key_file import SCOPES
-from service.http.auth.keyring import CHECK_SECONDS
+from service.http.auth.keys import CHECK_SECONDS, SCOPES, create_key, revoke_key
 from service.http.auth.middleware import key_from_headers, required_scope
 from service.settings import Settings
 
@@ -29,8 +27,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def secrets(file: Path) -> dict[str, str]:
     """Map each scope to a key with only that scope, and "expired" to an expired key with all scopes."""
-    secrets: dict[str, str] = {scope: key_file.create_key(file, scope, (scope,)) for scope in SCOPES}
-    secrets["expired"] = key_file.create_key(file, "expired", SCOPES, datetime.now(UTC) - timedelta(seconds=1))
+    secrets: dict[str, str] = {scope: create_key(file, scope, (scope,)) for scope in SCOPES}
+    secrets["expired"] = create_key(file, "expired", SCOPES, datetime.now(UTC) - timedelta(seconds=1))
     return secrets
 
 
@@ -115,11 +113,11 @@ def test_admin_operation_needs_scope_admin_and_logs_the_name_of_the_key(
 
 def test_created_and_revoked_keys_take_effect_without_a_restart(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    old = key_file.create_key(file, "old", ("rank",))
+    old = create_key(file, "old", ("rank",))
     with TestClient(create_app(Settings(repository=repository, keys=file))) as client:
         assert client.post("/v1/rank", json=BODY, headers=bearer(old)).status_code == 200
-        new = key_file.create_key(file, "new", ("rank",))
-        key_file.revoke_key(file, "old")
+        new = create_key(file, "new", ("rank",))
+        revoke_key(file, "old")
         time.sleep(CHECK_SECONDS + 0.05)
         assert client.post("/v1/rank", json=BODY, headers=bearer(old)).status_code == 401
         assert client.post("/v1/rank", json=BODY, headers=bearer(new)).status_code == 200
@@ -163,21 +161,6 @@ def test_openapi_document_of_a_service_without_keys_has_no_security(client: Test
     document = client.get("/openapi.json").json()
     assert "securitySchemes" not in document["components"]
     assert not any("security" in operation for path in document["paths"].values() for operation in path.values())
-
-
-def test_two_ports_operations_are_only_on_the_operations_port(two_ports: tuple[TestClient, TestClient]) -> None:
-    main, operations = two_ports
-    assert main.post("/v1/rank", json=BODY).status_code == 200
-    assert main.get("/metrics").status_code == 404
-    assert operations.get("/metrics").status_code == 200
-    assert operations.post("/v1/rank", json=BODY).status_code == 404
-    assert operations.get("/v2/models/feed").status_code == 404
-
-
-def test_two_ports_health_is_on_both(two_ports: tuple[TestClient, TestClient]) -> None:
-    for client in two_ports:
-        assert client.get("/v2/health/live").json() == {"live": True}
-        assert client.get("/v2/health/ready").status_code == 200
 
 
 def test_two_ports_metrics_include_requests_of_the_main_port(two_ports: tuple[TestClient, TestClient]) -> None:

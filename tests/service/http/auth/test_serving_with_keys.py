@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli.main import main
-from service.http.auth import key_file
+from service.http.auth.keys import create_key
 from tests.support.http_client import send_request
 from tests.support.ports import HOST, free_port, occupied_port
 from tests.support.processes import started_service
@@ -16,7 +16,7 @@ from tests.support.waiting import TIMEOUT_SECONDS
 
 def test_service_with_keys_separates_operations_and_requires_a_key_to_rank(repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
-    secret = key_file.create_key(keys, "tests", ("rank",))
+    secret = create_key(keys, "tests", ("rank",))
     operations_port = free_port()
     options = ["--keys", str(keys), "--operations-port", str(operations_port)]
     with started_service(repository, options) as service:
@@ -29,6 +29,7 @@ def test_service_with_keys_separates_operations_and_requires_a_key_to_rank(repos
         assert send_request(f"{service.url}/v2/health/ready").status == 200
         assert send_request(f"{service.url}/metrics", headers=header).status == 404
         assert send_request(f"{operations}/metrics").status == 200
+        assert send_request(f"{operations}/v2/models/feed", headers=header).status == 404
         assert send_request(f"{operations}/v1/rank", body, headers=header).status == 404
         service.process.terminate()
         service.process.wait(TIMEOUT_SECONDS)

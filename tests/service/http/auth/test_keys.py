@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.cli.main import main
 from ranking.errors import ConfigError, OutputError
-from service.http.auth import key_file
+from service.http.auth.keys import create_key, read_keys, revoke_key
 
 HASH = "0" * 64
 
@@ -25,50 +25,50 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_create_key_stores_only_its_hash_readable_by_the_owner(file: Path) -> None:
-    secret = key_file.create_key(file, "app", ("rank", "feedback"))
+    secret = create_key(file, "app", ("rank", "feedback"))
     assert secret.startswith("ranker_")
     assert len(secret) >= len("ranker_") + 43  # 32 bytes in base 64
     assert secret not in file.read_text()
-    (key,) = key_file.read_keys(file)
+    (key,) = read_keys(file)
     assert (key.name, key.scopes, key.expires) == ("app", ("rank", "feedback"), None)
     assert key.sha256 == hashlib.sha256(secret.encode()).hexdigest()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_create_and_revoke_key_keep_the_other_keys(file: Path) -> None:
-    secrets = {key_file.create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
+    secrets = {create_key(file, name, ("rank",)) for name in ("a", "b", "c")}
     assert len(secrets) == 3
-    key_file.revoke_key(file, "b")
-    assert [key.name for key in key_file.read_keys(file)] == ["a", "c"]
+    revoke_key(file, "b")
+    assert [key.name for key in read_keys(file)] == ["a", "c"]
 
 
 def test_create_key_keeps_the_mode_and_link_of_the_file(file: Path, tmp_path: Path) -> None:
-    key_file.create_key(file, "a", ("rank",))
+    create_key(file, "a", ("rank",))
     file.chmod(0o640)
     link = tmp_path / "link.json"
     link.symlink_to(file)
-    key_file.create_key(link, "b", ("rank",))
+    create_key(link, "b", ("rank",))
     assert link.is_symlink()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert len(key_file.read_keys(file)) == 2
+    assert len(read_keys(file)) == 2
 
 
 def test_create_key_concurrently_keeps_all_keys(file: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: key_file.create_key(file, f"k{i}", ("rank",)), range(24)))
-    assert {key.name for key in key_file.read_keys(file)} == {f"k{i}" for i in range(24)}
+        list(pool.map(lambda i: create_key(file, f"k{i}", ("rank",)), range(24)))
+    assert {key.name for key in read_keys(file)} == {f"k{i}" for i in range(24)}
 
 
 def test_create_and_revoke_key_with_an_invalid_name_raise(file: Path) -> None:
-    key_file.create_key(file, "app", ("rank",))
+    create_key(file, "app", ("rank",))
     with pytest.raises(ConfigError, match=r"keys\.json: a key named 'app' exists"):
-        key_file.create_key(file, "app", ("rank",))
+        create_key(file, "app", ("rank",))
     with pytest.raises(ConfigError, match="no key is named 'ap'; existing keys: app"):
-        key_file.revoke_key(file, "ap")
+        revoke_key(file, "ap")
     with pytest.raises(ConfigError, match="name: use up to 64 letters"):
-        key_file.create_key(file, "line\nbreak", ("rank",))
+        create_key(file, "line\nbreak", ("rank",))
     with pytest.raises(OutputError, match="there is no folder"):
-        key_file.create_key(file.parent / "nowhere" / "keys.json", "app", ("rank",))
+        create_key(file.parent / "nowhere" / "keys.json", "app", ("rank",))
 
 
 VALID: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
@@ -90,7 +90,7 @@ VALID: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
 def test_read_keys_with_invalid_content_names_the_field(file: Path, data: Any, message: str) -> None:
     file.write_text(json.dumps(data))
     with pytest.raises(ConfigError) as raised:
-        key_file.read_keys(file)
+        read_keys(file)
     assert message in str(raised.value)
     assert str(raised.value).startswith(f"{file}: ")
 
@@ -99,20 +99,20 @@ def test_read_keys_with_invalid_content_names_the_field(file: Path, data: Any, m
 def test_read_keys_with_invalid_json_raises_config_error(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(ConfigError, match="is not valid JSON"):
-        key_file.read_keys(file)
+        read_keys(file)
 
 
 def test_read_keys_with_a_key_instead_of_its_hash_does_not_show_it(file: Path) -> None:
     file.write_text(json.dumps({"keys": [VALID | {"sha256": "ranker_secret"}]}))
     with pytest.raises(ConfigError, match="write the key's SHA-256") as raised:
-        key_file.read_keys(file)
+        read_keys(file)
     assert "ranker_secret" not in str(raised.value)
 
 
 def test_key_expires_at_its_expiry_time(file: Path) -> None:
     now = datetime.now(UTC)
-    key_file.create_key(file, "app", ("rank",), now + timedelta(days=1))
-    (key,) = key_file.read_keys(file)
+    create_key(file, "app", ("rank",), now + timedelta(days=1))
+    (key,) = read_keys(file)
     assert not key.expired(now)
     assert key.expired(now + timedelta(days=1))
 
@@ -120,7 +120,7 @@ def test_key_expires_at_its_expiry_time(file: Path) -> None:
 def test_keys_new_prints_only_the_key_on_stdout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "new", str(file), "--name", "app", "--scopes", "rank", "feedback", "--days", "7"]) == 0
     printed = capsys.readouterr()
-    (key,) = key_file.read_keys(file)
+    (key,) = read_keys(file)
     assert hashlib.sha256(printed.out.strip().encode()).hexdigest() == key.sha256
     assert "shown only now" in printed.err
     assert key.expires is not None
@@ -128,8 +128,8 @@ def test_keys_new_prints_only_the_key_on_stdout(file: Path, capsys: pytest.Captu
 
 
 def test_keys_list_prints_all_fields_but_the_hashes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    key_file.create_key(file, "app", ("rank", "feedback"))
-    key_file.create_key(file, "old", ("admin",), datetime(2020, 1, 1, tzinfo=UTC))
+    create_key(file, "app", ("rank", "feedback"))
+    create_key(file, "old", ("admin",), datetime(2020, 1, 1, tzinfo=UTC))
     assert main(["keys", "list", str(file)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "app  rank feedback  never expires",
@@ -140,8 +140,8 @@ def test_keys_list_prints_all_fields_but_the_hashes(file: Path, capsys: pytest.C
 
 
 def test_keys_revoke_removes_the_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    key_file.create_key(file, "app", ("rank",))
+    create_key(file, "app", ("rank",))
     assert main(["keys", "revoke", str(file), "ap"]) == 1
     assert "existing keys: app" in capsys.readouterr().err
     assert main(["keys", "revoke", str(file), "app"]) == 0
-    assert key_file.read_keys(file) == ()
+    assert read_keys(file) == ()
