@@ -78,350 +78,375 @@ def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     return Workflow(folder, commands)
 
 
-class TestWorkflow:
-    def test_every_command_of_the_workflow_succeeds(self, workflow: Workflow) -> None:
-        assert {
-            name: (outcome.code, outcome.err[-300:]) for name, outcome in workflow.commands.items() if outcome.code
-        } == {}
-
-    def test_logs_prints_the_path_of_the_configuration(self, workflow: Workflow) -> None:
-        assert workflow.commands["logs"].out == f"{workflow.folder}/logs/ranker.toml\n"
-        assert (workflow.folder / "logs" / "ranker.toml").is_file()
-
-    def test_check_prints_the_profile_to_stdout_and_progress_to_stderr(self, workflow: Workflow) -> None:
-        _, out, err = workflow.commands["check"]
-        assert out.startswith("rows: train ")
-        assert "bad rows dropped: 0" in out
-        assert "reading the log: 3,000 rows in " in err
-        assert "reading the log" not in out
-
-    def test_check_json_prints_the_profile(self, workflow: Workflow) -> None:
-        data = json.loads(workflow.commands["check --json"].out)
-        assert sum(data["rows"].values()) == 3000
-        assert data["bad"] == {}
-        assert 0.3 < data["labels"]["train"]["click"]["mean"] < 0.5
-
-    def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(self, workflow: Workflow) -> None:
-        _, out, err = workflow.commands["train"]
-        lines = out.splitlines()
-        assert lines[0].endswith(" rows")
-        assert lines[-1] == f"{workflow.folder}/run"
-        assert any(line.startswith("click") for line in lines)
-        assert "the gates selected" in err
-        assert "the gates selected" not in out
-        RunFolder.open(workflow.folder / "run")
-
-    def test_train_applies_set_overrides(self, workflow: Workflow) -> None:
-        config = RunFolder.open(workflow.folder / "run").load_config()
-        assert config.model.experts == 3
-        assert config.training.batch_size == 128
-
-    def test_evaluate_json_equals_the_stored_evaluation(self, workflow: Workflow) -> None:
-        stored = json.loads((workflow.folder / "run" / "evaluation.json").read_text())
-        assert json.loads(workflow.commands["evaluate --json"].out) == stored
-        assert workflow.commands["evaluate"].out.splitlines()[0] == f"{stored['rows']:,} rows"
-
-    def test_evaluate_of_bundle_equals_its_run(self, workflow: Workflow) -> None:
-        dense = json.loads(workflow.commands["evaluate --json"].out)
-        frozen = json.loads(workflow.commands["evaluate bundle"].out)
-        assert frozen["rows"] == dense["rows"]
-        assert frozen["tasks"]["click"]["auc"] == pytest.approx(dense["tasks"]["click"]["auc"], abs=1e-4)
-
-    def test_evaluate_slice_prints_the_requested_slices(self, workflow: Workflow) -> None:
-        out = workflow.commands["evaluate --slice"].out
-        assert "by surface: AUC of binary tasks" in out
-        assert "by new_user: AUC of binary tasks" in out
-
-    def test_compare_prints_both_models_and_their_metrics(self, workflow: Workflow) -> None:
-        lines = workflow.commands["compare"].out.splitlines()
-        assert lines[:2] == [f"A  {workflow.folder}/run", f"B  {workflow.folder}/bundle"]
-        assert any(line.split()[:2] == ["click", "auc"] for line in lines)
-
-    def test_compare_json_prints_metric_differences(self, workflow: Workflow) -> None:
-        data = json.loads(workflow.commands["compare --json"].out)
-        assert (data["a"], data["b"]) == (f"{workflow.folder}/bundle", f"{workflow.folder}/run")
-        auc = data["tasks"]["click"]["measures"]["auc"]
-        assert set(auc) == {"a", "b", "difference", "interval", "better"}
-        assert auc["difference"] == pytest.approx(0.0, abs=1e-4)
-
-    def test_freeze_prints_the_bundle_to_stdout_and_the_verification_to_stderr(self, workflow: Workflow) -> None:
-        _, out, err = workflow.commands["freeze"]
-        assert out == f"{workflow.folder}/bundle\n"
-        assert "frozen and dense scores agree on " in err
-
-    def test_report_prints_the_path_of_a_page_with_the_command(self, workflow: Workflow) -> None:
-        page = workflow.folder / "report.html"
-        assert workflow.commands["report"].out == f"{page}\n"
-        assert f"ranker train {workflow.folder / 'logs' / 'ranker.toml'}" in page.read_text()
-
-    def test_publish_prints_the_folder_of_the_version(self, workflow: Workflow) -> None:
-        assert workflow.commands["publish"].out == f"{workflow.folder}/repository/feed/1\n"
-        assert workflow.commands["publish --name"].out == f"{workflow.folder}/repository/trial/1\n"
-        assert (workflow.folder / "repository" / "feed" / "1" / "manifest.json").is_file()
-
-    def test_score_prints_the_number_of_scored_and_bad_rows(self, workflow: Workflow) -> None:
-        data = json.loads(workflow.commands["score"].out)
-        scored = pq.read_table(workflow.folder / "scores.parquet")
-        assert data == {"out": f"{workflow.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
-        assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
+# Workflow.
 
 
-class TestGates:
-    @pytest.mark.parametrize(
-        ("settings", "kind"),
-        [
-            (["model.gate.kind=top_k"], "top_k"),
-            (["model.gate.kind=softmax", "model.gate.per_example=true"], "softmax, per example"),
-            (["model.gate.kind=attentive"], "attentive, per example"),
-        ],
-        ids=lambda value: value if isinstance(value, str) else "",
-    )
-    def test_gate_kind_is_set_with_set_and_shown_by_train_and_evaluate(
-        self, workflow: Workflow, tmp_path: Path, settings: list[str], kind: str
-    ) -> None:
-        sets = [part for setting in [*SMALL, *settings] for part in ("--set", setting)]
-        trained = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
-        assert trained.code == 0, trained.err
-        evaluated = ranker("evaluate", tmp_path / "run")
-        assert evaluated.code == 0
-        assert trained.out == f"{evaluated.out}{tmp_path}/run\n"
-        binary, numbers, gates = evaluated.out.split("\n\n")
-        assert gates.startswith(f"{kind}: ")
-        assert "experts used" in gates
-        assert "Jaccard index" in gates
-        names = [line.split()[0] for line in (*binary.splitlines()[2:], *numbers.splitlines()[1:])]
-        assert [line.split()[0] for line in gates.splitlines()[-len(names) :]] == names
-
-    def test_unknown_gate_kind_is_a_one_line_error(self, workflow: Workflow, tmp_path: Path) -> None:
-        config = workflow.folder / "logs" / "ranker.toml"
-        code, out, err = ranker("train", config, "--run", tmp_path / "run", "--set", "model.gate.kind=softmx")
-        assert (code, out) == (1, "")
-        assert err.count("\n") == 1
-        assert "model.gate: kind is 'softmx'; choose dselect_k, top_k, softmax" in err
-        assert not (tmp_path / "run").exists()
-
-    def test_single_task_run_is_evaluated_as_a_whole_and_frozen_by_task(
-        self, shared_shop: Shop, tmp_path: Path
-    ) -> None:
-        config = shared_shop.config(model={"gate": {"kind": "single_task"}})
-        config.write(tmp_path / "ranker.toml")
-        trained = ranker("train", tmp_path / "ranker.toml", "--run", tmp_path / "run", "--json")
-        assert trained.code == 0, trained.err
-        assert json.loads(trained.out)["selection"]["kind"] == "single_task"
-        evaluated = ranker("evaluate", tmp_path / "run")
-        assert [line.split()[0] for line in evaluated.out.splitlines() if line] == [
-            *("20", "task", "click"),
-            *("task", "watch"),
-        ]
-        code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
-        assert (code, out) == (1, "")
-        assert err.startswith(f"ranker: {tmp_path}/run contains an independent model for each task")
-        assert err.count("\n") == 1
-        assert ranker("freeze", tmp_path / "run" / "tasks" / "click", "--out", tmp_path / "bundle").code == 0
+def test_every_command_of_the_workflow_succeeds(workflow: Workflow) -> None:
+    assert {
+        name: (outcome.code, outcome.err[-300:]) for name, outcome in workflow.commands.items() if outcome.code
+    } == {}
 
 
-class TestJson:
-    def test_train_json_prints_run_selection_and_evaluation(self, workflow: Workflow, tmp_path: Path) -> None:
-        sets = [part for setting in [*SMALL, "training.seed=9"] for part in ("--set", setting)]
-        outcome = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets, "--json")
-        assert outcome.code == 0
-        data = json.loads(outcome.out)
-        assert data["run"] == f"{tmp_path}/run"
-        assert data["selection"] == json.loads((tmp_path / "run" / "selection.json").read_text())
-        assert data["evaluation"] == json.loads((tmp_path / "run" / "evaluation.json").read_text())
+def test_logs_prints_the_path_of_the_configuration(workflow: Workflow) -> None:
+    assert workflow.commands["logs"].out == f"{workflow.folder}/logs/ranker.toml\n"
+    assert (workflow.folder / "logs" / "ranker.toml").is_file()
 
 
-class TestFailures:
-    """Errors exit with 1 and print one line that names the file or setting to stderr."""
-
-    @pytest.mark.parametrize(
-        ("command", "expected"),
-        [
-            ("check {empty}/ranker.toml", "{empty}/ranker.toml: cannot be read"),
-            ("train {empty}/ranker.toml --run {empty}/run", "{empty}/ranker.toml: cannot be read"),
-            ("train {logs}/ranker.toml --run {empty}/run --set colour=1", "colour: unknown key"),
-            ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
-            ("evaluate {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
-            ("evaluate {empty}", "{empty} is not a run folder"),
-            ("compare {run} {empty}", "{empty} is not a run folder"),
-            (
-                "compare {bundle} {bundle}",
-                "{bundle} is a bundle, which does not contain a log: specify one with --logs",
-            ),
-            ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
-            ("report {empty}", "{empty} is not a run folder"),
-            ("report {bundle}", "{bundle} is not a run folder"),
-            ("report {run} --out {empty}/none/report.html", "{empty}/none/report.html: cannot be written"),
-            ("freeze {empty} --out {empty}/bundle", "{empty} is not a run folder"),
-            ("freeze {run} --out {bundle}", "{bundle} exists"),
-            ("publish {empty} {empty}/repository", "{empty} is not a bundle"),
-            ("publish {bundle} {empty}/repository --name ../up", "name '../up'"),
-            ("score {bundle} --logs {empty} --out {empty}/s.parquet", "{empty}: contains no Parquet file"),
-            ("score {bundle} --logs {day} --out {empty}/s.parquet --tasks clack", "unknown task 'clack'"),
-            ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is not a bundle"),
-            ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
-            ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
-            ("demo --dir {logs}", "{logs} exists"),
-            ("check {file}", "{file}: is a Parquet file, not a configuration file; name the ranker.toml"),
-            ("train {file} --run {empty}/run", "{file}: is a Parquet file, not a configuration file"),
-            ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another path"),
-            ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
-            ("demo --dir {file}/new", "{file} is a file, not a folder"),
-            ("check {logs}/ranker.toml --quarantine {file}/new", "{file} is a file, not a folder"),
-            ("train {logs}/ranker.toml --run {file}/new", "{file} is a file, not a folder"),
-            ("train {logs}/ranker.toml --run {file}/new --resume", "{file} is a file, not a folder"),
-            ("tune {logs}/ranker.toml --study {file}", "{file} is a file, not a folder"),
-            ("report {run} --out {file}/new.html", "{file} is a file, not a folder"),
-            ("freeze {run} --out {file}/new", "{file} is a file, not a folder"),
-            ("publish {bundle} {file}", "{file} is a file, not a folder"),
-            ("score {bundle} --logs {day} --out {file}/new", "{file} is a file, not a folder"),
-            ("score {bundle} --logs {day} --out {empty}", "{empty}: cannot be written (it is a folder)"),
-        ],
-    )
-    def test_failing_command_prints_one_line_and_exits_with_1(
-        self, workflow: Workflow, tmp_path: Path, command: str, expected: str
-    ) -> None:
-        day = workflow.folder / "logs" / "log" / "date=2026-01-10"
-        places = {"empty": tmp_path, "day": day, "file": day / "part-0.parquet"}
-        places |= {name: workflow.folder / name for name in ("logs", "run", "bundle")}
-        code, out, err = ranker(*(word.format(**places) for word in command.split()))
-        assert code == 1
-        assert out == ""
-        assert err.startswith("ranker: ")
-        assert err.count("\n") == 1
-        assert expected.format(**places) in err
-        assert list(tmp_path.iterdir()) == []
-
-    def test_failing_check_prints_the_profile_before_the_error(self, workflow: Workflow, tmp_path: Path) -> None:
-        """The profile helps to find the cause."""
-        logs = shutil.copytree(workflow.folder / "logs", tmp_path / "logs")
-        shutil.rmtree(logs / "log" / "date=2026-01-09")
-        code, out, err = ranker("check", logs / "ranker.toml")
-        assert code == 1
-        assert "validation 0" in out
-        assert err.splitlines()[-1].startswith(f"ranker: {logs}/log: no row from 2026-01-09")
-
-    def test_freeze_of_unconverged_gate_is_rejected(self, workflow: Workflow, tmp_path: Path) -> None:
-        run = shutil.copytree(workflow.folder / "run", tmp_path / "run")
-        weights = load_file(run / "checkpoints" / "best.safetensors")
-        weights["gate.z"].zero_()
-        save_file(weights, run / "checkpoints" / "best.safetensors")
-        code, out, err = ranker("freeze", run, "--out", tmp_path / "bundle")
-        assert (code, out) == (1, "")
-        assert err.startswith("ranker: the gate has not converged: task 'click' selector 0")
-        assert not (tmp_path / "bundle").exists()
-
-    def test_keyboard_interrupt_prints_one_line(self, workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*_: Any, **__: Any) -> str:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Path, "read_bytes", interrupted)
-        assert ranker("check", workflow.folder / "logs" / "ranker.toml") == (1, "", "ranker: interrupted\n")
+def test_check_prints_the_profile_to_stdout_and_progress_to_stderr(workflow: Workflow) -> None:
+    _, out, err = workflow.commands["check"]
+    assert out.startswith("rows: train ")
+    assert "bad rows dropped: 0" in out
+    assert "reading the log: 3,000 rows in " in err
+    assert "reading the log" not in out
 
 
-class TestQuarantine:
-    def test_check_writes_bad_rows_to_the_quarantine_file(self, workflow: Workflow, tmp_path: Path) -> None:
-        logs = shutil.copytree(workflow.folder / "logs", tmp_path / "logs")
-        file = logs / "log" / "date=2026-01-03" / "part-0.parquet"
-        table = pq.read_table(file, partitioning=None)
-        clicks = table["click"].to_pylist()
-        clicks[5] = 3
-        index = table.column_names.index("click")
-        pq.write_table(table.set_column(index, "click", [clicks]), file)
-        outcome = ranker("check", logs / "ranker.toml", "--quarantine", tmp_path / "bad.jsonl")
-        assert outcome.code == 0
-        assert "1 × label 'click' is neither 0 nor 1" in outcome.out
-        record = json.loads((tmp_path / "bad.jsonl").read_text())
-        assert (record["file"], record["file_row"]) == (str(file), 5)
+def test_check_json_prints_the_profile(workflow: Workflow) -> None:
+    data = json.loads(workflow.commands["check --json"].out)
+    assert sum(data["rows"].values()) == 3000
+    assert data["bad"] == {}
+    assert 0.3 < data["labels"]["train"]["click"]["mean"] < 0.5
 
 
-class TestUsageErrors:
-    """Usage errors exit with 2."""
-
-    @pytest.mark.parametrize(
-        "command",
-        [
-            "",
-            "fly",
-            "completion",
-            "completion powershell",
-            "logs",
-            "logs movies --out x",
-            "logs synthetic",
-            "logs synthetic --out x --rows 0",
-            "logs synthetic --out x --rows 500",
-            "logs synthetic --out x --rows many",
-            "logs synthetic --out x --rows -5",
-            "logs synthetic --out x --seed s",
-            "logs kuairand --out x",
-            "check",
-            "check a b",
-            "train ranker.toml",
-            "train --run run",
-            "train ranker.toml --run run --set",
-            "evaluate",
-            "evaluate run --slice",
-            "compare run",
-            "report",
-            "freeze run",
-            "publish bundle",
-            "score bundle --logs log",
-            "score bundle --logs log --out x --tasks",
-            "serve",
-            "serve repository --port door",
-        ],
-    )
-    def test_invalid_arguments_print_the_usage_and_exit_with_2(
-        self, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as caught:
-            main(command.split())
-        assert caught.value.code == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("usage: ranker")
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize(
-        "command",
-        [
-            "",
-            "demo",
-            "logs",
-            "logs synthetic",
-            "logs kuairand",
-            "check",
-            "train",
-            "evaluate",
-            "compare",
-            "report",
-            "freeze",
-            "publish",
-            "score",
-            "serve",
-            "completion",
-        ],
-    )
-    def test_help_prints_the_usage_and_exits_with_0(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as caught:
-            main([*command.split(), "--help"])
-        assert caught.value.code == 0
-        assert capsys.readouterr().out.startswith(f"usage: ranker {command}".rstrip())
+def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(workflow: Workflow) -> None:
+    _, out, err = workflow.commands["train"]
+    lines = out.splitlines()
+    assert lines[0].endswith(" rows")
+    assert lines[-1] == f"{workflow.folder}/run"
+    assert any(line.startswith("click") for line in lines)
+    assert "the gates selected" in err
+    assert "the gates selected" not in out
+    RunFolder.open(workflow.folder / "run")
 
 
-class TestPipes:
-    def test_closed_stdout_exits_with_141_without_traceback(self, workflow: Workflow) -> None:
-        """Such as with ``ranker evaluate RUN --json | head -1``."""
-        command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(workflow.folder / "run"), "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            process.stdout.close()  # before anything is written
-            err = process.stderr.read().decode()
-        assert process.returncode == 128 + signal.SIGPIPE, "the code that a shell reports for SIGPIPE"
-        assert "Traceback" not in err
-        assert "BrokenPipe" not in err
+def test_train_applies_set_overrides(workflow: Workflow) -> None:
+    config = RunFolder.open(workflow.folder / "run").load_config()
+    assert config.model.experts == 3
+    assert config.training.batch_size == 128
+
+
+def test_evaluate_json_equals_the_stored_evaluation(workflow: Workflow) -> None:
+    stored = json.loads((workflow.folder / "run" / "evaluation.json").read_text())
+    assert json.loads(workflow.commands["evaluate --json"].out) == stored
+    assert workflow.commands["evaluate"].out.splitlines()[0] == f"{stored['rows']:,} rows"
+
+
+def test_evaluate_of_bundle_equals_its_run(workflow: Workflow) -> None:
+    dense = json.loads(workflow.commands["evaluate --json"].out)
+    frozen = json.loads(workflow.commands["evaluate bundle"].out)
+    assert frozen["rows"] == dense["rows"]
+    assert frozen["tasks"]["click"]["auc"] == pytest.approx(dense["tasks"]["click"]["auc"], abs=1e-4)
+
+
+def test_evaluate_slice_prints_the_requested_slices(workflow: Workflow) -> None:
+    out = workflow.commands["evaluate --slice"].out
+    assert "by surface: AUC of binary tasks" in out
+    assert "by new_user: AUC of binary tasks" in out
+
+
+def test_compare_prints_both_models_and_their_metrics(workflow: Workflow) -> None:
+    lines = workflow.commands["compare"].out.splitlines()
+    assert lines[:2] == [f"A  {workflow.folder}/run", f"B  {workflow.folder}/bundle"]
+    assert any(line.split()[:2] == ["click", "auc"] for line in lines)
+
+
+def test_compare_json_prints_metric_differences(workflow: Workflow) -> None:
+    data = json.loads(workflow.commands["compare --json"].out)
+    assert (data["a"], data["b"]) == (f"{workflow.folder}/bundle", f"{workflow.folder}/run")
+    auc = data["tasks"]["click"]["measures"]["auc"]
+    assert set(auc) == {"a", "b", "difference", "interval", "better"}
+    assert auc["difference"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_freeze_prints_the_bundle_to_stdout_and_the_verification_to_stderr(workflow: Workflow) -> None:
+    _, out, err = workflow.commands["freeze"]
+    assert out == f"{workflow.folder}/bundle\n"
+    assert "frozen and dense scores agree on " in err
+
+
+def test_report_prints_the_path_of_a_page_with_the_command(workflow: Workflow) -> None:
+    page = workflow.folder / "report.html"
+    assert workflow.commands["report"].out == f"{page}\n"
+    assert f"ranker train {workflow.folder / 'logs' / 'ranker.toml'}" in page.read_text()
+
+
+def test_publish_prints_the_folder_of_the_version(workflow: Workflow) -> None:
+    assert workflow.commands["publish"].out == f"{workflow.folder}/repository/feed/1\n"
+    assert workflow.commands["publish --name"].out == f"{workflow.folder}/repository/trial/1\n"
+    assert (workflow.folder / "repository" / "feed" / "1" / "manifest.json").is_file()
+
+
+def test_score_prints_the_number_of_scored_and_bad_rows(workflow: Workflow) -> None:
+    data = json.loads(workflow.commands["score"].out)
+    scored = pq.read_table(workflow.folder / "scores.parquet")
+    assert data == {"out": f"{workflow.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
+    assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
+
+
+# Gates.
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (["model.gate.kind=top_k"], "top_k"),
+        (["model.gate.kind=softmax", "model.gate.per_example=true"], "softmax, per example"),
+        (["model.gate.kind=attentive"], "attentive, per example"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gate_kind_is_set_with_set_and_shown_by_train_and_evaluate(
+    workflow: Workflow, tmp_path: Path, settings: list[str], kind: str
+) -> None:
+    sets = [part for setting in [*SMALL, *settings] for part in ("--set", setting)]
+    trained = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets)
+    assert trained.code == 0, trained.err
+    evaluated = ranker("evaluate", tmp_path / "run")
+    assert evaluated.code == 0
+    assert trained.out == f"{evaluated.out}{tmp_path}/run\n"
+    binary, numbers, gates = evaluated.out.split("\n\n")
+    assert gates.startswith(f"{kind}: ")
+    assert "experts used" in gates
+    assert "Jaccard index" in gates
+    names = [line.split()[0] for line in (*binary.splitlines()[2:], *numbers.splitlines()[1:])]
+    assert [line.split()[0] for line in gates.splitlines()[-len(names) :]] == names
+
+
+def test_unknown_gate_kind_is_a_one_line_error(workflow: Workflow, tmp_path: Path) -> None:
+    config = workflow.folder / "logs" / "ranker.toml"
+    code, out, err = ranker("train", config, "--run", tmp_path / "run", "--set", "model.gate.kind=softmx")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "model.gate: kind is 'softmx'; choose dselect_k, top_k, softmax" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_single_task_run_is_evaluated_as_a_whole_and_frozen_by_task(shared_shop: Shop, tmp_path: Path) -> None:
+    config = shared_shop.config(model={"gate": {"kind": "single_task"}})
+    config.write(tmp_path / "ranker.toml")
+    trained = ranker("train", tmp_path / "ranker.toml", "--run", tmp_path / "run", "--json")
+    assert trained.code == 0, trained.err
+    assert json.loads(trained.out)["selection"]["kind"] == "single_task"
+    evaluated = ranker("evaluate", tmp_path / "run")
+    assert [line.split()[0] for line in evaluated.out.splitlines() if line] == [
+        *("20", "task", "click"),
+        *("task", "watch"),
+    ]
+    code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"ranker: {tmp_path}/run contains an independent model for each task")
+    assert err.count("\n") == 1
+    assert ranker("freeze", tmp_path / "run" / "tasks" / "click", "--out", tmp_path / "bundle").code == 0
+
+
+# JSON.
+
+
+def test_train_json_prints_run_selection_and_evaluation(workflow: Workflow, tmp_path: Path) -> None:
+    sets = [part for setting in [*SMALL, "training.seed=9"] for part in ("--set", setting)]
+    outcome = ranker("train", workflow.folder / "logs" / "ranker.toml", "--run", tmp_path / "run", *sets, "--json")
+    assert outcome.code == 0
+    data = json.loads(outcome.out)
+    assert data["run"] == f"{tmp_path}/run"
+    assert data["selection"] == json.loads((tmp_path / "run" / "selection.json").read_text())
+    assert data["evaluation"] == json.loads((tmp_path / "run" / "evaluation.json").read_text())
+
+
+# Errors exit with 1 and print one line that names the file or setting to stderr.
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("check {empty}/ranker.toml", "{empty}/ranker.toml: cannot be read"),
+        ("train {empty}/ranker.toml --run {empty}/run", "{empty}/ranker.toml: cannot be read"),
+        ("train {logs}/ranker.toml --run {empty}/run --set colour=1", "colour: unknown key"),
+        ("train {logs}/ranker.toml --run {run}", "{run} exists and is never overwritten"),
+        ("evaluate {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
+        ("evaluate {empty}", "{empty} is not a run folder"),
+        ("compare {run} {empty}", "{empty} is not a run folder"),
+        ("compare {bundle} {bundle}", "{bundle} is a bundle, which does not contain a log: specify one with --logs"),
+        ("evaluate {run} --logs {empty}/none", "{empty}/none: no such log"),
+        ("report {empty}", "{empty} is not a run folder"),
+        ("report {bundle}", "{bundle} is not a run folder"),
+        ("report {run} --out {empty}/none/report.html", "{empty}/none/report.html: cannot be written"),
+        ("freeze {empty} --out {empty}/bundle", "{empty} is not a run folder"),
+        ("freeze {run} --out {bundle}", "{bundle} exists"),
+        ("publish {empty} {empty}/repository", "{empty} is not a bundle"),
+        ("publish {bundle} {empty}/repository --name ../up", "name '../up'"),
+        ("score {bundle} --logs {empty} --out {empty}/s.parquet", "{empty}: contains no Parquet file"),
+        ("score {bundle} --logs {day} --out {empty}/s.parquet --tasks clack", "unknown task 'clack'"),
+        ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is not a bundle"),
+        ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
+        ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
+        ("demo --dir {logs}", "{logs} exists"),
+        ("check {file}", "{file}: is a Parquet file, not a configuration file; name the ranker.toml"),
+        ("train {file} --run {empty}/run", "{file}: is a Parquet file, not a configuration file"),
+        ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another path"),
+        ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
+        ("demo --dir {file}/new", "{file} is a file, not a folder"),
+        ("check {logs}/ranker.toml --quarantine {file}/new", "{file} is a file, not a folder"),
+        ("train {logs}/ranker.toml --run {file}/new", "{file} is a file, not a folder"),
+        ("train {logs}/ranker.toml --run {file}/new --resume", "{file} is a file, not a folder"),
+        ("tune {logs}/ranker.toml --study {file}", "{file} is a file, not a folder"),
+        ("report {run} --out {file}/new.html", "{file} is a file, not a folder"),
+        ("freeze {run} --out {file}/new", "{file} is a file, not a folder"),
+        ("publish {bundle} {file}", "{file} is a file, not a folder"),
+        ("score {bundle} --logs {day} --out {file}/new", "{file} is a file, not a folder"),
+        ("score {bundle} --logs {day} --out {empty}", "{empty}: cannot be written (it is a folder)"),
+    ],
+)
+def test_failing_command_prints_one_line_and_exits_with_1(
+    workflow: Workflow, tmp_path: Path, command: str, expected: str
+) -> None:
+    day = workflow.folder / "logs" / "log" / "date=2026-01-10"
+    places = {"empty": tmp_path, "day": day, "file": day / "part-0.parquet"}
+    places |= {name: workflow.folder / name for name in ("logs", "run", "bundle")}
+    code, out, err = ranker(*(word.format(**places) for word in command.split()))
+    assert code == 1
+    assert out == ""
+    assert err.startswith("ranker: ")
+    assert err.count("\n") == 1
+    assert expected.format(**places) in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failing_check_prints_the_profile_before_the_error(workflow: Workflow, tmp_path: Path) -> None:
+    """The profile helps to find the cause."""
+    logs = shutil.copytree(workflow.folder / "logs", tmp_path / "logs")
+    shutil.rmtree(logs / "log" / "date=2026-01-09")
+    code, out, err = ranker("check", logs / "ranker.toml")
+    assert code == 1
+    assert "validation 0" in out
+    assert err.splitlines()[-1].startswith(f"ranker: {logs}/log: no row from 2026-01-09")
+
+
+def test_freeze_of_unconverged_gate_is_rejected(workflow: Workflow, tmp_path: Path) -> None:
+    run = shutil.copytree(workflow.folder / "run", tmp_path / "run")
+    weights = load_file(run / "checkpoints" / "best.safetensors")
+    weights["gate.z"].zero_()
+    save_file(weights, run / "checkpoints" / "best.safetensors")
+    code, out, err = ranker("freeze", run, "--out", tmp_path / "bundle")
+    assert (code, out) == (1, "")
+    assert err.startswith("ranker: the gate has not converged: task 'click' selector 0")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_keyboard_interrupt_prints_one_line(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    assert ranker("check", workflow.folder / "logs" / "ranker.toml") == (1, "", "ranker: interrupted\n")
+
+
+# Quarantine.
+
+
+def test_check_writes_bad_rows_to_the_quarantine_file(workflow: Workflow, tmp_path: Path) -> None:
+    logs = shutil.copytree(workflow.folder / "logs", tmp_path / "logs")
+    file = logs / "log" / "date=2026-01-03" / "part-0.parquet"
+    table = pq.read_table(file, partitioning=None)
+    clicks = table["click"].to_pylist()
+    clicks[5] = 3
+    index = table.column_names.index("click")
+    pq.write_table(table.set_column(index, "click", [clicks]), file)
+    outcome = ranker("check", logs / "ranker.toml", "--quarantine", tmp_path / "bad.jsonl")
+    assert outcome.code == 0
+    assert "1 × label 'click' is neither 0 nor 1" in outcome.out
+    record = json.loads((tmp_path / "bad.jsonl").read_text())
+    assert (record["file"], record["file_row"]) == (str(file), 5)
+
+
+# Usage errors exit with 2.
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "fly",
+        "completion",
+        "completion powershell",
+        "logs",
+        "logs movies --out x",
+        "logs synthetic",
+        "logs synthetic --out x --rows 0",
+        "logs synthetic --out x --rows 500",
+        "logs synthetic --out x --rows many",
+        "logs synthetic --out x --rows -5",
+        "logs synthetic --out x --seed s",
+        "logs kuairand --out x",
+        "check",
+        "check a b",
+        "train ranker.toml",
+        "train --run run",
+        "train ranker.toml --run run --set",
+        "evaluate",
+        "evaluate run --slice",
+        "compare run",
+        "report",
+        "freeze run",
+        "publish bundle",
+        "score bundle --logs log",
+        "score bundle --logs log --out x --tasks",
+        "serve",
+        "serve repository --port door",
+    ],
+)
+def test_invalid_arguments_print_the_usage_and_exit_with_2(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(command.split())
+    assert caught.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: ranker")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "demo",
+        "logs",
+        "logs synthetic",
+        "logs kuairand",
+        "check",
+        "train",
+        "evaluate",
+        "compare",
+        "report",
+        "freeze",
+        "publish",
+        "score",
+        "serve",
+        "completion",
+    ],
+)
+def test_help_prints_the_usage_and_exits_with_0(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command.split(), "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: ranker {command}".rstrip())
+
+
+# Pipes.
+
+
+def test_closed_stdout_exits_with_141_without_traceback(workflow: Workflow) -> None:
+    """Such as with ``ranker evaluate RUN --json | head -1``."""
+    command = [sys.executable, "-m", "pipelines.cli", "evaluate", str(workflow.folder / "run"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before anything is written
+        err = process.stderr.read().decode()
+    assert process.returncode == 128 + signal.SIGPIPE, "the code that a shell reports for SIGPIPE"
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
 
 
 def test_unknown_slice_is_a_usage_error(workflow: Workflow) -> None:
@@ -430,18 +455,20 @@ def test_unknown_slice_is_a_usage_error(workflow: Workflow) -> None:
     assert err.startswith(f"ranker: {workflow.folder}/run has no slice 'color': choose from user_id, item_id, ")
 
 
-class TestServe:
-    @pytest.mark.parametrize("exists", [True, False])
-    def test_serve_of_empty_repository_names_the_publish_command(self, tmp_path: Path, exists: bool) -> None:
-        repository = tmp_path / "repository"
-        if exists:
-            repository.mkdir()
-        code, out, err = ranker("serve", repository)
-        assert (code, out) == (1, "")
-        assert err.startswith("ranker: ")
-        assert err.count("\n") == 1
-        assert str(repository) in err
-        assert "ranker publish" in err
+# Serve.
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_serve_of_empty_repository_names_the_publish_command(tmp_path: Path, exists: bool) -> None:
+    repository = tmp_path / "repository"
+    if exists:
+        repository.mkdir()
+    code, out, err = ranker("serve", repository)
+    assert (code, out) == (1, "")
+    assert err.startswith("ranker: ")
+    assert err.count("\n") == 1
+    assert str(repository) in err
+    assert "ranker publish" in err
 
 
 def test_commands_without_training_work_without_torchrec(workflow: Workflow, tmp_path: Path) -> None:
@@ -468,22 +495,23 @@ sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
     assert pq.read_table(tmp_path / "scores.parquet").num_rows > 0
 
 
-class TestServeListeners:
-    def test_serve_on_occupied_port_is_a_one_line_error(
-        self, repository: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            assert main(["serve", str(repository), "--port", str(port)]) == 1
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ranker: ")]
-        assert f"127.0.0.1:{port} cannot be listened on" in line
-        assert "choose another --port" in line
+# Serve listeners.
 
-    def test_serve_on_invalid_port_is_a_usage_error(self, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as stopped:
-            main(["serve", str(repository), "--port", "99999"])
-        assert stopped.value.code == 2
-        assert "'99999' is not a port" in capsys.readouterr().err
+
+def test_serve_on_occupied_port_is_a_one_line_error(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(repository), "--port", str(port)]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ranker: ")]
+    assert f"127.0.0.1:{port} cannot be listened on" in line
+    assert "choose another --port" in line
+
+
+def test_serve_on_invalid_port_is_a_usage_error(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", str(repository), "--port", "99999"])
+    assert stopped.value.code == 2
+    assert "'99999' is not a port" in capsys.readouterr().err
 
 
 def test_malformed_override_is_a_usage_error(logs: Path, tmp_path: Path) -> None:
@@ -507,32 +535,35 @@ def test_version_prints_the_version_of_the_package(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"ranker {version('dselect-ranker')}\n"
 
 
-class TestCompletion:
-    @pytest.mark.parametrize("shell", SHELLS)
-    def test_completion_script_of_every_shell_contains_commands_and_options(self, shell: str) -> None:
-        code, out, err = ranker("completion", shell)
-        assert (code, err) == (0, "")
-        assert all(word in out for word in ("evaluate", "synthetic", "quarantine"))
+# Completion.
 
-    @pytest.mark.parametrize(
-        ("words", "expected"),
-        [
-            (["che"], ["check"]),
-            (["logs", "syn"], ["synthetic"]),
-            (["serve", "repository", "--ba"], ["--backend"]),
-            (["serve", "repository", "--backend", "o"], ["onnxruntime"]),
-            (["check", "rank"], ["ranker.toml"]),
-        ],
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_script_of_every_shell_contains_commands_and_options(shell: str) -> None:
+    code, out, err = ranker("completion", shell)
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("evaluate", "synthetic", "quarantine"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["che"], ["check"]),
+        (["logs", "syn"], ["synthetic"]),
+        (["serve", "repository", "--ba"], ["--backend"]),
+        (["serve", "repository", "--backend", "o"], ["onnxruntime"]),
+        (["check", "rank"], ["ranker.toml"]),
+    ],
+)
+def test_bash_completes_commands_options_choices_and_files(
+    tmp_path: Path, words: list[str], expected: list[str]
+) -> None:
+    (tmp_path / "ranker.toml").touch()
+    (tmp_path / "completion.bash").write_text(ranker("completion", "bash").out)
+    complete = (
+        'source ./completion.bash; COMP_WORDS=(ranker "$@"); COMP_CWORD=$#; _shtab_ranker; echo "${COMPREPLY[@]}"'
     )
-    def test_bash_completes_commands_options_choices_and_files(
-        self, tmp_path: Path, words: list[str], expected: list[str]
-    ) -> None:
-        (tmp_path / "ranker.toml").touch()
-        (tmp_path / "completion.bash").write_text(ranker("completion", "bash").out)
-        complete = (
-            'source ./completion.bash; COMP_WORDS=(ranker "$@"); COMP_CWORD=$#; _shtab_ranker; echo "${COMPREPLY[@]}"'
-        )
-        result = subprocess.run(
-            ["bash", "-c", complete, "bash", *words], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        assert result.stdout.split() == expected
+    result = subprocess.run(
+        ["bash", "-c", complete, "bash", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == expected

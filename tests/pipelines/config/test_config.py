@@ -94,187 +94,178 @@ def test_objective_defaults_to_the_first_task(config_file: Path) -> None:
     assert load_config(config_file, ["serving.objective.watch=2"]).objective == {"watch": 2.0}
 
 
-class TestPaths:
-    def test_relative_paths_start_at_the_folder_of_the_file(
-        self, config_file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        elsewhere = config_file.parent / "elsewhere"
-        elsewhere.mkdir()
-        monkeypatch.chdir(elsewhere)
-        logs = load_config(Path("../ranker.toml")).logs
-        assert logs.path.is_absolute()
-        assert logs.path.resolve() == config_file.parent / "log"
-        assert logs.users is not None
-        assert logs.users.resolve() == config_file.parent / "side" / "users.parquet"
-        assert logs.items is None
-
-    def test_absolute_paths_are_unchanged(self, config_file: Path) -> None:
-        assert load_config(config_file, ["logs.path=/data/log"]).logs.path == Path("/data/log")
-
-    def test_uris_are_unchanged_after_writing_and_loading(self, config_file: Path, tmp_path: Path) -> None:
-        uri = "s3://bucket/a//b?endpoint_override=localhost:9000&scheme=http"
-        config = load_config(config_file, [f"logs.path='{uri}'", "logs.items='gs://bucket/items.parquet'"])
-        assert (config.logs.path, config.logs.items) == (uri, "gs://bucket/items.parquet")
-        config.write(tmp_path / "config.toml")
-        assert load_config(tmp_path / "config.toml") == config
+# Paths.
 
 
-class TestUnknownKeys:
-    @pytest.mark.parametrize(
-        "section",
-        [
-            "columns",
-            "logs",
-            "model",
-            "model.gate",
-            "training",
-            "training.learning_rate",
-            "training.convergence",
-            "serving",
-        ],
+def test_relative_paths_start_at_the_folder_of_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = config_file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    logs = load_config(Path("../ranker.toml")).logs
+    assert logs.path.is_absolute()
+    assert logs.path.resolve() == config_file.parent / "log"
+    assert logs.users is not None
+    assert logs.users.resolve() == config_file.parent / "side" / "users.parquet"
+    assert logs.items is None
+
+
+def test_absolute_paths_are_unchanged(config_file: Path) -> None:
+    assert load_config(config_file, ["logs.path=/data/log"]).logs.path == Path("/data/log")
+
+
+def test_uris_are_unchanged_after_writing_and_loading(config_file: Path, tmp_path: Path) -> None:
+    uri = "s3://bucket/a//b?endpoint_override=localhost:9000&scheme=http"
+    config = load_config(config_file, [f"logs.path='{uri}'", "logs.items='gs://bucket/items.parquet'"])
+    assert (config.logs.path, config.logs.items) == (uri, "gs://bucket/items.parquet")
+    config.write(tmp_path / "config.toml")
+    assert load_config(tmp_path / "config.toml") == config
+
+
+# Unknown keys.
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["columns", "logs", "model", "model.gate", "training", "training.learning_rate", "training.convergence", "serving"],
+)
+def test_unknown_key_in_a_section_is_named_with_its_path(config_file: Path, section: str) -> None:
+    override = f"{section}.colour=1"
+    kind = " of kind 'dselect_k'" if section == "model.gate" else ""
+    assert (
+        error_message(config_file, override)
+        == f"{config_file}: {section}.colour: unknown key{kind} (with --set {override})"
     )
-    def test_unknown_key_in_a_section_is_named_with_its_path(self, config_file: Path, section: str) -> None:
-        override = f"{section}.colour=1"
-        kind = " of kind 'dselect_k'" if section == "model.gate" else ""
-        assert (
-            error_message(config_file, override)
-            == f"{config_file}: {section}.colour: unknown key{kind} (with --set {override})"
-        )
-
-    def test_unknown_key_at_the_top_is_named(self, config_file: Path) -> None:
-        assert error_message(config_file, "colour=1") == f"{config_file}: colour: unknown key (with --set colour=1)"
-
-    @pytest.mark.parametrize(
-        ("section", "name"), [("features", "user_id"), ("features", "age"), ("features", "tags"), ("tasks", "click")]
-    )
-    def test_unknown_key_in_a_list_is_named_by_the_entry_name(self, config_file: Path, section: str, name: str) -> None:
-        config_file.write_text(DOCUMENT.replace(f'name = "{name}"', f'name = "{name}"\ncolour = 1'))
-        assert error_message(config_file).startswith(f"{config_file}: {section}.'{name}'.colour: unknown key")
-
-    def test_key_of_another_feature_kind_is_unknown(self, config_file: Path) -> None:
-        config_file.write_text(DOCUMENT.replace('name = "age"', 'name = "age"\ndim = 8'))
-        assert error_message(config_file) == f"{config_file}: features.'age'.dim: unknown key of kind 'numeric'"
-
-    def test_unknown_keys_are_all_reported(self, config_file: Path) -> None:
-        text = error_message(config_file, "model.colour=1", "training.taste=2")
-        assert "model.colour" in text
-        assert "training.taste" in text
 
 
-class TestInvalidValues:
-    """Each message names the file, the key and the fix."""
+def test_unknown_key_at_the_top_is_named(config_file: Path) -> None:
+    assert error_message(config_file, "colour=1") == f"{config_file}: colour: unknown key (with --set colour=1)"
 
-    @pytest.mark.parametrize(
-        ("override", "expected"),
-        [
-            ("logs.test_from=2026-01-09T00:00:00", "logs: validation_from must be earlier than test_from"),
-            ("logs.test_from=2026-01-01T00:00:00", "logs: validation_from must be earlier than test_from"),
-            ("logs.test_from=soon", "logs.test_from: "),
-            ("logs.train_from=2026-01-09T00:00:00", "logs: train_from must be earlier than validation_from"),
-            ("logs.train_from=2026-01-01T00:00:00Z", "logs: train_from and validation_from: give both a time zone"),
-            ("logs.path=5", "logs.path: "),
-            ("training.readers=0", "training.readers: "),
-            ("model.gate.k=9", "model: gate.k = 9 exceeds the 8 experts: choose k ≤ experts"),
-            ("model.gate.k=0", "model.gate.k: "),
-            ("model.experts=0", "model.experts: "),
-            ("model.expert_layers=[]", "model.expert_layers: "),
-            ("model.dropout=1.0", "model.dropout: "),
-            ("training.epochs=0", "training.epochs: "),
-            ("training.epochs=two", "training.epochs: "),
-            ("training.batch_size=1", "training.batch_size: "),
-            ("training.learning_rate.trunk=-1", "training.learning_rate.trunk: "),
-            ("training.weight_decay=-0.1", "training.weight_decay: "),
-            ("training.convergence.anneal_until=1", "training.convergence: choose anneal_from < anneal_until < 1"),
-            ("training.convergence.anneal_from=0.9", "training.convergence: choose anneal_from < anneal_until < 1"),
-            ("training.convergence.final_gamma=2", "training.convergence: final_gamma must not be larger than gamma"),
-            ("training.convergence.overlap_until=0", "training.convergence.overlap_until: "),
-            ("evaluation.ndcg_at=0", "evaluation.ndcg_at: "),
-            ("evaluation.bootstrap=-1", "evaluation.bootstrap: "),
-            ('evaluation.slices=["colour"]', "evaluation.slices names 'colour'; choose from "),
-            (
-                "serving.objective.clack=1",
-                "serving.objective names 'clack', which is not a task; choose from click, watch",
-            ),
-            ("serving.objective.click=much", "serving.objective.click: "),
-            ("name=../up", "name: "),
-            ("features=[]", "features: "),
-            ("tasks=[]", "tasks: "),
-            ("training=3", "training: "),
-        ],
-    )
-    def test_invalid_value_is_rejected_with_its_key(self, config_file: Path, override: str, expected: str) -> None:
-        config_file.write_text(DOCUMENT + "\n[model]\nexperts = 8\n")
-        text = error_message(config_file, override)
-        assert text.startswith(f"{config_file}: ")
-        assert expected in text
 
-    @pytest.mark.parametrize(
-        ("override", "expected"),
-        [
-            ('training.batch_size="64"', "training.batch_size: must be a whole number (got '64')"),
-            ("training.batch_size=64.0", "training.batch_size: must be a whole number (got 64.0)"),
-            ("training.seed=-1", "training.seed: must be at least 0 (got -1)"),
-            ('training.weight_decay="0.1"', "training.weight_decay: must be a number (got '0.1')"),
-            (
-                'training.learning_rate="1e-3"',
-                "training.learning_rate: must be a table of keys and values (got '1e-3')",
-            ),
-            ("training.trackers=mlflow", "training.trackers: must be a list (got 'mlflow')"),
-            (
-                'training.trackers=["wandb"]',
-                "training.trackers (entry 1): choose 'tensorboard' or 'mlflow' (got 'wandb')",
-            ),
-            ("logs.path=true", "logs.path: must be a path or a URI, in quotes (got true)"),
-            ("logs.allow_missing_days=1", "logs.allow_missing_days: must be true or false (got 1)"),
-            (
-                "logs.train_from=5",
-                "logs.train_from: must be a date or a timestamp, such as 2026-01-09 or 2026-01-09T06:00",
-            ),
-            ("logs.train_from=06:00:00", "logs.train_from: must be a date or a timestamp, such as "),
-            ('evaluation.ndcg_at="10"', "evaluation.ndcg_at: must be a whole number (got '10')"),
-            ('serving.objective={click = "1"}', "serving.objective.click: must be a number (got '1')"),
-            ('tune="all"', "tune: must be a table of keys and values (got 'all')"),
-            ("tune.model={gate = {k = [2]}}", 'tune.model: write the whole setting in quotes, such as "training.'),
-            ("tune.x=None", "tune.x: must be a table with low and high, or a list of choices (got 'None')"),
-            ("tune.x={choices = 2}", "tune.x.choices: must be a list (got 2)"),
-            ("tune.x=[[1.5]]", "tune.x (entry 1): must be a number, text, true, false or a list of whole numbers"),
-            ('tune.x={low = "1", high = 2}', "tune.x.low: must be a number (got '1')"),
-            (
-                "tune.x=[nan]",
-                "tune.x (entry 1): must be a number, text, true, false or a list of whole numbers (got nan)",
-            ),
-            ("tune.x={low = nan, high = 2}", "tune.x.low: must be a number (got nan)"),
-            ("tune.x=[]", "tune.x: must hold at least 1 entry (got [])"),
-            ("tune.x={low = 1, high = 2, step = 1}", "tune.x.step: unknown key"),
-        ],
-    )
-    def test_value_of_another_type_is_rejected(self, config_file: Path, override: str, expected: str) -> None:
-        assert error_message(config_file, override).startswith(f"{config_file}: {expected}")
+@pytest.mark.parametrize(
+    ("section", "name"), [("features", "user_id"), ("features", "age"), ("features", "tags"), ("tasks", "click")]
+)
+def test_unknown_key_in_a_list_is_named_by_the_entry_name(config_file: Path, section: str, name: str) -> None:
+    config_file.write_text(DOCUMENT.replace(f'name = "{name}"', f'name = "{name}"\ncolour = 1'))
+    assert error_message(config_file).startswith(f"{config_file}: {section}.'{name}'.colour: unknown key")
 
-    def test_whole_numbers_are_floats_and_dates_are_timestamps(self, config_file: Path) -> None:
-        config = load_config(config_file, ["training.weight_decay=1", "logs.validation_from=2026-01-08"])
-        assert config.training.weight_decay == 1.0
-        assert config.logs.validation_from == datetime(2026, 1, 8)
 
-    def test_missing_section_is_named(self, config_file: Path) -> None:
-        config_file.write_text(re.sub(r"\[logs\].*?\n\n", "", DOCUMENT, flags=re.DOTALL))
-        assert error_message(config_file) == f"{config_file}: logs: missing"
+def test_key_of_another_feature_kind_is_unknown(config_file: Path) -> None:
+    config_file.write_text(DOCUMENT.replace('name = "age"', 'name = "age"\ndim = 8'))
+    assert error_message(config_file) == f"{config_file}: features.'age'.dim: unknown key of kind 'numeric'"
 
-    def test_missing_key_of_a_feature_is_named(self, config_file: Path) -> None:
-        config_file.write_text(DOCUMENT.replace('kind = "numeric"\nowner = "user"', 'kind = "numeric"'))
-        assert error_message(config_file).startswith(f"{config_file}: features.'age'.owner: missing")
 
-    def test_unknown_feature_kind_is_named(self, config_file: Path) -> None:
-        config_file.write_text(DOCUMENT.replace('"numeric"', '"number"'))
-        assert error_message(config_file).startswith(f"{config_file}: features.'age'")
+def test_unknown_keys_are_all_reported(config_file: Path) -> None:
+    text = error_message(config_file, "model.colour=1", "training.taste=2")
+    assert "model.colour" in text
+    assert "training.taste" in text
 
-    def test_label_that_is_a_feature_is_rejected(self, config_file: Path) -> None:
-        config_file.write_text(DOCUMENT.replace('label = "is_click"', 'label = "age"'))
-        assert "a label is unknown before the impression" in error_message(config_file)
 
-    def test_split_bounds_with_mixed_time_zones_are_rejected(self, config_file: Path) -> None:
-        text = error_message(config_file, "logs.test_from=2026-01-10T00:00:00Z")
-        assert text.startswith(f"{config_file}: logs")
+# Each message names the file, the key and the fix.
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("logs.test_from=2026-01-09T00:00:00", "logs: validation_from must be earlier than test_from"),
+        ("logs.test_from=2026-01-01T00:00:00", "logs: validation_from must be earlier than test_from"),
+        ("logs.test_from=soon", "logs.test_from: "),
+        ("logs.train_from=2026-01-09T00:00:00", "logs: train_from must be earlier than validation_from"),
+        ("logs.train_from=2026-01-01T00:00:00Z", "logs: train_from and validation_from: give both a time zone"),
+        ("logs.path=5", "logs.path: "),
+        ("training.readers=0", "training.readers: "),
+        ("model.gate.k=9", "model: gate.k = 9 exceeds the 8 experts: choose k ≤ experts"),
+        ("model.gate.k=0", "model.gate.k: "),
+        ("model.experts=0", "model.experts: "),
+        ("model.expert_layers=[]", "model.expert_layers: "),
+        ("model.dropout=1.0", "model.dropout: "),
+        ("training.epochs=0", "training.epochs: "),
+        ("training.epochs=two", "training.epochs: "),
+        ("training.batch_size=1", "training.batch_size: "),
+        ("training.learning_rate.trunk=-1", "training.learning_rate.trunk: "),
+        ("training.weight_decay=-0.1", "training.weight_decay: "),
+        ("training.convergence.anneal_until=1", "training.convergence: choose anneal_from < anneal_until < 1"),
+        ("training.convergence.anneal_from=0.9", "training.convergence: choose anneal_from < anneal_until < 1"),
+        ("training.convergence.final_gamma=2", "training.convergence: final_gamma must not be larger than gamma"),
+        ("training.convergence.overlap_until=0", "training.convergence.overlap_until: "),
+        ("evaluation.ndcg_at=0", "evaluation.ndcg_at: "),
+        ("evaluation.bootstrap=-1", "evaluation.bootstrap: "),
+        ('evaluation.slices=["colour"]', "evaluation.slices names 'colour'; choose from "),
+        ("serving.objective.clack=1", "serving.objective names 'clack', which is not a task; choose from click, watch"),
+        ("serving.objective.click=much", "serving.objective.click: "),
+        ("name=../up", "name: "),
+        ("features=[]", "features: "),
+        ("tasks=[]", "tasks: "),
+        ("training=3", "training: "),
+    ],
+)
+def test_invalid_value_is_rejected_with_its_key(config_file: Path, override: str, expected: str) -> None:
+    config_file.write_text(DOCUMENT + "\n[model]\nexperts = 8\n")
+    text = error_message(config_file, override)
+    assert text.startswith(f"{config_file}: ")
+    assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ('training.batch_size="64"', "training.batch_size: must be a whole number (got '64')"),
+        ("training.batch_size=64.0", "training.batch_size: must be a whole number (got 64.0)"),
+        ("training.seed=-1", "training.seed: must be at least 0 (got -1)"),
+        ('training.weight_decay="0.1"', "training.weight_decay: must be a number (got '0.1')"),
+        ('training.learning_rate="1e-3"', "training.learning_rate: must be a table of keys and values (got '1e-3')"),
+        ("training.trackers=mlflow", "training.trackers: must be a list (got 'mlflow')"),
+        ('training.trackers=["wandb"]', "training.trackers (entry 1): choose 'tensorboard' or 'mlflow' (got 'wandb')"),
+        ("logs.path=true", "logs.path: must be a path or a URI, in quotes (got true)"),
+        ("logs.allow_missing_days=1", "logs.allow_missing_days: must be true or false (got 1)"),
+        ("logs.train_from=5", "logs.train_from: must be a date or a timestamp, such as 2026-01-09 or 2026-01-09T06:00"),
+        ("logs.train_from=06:00:00", "logs.train_from: must be a date or a timestamp, such as "),
+        ('evaluation.ndcg_at="10"', "evaluation.ndcg_at: must be a whole number (got '10')"),
+        ('serving.objective={click = "1"}', "serving.objective.click: must be a number (got '1')"),
+        ('tune="all"', "tune: must be a table of keys and values (got 'all')"),
+        ("tune.model={gate = {k = [2]}}", 'tune.model: write the whole setting in quotes, such as "training.'),
+        ("tune.x=None", "tune.x: must be a table with low and high, or a list of choices (got 'None')"),
+        ("tune.x={choices = 2}", "tune.x.choices: must be a list (got 2)"),
+        ("tune.x=[[1.5]]", "tune.x (entry 1): must be a number, text, true, false or a list of whole numbers"),
+        ('tune.x={low = "1", high = 2}', "tune.x.low: must be a number (got '1')"),
+        ("tune.x=[nan]", "tune.x (entry 1): must be a number, text, true, false or a list of whole numbers (got nan)"),
+        ("tune.x={low = nan, high = 2}", "tune.x.low: must be a number (got nan)"),
+        ("tune.x=[]", "tune.x: must hold at least 1 entry (got [])"),
+        ("tune.x={low = 1, high = 2, step = 1}", "tune.x.step: unknown key"),
+    ],
+)
+def test_value_of_another_type_is_rejected(config_file: Path, override: str, expected: str) -> None:
+    assert error_message(config_file, override).startswith(f"{config_file}: {expected}")
+
+
+def test_whole_numbers_are_floats_and_dates_are_timestamps(config_file: Path) -> None:
+    config = load_config(config_file, ["training.weight_decay=1", "logs.validation_from=2026-01-08"])
+    assert config.training.weight_decay == 1.0
+    assert config.logs.validation_from == datetime(2026, 1, 8)
+
+
+def test_missing_section_is_named(config_file: Path) -> None:
+    config_file.write_text(re.sub(r"\[logs\].*?\n\n", "", DOCUMENT, flags=re.DOTALL))
+    assert error_message(config_file) == f"{config_file}: logs: missing"
+
+
+def test_missing_key_of_a_feature_is_named(config_file: Path) -> None:
+    config_file.write_text(DOCUMENT.replace('kind = "numeric"\nowner = "user"', 'kind = "numeric"'))
+    assert error_message(config_file).startswith(f"{config_file}: features.'age'.owner: missing")
+
+
+def test_unknown_feature_kind_is_named(config_file: Path) -> None:
+    config_file.write_text(DOCUMENT.replace('"numeric"', '"number"'))
+    assert error_message(config_file).startswith(f"{config_file}: features.'age'")
+
+
+def test_label_that_is_a_feature_is_rejected(config_file: Path) -> None:
+    config_file.write_text(DOCUMENT.replace('label = "is_click"', 'label = "age"'))
+    assert "a label is unknown before the impression" in error_message(config_file)
+
+
+def test_split_bounds_with_mixed_time_zones_are_rejected(config_file: Path) -> None:
+    text = error_message(config_file, "logs.test_from=2026-01-10T00:00:00Z")
+    assert text.startswith(f"{config_file}: logs")
 
 
 class TestGates:
@@ -389,96 +380,107 @@ class TestGates:
         assert load_config(tmp_path / "config.toml") == config
 
 
-class TestOverrides:
-    def test_override_with_a_number(self, config_file: Path) -> None:
-        training = load_config(config_file, ["training.epochs=3", "training.learning_rate.trunk=2e-4"]).training
-        assert training.epochs == 3
-        assert training.learning_rate.trunk == 2e-4
-
-    def test_override_with_a_list(self, config_file: Path) -> None:
-        assert load_config(config_file, ["model.expert_layers=[256, 64]"]).model.expert_layers == (256, 64)
-
-    def test_override_with_a_bare_word_is_a_string(self, config_file: Path) -> None:
-        config = load_config(config_file, ["name=feed", "logs.path=some/where.parquet"])
-        assert config.name == "feed"
-        assert config.logs.path == config_file.parent / "some" / "where.parquet"
-
-    def test_override_with_a_quoted_string(self, config_file: Path) -> None:
-        assert load_config(config_file, ['name="feed"']).name == "feed"
-
-    def test_override_with_a_timestamp(self, config_file: Path) -> None:
-        config = load_config(config_file, ["logs.validation_from=2026-01-08T12:30:00", "logs.test_from=2026-01-09"])
-        assert config.logs.validation_from == datetime(2026, 1, 8, 12, 30)
-        assert config.logs.test_from == datetime(2026, 1, 9)
-
-    def test_override_in_a_section_that_the_file_does_not_have(self, config_file: Path) -> None:
-        assert load_config(config_file, ["training.convergence.gamma=2.5"]).training.convergence.gamma == 2.5
-
-    def test_later_override_of_the_same_key_wins(self, config_file: Path) -> None:
-        assert load_config(config_file, ["training.epochs=3", "training.epochs=4"]).training.epochs == 4
-
-    @pytest.mark.parametrize(
-        "override", ["training.epochs", "", "=3", "training.=3", ".epochs=3", "training..epochs=3"]
-    )
-    def test_malformed_override_is_rejected_with_the_expected_form(self, config_file: Path, override: str) -> None:
-        text = error_message(config_file, override)
-        assert text.startswith(f"--set {override}: ")
-        assert "section.key=value" in text
-
-    @pytest.mark.parametrize("override", ["name.first=1", "features.age=1", "training.epochs.first=1"])
-    def test_override_below_a_value_is_rejected(self, config_file: Path, override: str) -> None:
-        config_file.write_text(DOCUMENT + "\n[training]\nepochs = 2\n")
-        assert error_message(config_file, override).startswith(f"--set {override}: ")
+# Overrides.
 
 
-class TestWrite:
-    def test_written_config_loads_as_the_same_config(self, config_file: Path, tmp_path: Path) -> None:
-        overrides = ["model.expert_layers=[32, 16]", "serving.objective={click = 1, watch = -0.5}", "training.seed=7"]
-        config = load_config(config_file, overrides)
-        reloaded = tmp_path / "elsewhere" / "config.toml"
-        reloaded.parent.mkdir()
-        config.write(reloaded)
-        assert load_config(reloaded) == config
+def test_override_with_a_number(config_file: Path) -> None:
+    training = load_config(config_file, ["training.epochs=3", "training.learning_rate.trunk=2e-4"]).training
+    assert training.epochs == 3
+    assert training.learning_rate.trunk == 2e-4
 
-    def test_written_config_contains_every_default(self, config_file: Path, tmp_path: Path) -> None:
-        load_config(config_file).write(tmp_path / "config.toml")
-        written = tomllib.loads((tmp_path / "config.toml").read_text())
-        no_default = {"clip_norm"}
-        assert set(written["training"]) == set(TrainingConfig.model_fields) - no_default
-        assert set(written["training"]["convergence"]) == set(ConvergenceConfig.model_fields)
-        assert Path(written["logs"]["path"]).is_absolute()
 
-    def test_written_config_keeps_time_zones(self, config_file: Path, tmp_path: Path) -> None:
-        zoned = ["logs.validation_from=2026-01-09T00:00:00Z", "logs.test_from=2026-01-10T00:00:00+08:00"]
-        config = load_config(config_file, zoned)
-        config.write(tmp_path / "config.toml")
-        reloaded = load_config(tmp_path / "config.toml")
-        assert reloaded == config
-        assert reloaded.logs.validation_from == datetime(2026, 1, 9, tzinfo=UTC)
+def test_override_with_a_list(config_file: Path) -> None:
+    assert load_config(config_file, ["model.expert_layers=[256, 64]"]).model.expert_layers == (256, 64)
 
-    @settings(deadline=None, max_examples=30)
-    @given(
-        seed=st.integers(0, 2**31),
-        gamma=st.floats(1e-2, 1e3),
-        rate=st.floats(1e-12, 1e3),
-        weights=st.dictionaries(st.sampled_from(["click", "watch"]), st.floats(-1e6, 1e6), min_size=1),
-    )
-    def test_written_config_keeps_numbers_exactly(
-        self, seed: int, gamma: float, rate: float, weights: dict[str, float]
-    ) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "ranker.toml"
-            file.write_text(DOCUMENT)
-            overrides = [f"training.seed={seed}", f"training.convergence.gamma={gamma!r}"]
-            overrides += [f"training.learning_rate.gates={rate!r}"]
-            overrides += [f"serving.objective.{task}={weight!r}" for task, weight in weights.items()]
-            config = load_config(file, overrides)
-            assert config.training.seed == seed
-            assert config.training.convergence.gamma == gamma
-            assert config.training.learning_rate.gates == rate
-            assert config.objective == weights
-            config.write(Path(folder) / "config.toml")
-            assert load_config(Path(folder) / "config.toml") == config
+
+def test_override_with_a_bare_word_is_a_string(config_file: Path) -> None:
+    config = load_config(config_file, ["name=feed", "logs.path=some/where.parquet"])
+    assert config.name == "feed"
+    assert config.logs.path == config_file.parent / "some" / "where.parquet"
+
+
+def test_override_with_a_quoted_string(config_file: Path) -> None:
+    assert load_config(config_file, ['name="feed"']).name == "feed"
+
+
+def test_override_with_a_timestamp(config_file: Path) -> None:
+    config = load_config(config_file, ["logs.validation_from=2026-01-08T12:30:00", "logs.test_from=2026-01-09"])
+    assert config.logs.validation_from == datetime(2026, 1, 8, 12, 30)
+    assert config.logs.test_from == datetime(2026, 1, 9)
+
+
+def test_override_in_a_section_that_the_file_does_not_have(config_file: Path) -> None:
+    assert load_config(config_file, ["training.convergence.gamma=2.5"]).training.convergence.gamma == 2.5
+
+
+def test_later_override_of_the_same_key_wins(config_file: Path) -> None:
+    assert load_config(config_file, ["training.epochs=3", "training.epochs=4"]).training.epochs == 4
+
+
+@pytest.mark.parametrize("override", ["training.epochs", "", "=3", "training.=3", ".epochs=3", "training..epochs=3"])
+def test_malformed_override_is_rejected_with_the_expected_form(config_file: Path, override: str) -> None:
+    text = error_message(config_file, override)
+    assert text.startswith(f"--set {override}: ")
+    assert "section.key=value" in text
+
+
+@pytest.mark.parametrize("override", ["name.first=1", "features.age=1", "training.epochs.first=1"])
+def test_override_below_a_value_is_rejected(config_file: Path, override: str) -> None:
+    config_file.write_text(DOCUMENT + "\n[training]\nepochs = 2\n")
+    assert error_message(config_file, override).startswith(f"--set {override}: ")
+
+
+# Write.
+
+
+def test_written_config_loads_as_the_same_config(config_file: Path, tmp_path: Path) -> None:
+    overrides = ["model.expert_layers=[32, 16]", "serving.objective={click = 1, watch = -0.5}", "training.seed=7"]
+    config = load_config(config_file, overrides)
+    reloaded = tmp_path / "elsewhere" / "config.toml"
+    reloaded.parent.mkdir()
+    config.write(reloaded)
+    assert load_config(reloaded) == config
+
+
+def test_written_config_contains_every_default(config_file: Path, tmp_path: Path) -> None:
+    load_config(config_file).write(tmp_path / "config.toml")
+    written = tomllib.loads((tmp_path / "config.toml").read_text())
+    no_default = {"clip_norm"}
+    assert set(written["training"]) == set(TrainingConfig.model_fields) - no_default
+    assert set(written["training"]["convergence"]) == set(ConvergenceConfig.model_fields)
+    assert Path(written["logs"]["path"]).is_absolute()
+
+
+def test_written_config_keeps_time_zones(config_file: Path, tmp_path: Path) -> None:
+    zoned = ["logs.validation_from=2026-01-09T00:00:00Z", "logs.test_from=2026-01-10T00:00:00+08:00"]
+    config = load_config(config_file, zoned)
+    config.write(tmp_path / "config.toml")
+    reloaded = load_config(tmp_path / "config.toml")
+    assert reloaded == config
+    assert reloaded.logs.validation_from == datetime(2026, 1, 9, tzinfo=UTC)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 2**31),
+    gamma=st.floats(1e-2, 1e3),
+    rate=st.floats(1e-12, 1e3),
+    weights=st.dictionaries(st.sampled_from(["click", "watch"]), st.floats(-1e6, 1e6), min_size=1),
+)
+def test_written_config_keeps_numbers_exactly(seed: int, gamma: float, rate: float, weights: dict[str, float]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ranker.toml"
+        file.write_text(DOCUMENT)
+        overrides = [f"training.seed={seed}", f"training.convergence.gamma={gamma!r}"]
+        overrides += [f"training.learning_rate.gates={rate!r}"]
+        overrides += [f"serving.objective.{task}={weight!r}" for task, weight in weights.items()]
+        config = load_config(file, overrides)
+        assert config.training.seed == seed
+        assert config.training.convergence.gamma == gamma
+        assert config.training.learning_rate.gates == rate
+        assert config.objective == weights
+        config.write(Path(folder) / "config.toml")
+        assert load_config(Path(folder) / "config.toml") == config
 
 
 def test_config_is_immutable(config_file: Path) -> None:

@@ -27,38 +27,44 @@ if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
 
 
-class TestUris:
-    @pytest.mark.parametrize("text", ["s3://bucket/a//b", "gs://b", "hdfs://host:8020/x", "file:///tmp/a", "S3://b/c"])
-    def test_parse_uri_returns_uri_unchanged(self, text: str) -> None:
-        assert parse_uri(text) == text
+# URIs.
 
-    @pytest.mark.parametrize("text", ["log", "/data/log", "../a:b", "date=2026-01-01/x.parquet", "C:/log"])
-    def test_parse_uri_of_other_text_is_a_path(self, text: str) -> None:
-        assert parse_uri(text) == Path(text)
 
-    def test_redact_uri_removes_password_and_options(self) -> None:
-        assert redact_uri("s3://key:secret@bucket/log/?endpoint_override=h:1&scheme=http") == "s3://bucket/log"
-        assert redact_uri(Path("a/b")) == "a/b"
+@pytest.mark.parametrize("text", ["s3://bucket/a//b", "gs://b", "hdfs://host:8020/x", "file:///tmp/a", "S3://b/c"])
+def test_parse_uri_returns_uri_unchanged(text: str) -> None:
+    assert parse_uri(text) == text
 
-    @pytest.mark.parametrize(
-        ("uri", "expected"),
-        [
-            ("foo://x/y", "Unrecognized filesystem type"),
-            ("s3://key:secret@bucket/x?bogus=1", "Unexpected query parameter"),
-            ("s3:///x", "Missing bucket name"),
-        ],
-    )
-    def test_open_uri_of_invalid_uri_names_it_without_password(self, uri: str, expected: str) -> None:
-        with pytest.raises(LogError, match=expected) as caught:
-            open_uri(uri)
-        assert str(caught.value).startswith(f"{redact_uri(uri)}: cannot be reached (")
-        assert "secret" not in str(caught.value)
 
-    def test_reader_accepts_file_uri(self, shop: Shop) -> None:
-        shop.write(shop.table(10))
-        reader = LogReader(f"file://{shop.log}", shop.schema, {})
-        assert [chunk.rows.num_rows for chunk in reader.scan()] == [10]
-        assert [chunk.file for chunk in reader.scan()] == [f"file://{shop.log}/part-0.parquet"]
+@pytest.mark.parametrize("text", ["log", "/data/log", "../a:b", "date=2026-01-01/x.parquet", "C:/log"])
+def test_parse_uri_of_other_text_is_a_path(text: str) -> None:
+    assert parse_uri(text) == Path(text)
+
+
+def test_redact_uri_removes_password_and_options() -> None:
+    assert redact_uri("s3://key:secret@bucket/log/?endpoint_override=h:1&scheme=http") == "s3://bucket/log"
+    assert redact_uri(Path("a/b")) == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("foo://x/y", "Unrecognized filesystem type"),
+        ("s3://key:secret@bucket/x?bogus=1", "Unexpected query parameter"),
+        ("s3:///x", "Missing bucket name"),
+    ],
+)
+def test_open_uri_of_invalid_uri_names_it_without_password(uri: str, expected: str) -> None:
+    with pytest.raises(LogError, match=expected) as caught:
+        open_uri(uri)
+    assert str(caught.value).startswith(f"{redact_uri(uri)}: cannot be reached (")
+    assert "secret" not in str(caught.value)
+
+
+def test_reader_accepts_file_uri(shop: Shop) -> None:
+    shop.write(shop.table(10))
+    reader = LogReader(f"file://{shop.log}", shop.schema, {})
+    assert [chunk.rows.num_rows for chunk in reader.scan()] == [10]
+    assert [chunk.file for chunk in reader.scan()] == [f"file://{shop.log}/part-0.parquet"]
 
 
 @pytest.fixture(scope="module")
@@ -112,67 +118,71 @@ def s3_config(bucket: Bucket, logs: Path) -> Config:
 NAMES = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
 
 
-class TestS3:
-    def test_profile_of_s3_log_equals_profile_of_local_log(self, s3_config: Config, config: Config) -> None:
-        profiles = []
-        for current in (s3_config, config):
-            schema = current.serving_schema
-            reader = LogReader(current.logs.path, schema, load_tables(current.logs, schema))
-            profiles.append(profile_log(reader, current.logs, schema))
-        assert profiles[0].to_json() == profiles[1].to_json()
-        assert [entry.chunk for entry in profiles[0].index.entries] == [
-            entry.chunk for entry in profiles[1].index.entries
-        ]
+# S3.
 
-    def test_training_on_s3_log_keeps_its_uri_in_the_run(self, s3_config: Config, tmp_path: Path) -> None:
-        run = train(s3_config, tmp_path / "run")
-        assert run.load_config().logs == s3_config.logs
-        assert run.load_evaluation()["rows"] > 0
 
-    def test_s3_log_is_evaluated_and_scored(
-        self, s3_config: Config, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["evaluate", str(bundle), "--logs", str(s3_config.logs.path), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["rows"] == ROWS
-        assert (
-            main(["score", str(bundle), "--logs", str(s3_config.logs.path), "--out", str(tmp_path / "out.parquet")])
-            == 0
-        )
-        assert pq.read_metadata(tmp_path / "out.parquet").num_rows == ROWS
+def test_profile_of_s3_log_equals_profile_of_local_log(s3_config: Config, config: Config) -> None:
+    profiles = []
+    for current in (s3_config, config):
+        schema = current.serving_schema
+        reader = LogReader(current.logs.path, schema, load_tables(current.logs, schema))
+        profiles.append(profile_log(reader, current.logs, schema))
+    assert profiles[0].to_json() == profiles[1].to_json()
+    assert [entry.chunk for entry in profiles[0].index.entries] == [entry.chunk for entry in profiles[1].index.entries]
 
-    def test_s3_log_ignores_marker_files_of_spark_and_hadoop(self, bucket: Bucket, shop: Shop) -> None:
-        shop.write(shop.table(10), "date=2026-01-01/part-0.parquet")
-        bucket.upload(shop.log)
-        bucket.filesystem.create_dir("shop/date=2026-01-01/_delta")  # creates an empty object
-        for name in ("_SUCCESS", "date=2026-01-01_$folder$", "_temporary/0/part-1.parquet", ".x.crc"):
-            bucket.put(name, b"")
-        (chunk,) = LogReader(bucket.uri(""), shop.schema, {}).scan()
-        assert chunk.rows.num_rows == 10
-        assert chunk.file == "s3://shop/date=2026-01-01/part-0.parquet"
 
-    @pytest.mark.parametrize(("name", "path"), [("shop", "nothing"), ("no-such-bucket", "log")])
-    def test_missing_s3_log_is_named(self, bucket: Bucket, shop: Shop, name: str, path: str) -> None:
-        with pytest.raises(LogError, match="no such log; name a Parquet file or a folder of Parquet files") as caught:
-            LogReader(bucket.uri(path, name), shop.schema, {})
-        assert str(caught.value).startswith(f"s3://{name}/{path}: ")
+def test_training_on_s3_log_keeps_its_uri_in_the_run(s3_config: Config, tmp_path: Path) -> None:
+    run = train(s3_config, tmp_path / "run")
+    assert run.load_config().logs == s3_config.logs
+    assert run.load_evaluation()["rows"] > 0
 
-    def test_missing_s3_side_table_is_named(self, bucket: Bucket, shop: Shop) -> None:
-        logs = shop.logs().model_copy(update={"users": bucket.uri("users.parquet")})
-        with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
-            load_tables(logs, shop.schema)
-        assert str(caught.value).startswith("s3://shop/users.parquet: ")
 
-    def test_wrong_s3_credentials_are_reported(
-        self, s3_config: Config, shop: Shop, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
-    ) -> None:
-        monkeypatch.setattr(moto.settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)  # rejects all credentials from here on
-        with pytest.raises(LogError, match=r"ACCESS_DENIED|InvalidAccessKeyId") as caught:
-            LogReader(s3_config.logs.path, shop.schema, {})
-        assert str(caught.value).startswith("s3://shop/log: cannot be ")
-        assert "check the address, the network and the credentials (for S3: the AWS_* variables)" in str(caught.value)
+def test_s3_log_is_evaluated_and_scored(
+    s3_config: Config, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(bundle), "--logs", str(s3_config.logs.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == ROWS
+    assert main(["score", str(bundle), "--logs", str(s3_config.logs.path), "--out", str(tmp_path / "out.parquet")]) == 0
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == ROWS
 
-    @pytest.mark.slow  # the client retries for six seconds
-    def test_unreachable_s3_endpoint_is_reported(self, shop: Shop) -> None:
-        with pytest.raises(LogError, match=r"cannot be reached .*onnect.*check the address") as caught:
-            LogReader("s3://shop/log?endpoint_override=127.0.0.1:1&scheme=http", shop.schema, {})
-        assert str(caught.value).startswith("s3://shop/log: ")
+
+def test_s3_log_ignores_marker_files_of_spark_and_hadoop(bucket: Bucket, shop: Shop) -> None:
+    shop.write(shop.table(10), "date=2026-01-01/part-0.parquet")
+    bucket.upload(shop.log)
+    bucket.filesystem.create_dir("shop/date=2026-01-01/_delta")  # creates an empty object
+    for name in ("_SUCCESS", "date=2026-01-01_$folder$", "_temporary/0/part-1.parquet", ".x.crc"):
+        bucket.put(name, b"")
+    (chunk,) = LogReader(bucket.uri(""), shop.schema, {}).scan()
+    assert chunk.rows.num_rows == 10
+    assert chunk.file == "s3://shop/date=2026-01-01/part-0.parquet"
+
+
+@pytest.mark.parametrize(("name", "path"), [("shop", "nothing"), ("no-such-bucket", "log")])
+def test_missing_s3_log_is_named(bucket: Bucket, shop: Shop, name: str, path: str) -> None:
+    with pytest.raises(LogError, match="no such log; name a Parquet file or a folder of Parquet files") as caught:
+        LogReader(bucket.uri(path, name), shop.schema, {})
+    assert str(caught.value).startswith(f"s3://{name}/{path}: ")
+
+
+def test_missing_s3_side_table_is_named(bucket: Bucket, shop: Shop) -> None:
+    logs = shop.logs().model_copy(update={"users": bucket.uri("users.parquet")})
+    with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
+        load_tables(logs, shop.schema)
+    assert str(caught.value).startswith("s3://shop/users.parquet: ")
+
+
+def test_wrong_s3_credentials_are_reported(
+    s3_config: Config, shop: Shop, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
+) -> None:
+    monkeypatch.setattr(moto.settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)  # rejects all credentials from here on
+    with pytest.raises(LogError, match=r"ACCESS_DENIED|InvalidAccessKeyId") as caught:
+        LogReader(s3_config.logs.path, shop.schema, {})
+    assert str(caught.value).startswith("s3://shop/log: cannot be ")
+    assert "check the address, the network and the credentials (for S3: the AWS_* variables)" in str(caught.value)
+
+
+@pytest.mark.slow  # the client retries for six seconds
+def test_unreachable_s3_endpoint_is_reported(shop: Shop) -> None:
+    with pytest.raises(LogError, match=r"cannot be reached .*onnect.*check the address") as caught:
+        LogReader("s3://shop/log?endpoint_override=127.0.0.1:1&scheme=http", shop.schema, {})
+    assert str(caught.value).startswith("s3://shop/log: ")

@@ -28,140 +28,151 @@ def parameter_id(value: str | pa.Array) -> str:
     return value if isinstance(value, str) else str(value.type)
 
 
-class TestMissingColumns:
-    @pytest.mark.parametrize(
-        ("column", "found", "what"),
-        [
-            ("is_click", "is_clik", "label of task 'click'"),
-            ("seconds", "second", "label of task 'watch'"),
-            ("age", "agee", "feature 'age'"),
-            ("tags", "tag", "feature 'tags'"),
-            ("item_id", "itemid", "the item id"),
-            ("user_id", "userid", "the user id"),
-            ("time", "times", "the time"),
-        ],
+# Missing columns.
+
+
+@pytest.mark.parametrize(
+    ("column", "found", "what"),
+    [
+        ("is_click", "is_clik", "label of task 'click'"),
+        ("seconds", "second", "label of task 'watch'"),
+        ("age", "agee", "feature 'age'"),
+        ("tags", "tag", "feature 'tags'"),
+        ("item_id", "itemid", "the item id"),
+        ("user_id", "userid", "the user id"),
+        ("time", "times", "the time"),
+    ],
+)
+def test_missing_column_error_suggests_the_similar_column(shop: Shop, column: str, found: str, what: str) -> None:
+    table = shop.table(5)
+    file = shop.write(table.rename_columns([found if c == column else c for c in table.column_names]))
+    assert scan_error(shop) == f"{file}: column '{column}' ({what}) is missing; did you mean '{found}'?"
+
+
+def test_missing_column_error_without_similar_column_lists_all_columns(shop: Shop) -> None:
+    shop.write(shop.table(5).drop_columns(["price"]))
+    text = scan_error(shop)
+    assert "'price'" in text
+    assert "(found: age, is_click, item_id, n, seconds, tab, tags, time, user_id)" in text
+
+
+def test_missing_columns_error_leaves_out_side_table_columns(shop: Shop) -> None:
+    users = FeatureTable(pa.table({"user_id": ["u1"], "age": [1.0]}), "user_id")
+    file = shop.write(shop.table(5).select(["n", "time", "user_id", "tags", "is_click", "seconds"]))
+    with pytest.raises(LogError) as caught:
+        list(shop.reader(tables={"user": users}).scan())
+    assert str(caught.value) == (
+        f"{file}: column 'item_id' (the item id), column 'price' (feature 'price'), column 'tab' (feature 'tab') "
+        "are missing (found: is_click, n, seconds, tags, time, user_id)"
     )
-    def test_missing_column_error_suggests_the_similar_column(
-        self, shop: Shop, column: str, found: str, what: str
-    ) -> None:
-        table = shop.table(5)
-        file = shop.write(table.rename_columns([found if c == column else c for c in table.column_names]))
-        assert scan_error(shop) == f"{file}: column '{column}' ({what}) is missing; did you mean '{found}'?"
-
-    def test_missing_column_error_without_similar_column_lists_all_columns(self, shop: Shop) -> None:
-        shop.write(shop.table(5).drop_columns(["price"]))
-        text = scan_error(shop)
-        assert "'price'" in text
-        assert "(found: age, is_click, item_id, n, seconds, tab, tags, time, user_id)" in text
-
-    def test_missing_columns_error_leaves_out_side_table_columns(self, shop: Shop) -> None:
-        users = FeatureTable(pa.table({"user_id": ["u1"], "age": [1.0]}), "user_id")
-        file = shop.write(shop.table(5).select(["n", "time", "user_id", "tags", "is_click", "seconds"]))
-        with pytest.raises(LogError) as caught:
-            list(shop.reader(tables={"user": users}).scan())
-        assert str(caught.value) == (
-            f"{file}: column 'item_id' (the item id), column 'price' (feature 'price'), column 'tab' (feature 'tab') "
-            "are missing (found: is_click, n, seconds, tags, time, user_id)"
-        )
-
-    def test_missing_columns_error_names_a_file_that_has_them(self, shop: Shop) -> None:
-        first = shop.write(shop.table(5), "part-0.parquet")
-        later = shop.write(shop.table(5).drop_columns(["age", "tab"]), "part-1.parquet")
-        assert scan_error(shop) == (
-            f"{later}: column 'age' (feature 'age'), column 'tab' (feature 'tab') are missing, "
-            f"but {first} has them: write them in all files"
-        )
-
-    def test_missing_column_of_later_file_names_that_file(self, shop: Shop) -> None:
-        shop.write(shop.table(5), "part-0.parquet")
-        later = shop.write(shop.table(5).drop_columns(["age"]), "part-1.parquet")
-        assert scan_error(shop).startswith(f"{later}: column 'age' (feature 'age') is missing")
-
-    def test_missing_feature_column_is_taken_from_the_side_table(self, shop: Shop) -> None:
-        table = shop.table(20)
-        users = pa.table({"user_id": [f"u{i}" for i in range(20)], "age": [float(i) for i in range(20)]})
-        shop.write(table.drop_columns(["age"]))
-        (chunk,) = shop.reader(tables={"user": FeatureTable(users, "user_id")}).scan()
-        assert chunk.rows["age"].to_pylist() == [float(user[1:]) for user in table["user_id"].to_pylist()]
-
-    def test_reader_without_labels_accepts_log_without_labels_time_and_user(self, shop: Shop) -> None:
-        users = {"user": FeatureTable(pa.table({"user_id": ["u1"], "age": [1.0]}), "user_id")}
-        shop.write(shop.table(5).drop_columns(["is_click", "seconds", "time"]))
-        assert row_numbers(shop.reader(labels=False, tables=users).scan()) == list(range(5))
-
-    def test_reader_without_labels_requires_the_item_id(self, shop: Shop) -> None:
-        file = shop.write(shop.table(5).drop_columns(["item_id"]))
-        with pytest.raises(LogError) as caught:
-            list(shop.reader(labels=False).scan())
-        assert str(caught.value).startswith(f"{file}: column 'item_id'")
 
 
-class TestWrongTypes:
-    @pytest.mark.parametrize(
-        ("column", "values", "fix"),
-        [
-            ("age", ["young", "old"], "write numbers"),
-            ("tags", ["red", "new"], "write lists of ids"),
-            ("tab", [0.5, 1.5], "must be integers or strings"),
-            ("user_id", [b"u1", b"u2"], "write integers or strings"),
-            ("is_click", ["yes", "no"], "write numbers"),
-            ("seconds", ["1", "2"], "write numbers"),
-        ],
+def test_missing_columns_error_names_a_file_that_has_them(shop: Shop) -> None:
+    first = shop.write(shop.table(5), "part-0.parquet")
+    later = shop.write(shop.table(5).drop_columns(["age", "tab"]), "part-1.parquet")
+    assert scan_error(shop) == (
+        f"{later}: column 'age' (feature 'age'), column 'tab' (feature 'tab') are missing, "
+        f"but {first} has them: write them in all files"
     )
-    def test_wrong_type_error_names_file_column_and_fix(
-        self, shop: Shop, column: str, values: list[Any], fix: str
-    ) -> None:
-        table = shop.table(2)
-        file = shop.write(table.set_column(table.column_names.index(column), column, pa.array(values)))
-        text = scan_error(shop)
-        assert text.startswith(f"{file}: column '{column}': ")
-        assert fix in text
-
-    @pytest.mark.parametrize(
-        ("column", "values"),
-        [
-            ("is_click", pa.array([True, False])),
-            ("is_click", pa.array([1.0, None])),
-            ("is_click", pa.array([1, 0], pa.uint64())),
-            ("is_click", pa.nulls(2)),
-            ("age", pa.array([True, None])),
-            ("age", pa.array([30, 40], pa.uint8())),
-            ("age", pa.array([1.5, None], pa.float32())),
-            ("age", pa.array([1.5, None], pa.float16())),
-            ("tab", pa.array([1.0, None])),
-            ("tab", pa.array([True, False])),
-            ("tab", pa.array(["1", "2"]).dictionary_encode()),
-            ("user_id", pa.array(["u", None], pa.large_string())),
-            ("tags", pa.array([["a"], None], pa.large_list(pa.string()))),
-            ("tags", pa.array([["a", "b"], ["c", "d"]], pa.list_(pa.string(), 2))),
-            ("tags", pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int32(), pa.string())))),
-            ("tags", pa.nulls(2)),
-        ],
-        ids=parameter_id,
-    )
-    def test_other_widths_of_the_same_kind_are_accepted(self, shop: Shop, column: str, values: pa.Array) -> None:
-        table = shop.table(2)
-        shop.write(table.set_column(table.column_names.index(column), column, values))
-        assert row_numbers(shop.reader().scan()) == [0, 1]
 
 
-class TestTimeColumn:
-    @pytest.mark.parametrize(
-        "kind", [pa.int64(), pa.float64(), pa.string(), pa.time64("us")], ids=lambda kind: str(kind).split("[")[0]
-    )
-    def test_time_column_of_another_type_is_rejected(self, shop: Shop, kind: pa.DataType) -> None:
-        table = shop.table(5)
-        values = pa.array(range(5)).cast(pa.int64()).cast(kind, safe=False)
-        file = shop.write(table.set_column(1, "time", values))
-        text = scan_error(shop)
-        assert text.startswith(f"{file}: column 'time'")
-        assert "write timestamps" in text
+def test_missing_column_of_later_file_names_that_file(shop: Shop) -> None:
+    shop.write(shop.table(5), "part-0.parquet")
+    later = shop.write(shop.table(5).drop_columns(["age"]), "part-1.parquet")
+    assert scan_error(shop).startswith(f"{later}: column 'age' (feature 'age') is missing")
 
-    def test_time_column_of_another_type_is_rejected_in_a_split(self, shop: Shop) -> None:
-        file = shop.write(shop.table(5).set_column(1, "time", pa.array(range(5))))
-        with pytest.raises(LogError, match="write timestamps") as caught:
-            list(shop.reader().scan(TimeRange(since=MORNING)))
-        assert str(caught.value).startswith(f"{file}: column 'time'")
+
+def test_missing_feature_column_is_taken_from_the_side_table(shop: Shop) -> None:
+    table = shop.table(20)
+    users = pa.table({"user_id": [f"u{i}" for i in range(20)], "age": [float(i) for i in range(20)]})
+    shop.write(table.drop_columns(["age"]))
+    (chunk,) = shop.reader(tables={"user": FeatureTable(users, "user_id")}).scan()
+    assert chunk.rows["age"].to_pylist() == [float(user[1:]) for user in table["user_id"].to_pylist()]
+
+
+def test_reader_without_labels_accepts_log_without_labels_time_and_user(shop: Shop) -> None:
+    users = {"user": FeatureTable(pa.table({"user_id": ["u1"], "age": [1.0]}), "user_id")}
+    shop.write(shop.table(5).drop_columns(["is_click", "seconds", "time"]))
+    assert row_numbers(shop.reader(labels=False, tables=users).scan()) == list(range(5))
+
+
+def test_reader_without_labels_requires_the_item_id(shop: Shop) -> None:
+    file = shop.write(shop.table(5).drop_columns(["item_id"]))
+    with pytest.raises(LogError) as caught:
+        list(shop.reader(labels=False).scan())
+    assert str(caught.value).startswith(f"{file}: column 'item_id'")
+
+
+# Wrong types.
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "fix"),
+    [
+        ("age", ["young", "old"], "write numbers"),
+        ("tags", ["red", "new"], "write lists of ids"),
+        ("tab", [0.5, 1.5], "must be integers or strings"),
+        ("user_id", [b"u1", b"u2"], "write integers or strings"),
+        ("is_click", ["yes", "no"], "write numbers"),
+        ("seconds", ["1", "2"], "write numbers"),
+    ],
+)
+def test_wrong_type_error_names_file_column_and_fix(shop: Shop, column: str, values: list[Any], fix: str) -> None:
+    table = shop.table(2)
+    file = shop.write(table.set_column(table.column_names.index(column), column, pa.array(values)))
+    text = scan_error(shop)
+    assert text.startswith(f"{file}: column '{column}': ")
+    assert fix in text
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("is_click", pa.array([True, False])),
+        ("is_click", pa.array([1.0, None])),
+        ("is_click", pa.array([1, 0], pa.uint64())),
+        ("is_click", pa.nulls(2)),
+        ("age", pa.array([True, None])),
+        ("age", pa.array([30, 40], pa.uint8())),
+        ("age", pa.array([1.5, None], pa.float32())),
+        ("age", pa.array([1.5, None], pa.float16())),
+        ("tab", pa.array([1.0, None])),
+        ("tab", pa.array([True, False])),
+        ("tab", pa.array(["1", "2"]).dictionary_encode()),
+        ("user_id", pa.array(["u", None], pa.large_string())),
+        ("tags", pa.array([["a"], None], pa.large_list(pa.string()))),
+        ("tags", pa.array([["a", "b"], ["c", "d"]], pa.list_(pa.string(), 2))),
+        ("tags", pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int32(), pa.string())))),
+        ("tags", pa.nulls(2)),
+    ],
+    ids=parameter_id,
+)
+def test_other_widths_of_the_same_kind_are_accepted(shop: Shop, column: str, values: pa.Array) -> None:
+    table = shop.table(2)
+    shop.write(table.set_column(table.column_names.index(column), column, values))
+    assert row_numbers(shop.reader().scan()) == [0, 1]
+
+
+# Time column.
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.float64(), pa.string(), pa.time64("us")], ids=lambda kind: str(kind).split("[")[0]
+)
+def test_time_column_of_another_type_is_rejected(shop: Shop, kind: pa.DataType) -> None:
+    table = shop.table(5)
+    values = pa.array(range(5)).cast(pa.int64()).cast(kind, safe=False)
+    file = shop.write(table.set_column(1, "time", values))
+    text = scan_error(shop)
+    assert text.startswith(f"{file}: column 'time'")
+    assert "write timestamps" in text
+
+
+def test_time_column_of_another_type_is_rejected_in_a_split(shop: Shop) -> None:
+    file = shop.write(shop.table(5).set_column(1, "time", pa.array(range(5))))
+    with pytest.raises(LogError, match="write timestamps") as caught:
+        list(shop.reader().scan(TimeRange(since=MORNING)))
+    assert str(caught.value).startswith(f"{file}: column 'time'")
 
 
 class TestSchemaDrift:

@@ -72,95 +72,102 @@ def local_time_zone(request: pytest.FixtureRequest) -> Iterator[str]:
     time.tzset()
 
 
-class TestSplitRange:
-    @settings(deadline=None, max_examples=60)
-    @given(
-        kind=st.sampled_from(sorted(TIME_TYPES)),
-        bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted),
+# Split range.
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(sorted(TIME_TYPES)), bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted)
+)
+def test_splits_of_any_time_type_partition_the_log(
+    hourly_logs: dict[str, Path], click_schema: Schema, kind: str, bounds: list[datetime]
+) -> None:
+    logs = LogsConfig(path=hourly_logs[kind], validation_from=bounds[0], test_from=bounds[1])
+    reader = LogReader(hourly_logs[kind], click_schema, {})
+    rows = {split: set(row_numbers(reader.scan(split_range(logs, split)))) for split in SPLITS}
+    assert set().union(*rows.values()) == set(range(48))
+    assert sum(map(len, rows.values())) == 48
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from([k for k in sorted(TIME_TYPES) if not k.startswith("date")]),
+    bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted),
+)
+def test_splits_include_their_lower_and_exclude_their_upper_bound(
+    hourly_logs: dict[str, Path], click_schema: Schema, kind: str, bounds: list[datetime]
+) -> None:
+    logs = LogsConfig(path=hourly_logs[kind], validation_from=bounds[0], test_from=bounds[1])
+    reader = LogReader(hourly_logs[kind], click_schema, {})
+    rows = {split: set(row_numbers(reader.scan(split_range(logs, split)))) for split in SPLITS}
+    moment = {n: MORNING + timedelta(hours=n) for n in range(48)}
+    assert rows["train"] == {n for n in moment if moment[n] < bounds[0]}
+    assert rows["validation"] == {n for n in moment if bounds[0] <= moment[n] < bounds[1]}
+    assert rows["test"] == {n for n in moment if moment[n] >= bounds[1]}
+
+
+@pytest.mark.parametrize("kind", ["date32", "date64"])
+def test_bound_on_date_column_selects_whole_days(hourly_logs: dict[str, Path], click_schema: Schema, kind: str) -> None:
+    bound = MORNING + timedelta(days=1)
+    batches = LogReader(hourly_logs[kind], click_schema, {}).scan(TimeRange(since=bound))
+    assert sorted(row_numbers(batches)) == list(range(24, 48))
+
+
+def test_bound_with_time_zone_is_converted_to_the_column_zone(
+    hourly_logs: dict[str, Path], click_schema: Schema
+) -> None:
+    until = datetime(2026, 1, 5, 18, tzinfo=timezone(timedelta(hours=8)))  # 10:00 UTC
+    assert sorted(row_numbers(LogReader(hourly_logs["UTC"], click_schema, {}).scan(TimeRange(until=until)))) == list(
+        range(10)
     )
-    def test_splits_of_any_time_type_partition_the_log(
-        self, hourly_logs: dict[str, Path], click_schema: Schema, kind: str, bounds: list[datetime]
-    ) -> None:
-        logs = LogsConfig(path=hourly_logs[kind], validation_from=bounds[0], test_from=bounds[1])
-        reader = LogReader(hourly_logs[kind], click_schema, {})
-        rows = {split: set(row_numbers(reader.scan(split_range(logs, split)))) for split in SPLITS}
-        assert set().union(*rows.values()) == set(range(48))
-        assert sum(map(len, rows.values())) == 48
 
-    @settings(deadline=None, max_examples=60)
-    @given(
-        kind=st.sampled_from([k for k in sorted(TIME_TYPES) if not k.startswith("date")]),
-        bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted),
+
+@pytest.mark.parametrize("local_time_zone", ["UTC", "America/New_York"], indirect=True)
+@pytest.mark.parametrize("kind", ["Shanghai", "UTC", "milliseconds"])
+def test_bound_without_time_zone_is_utc_in_every_local_time_zone(
+    hourly_logs: dict[str, Path], click_schema: Schema, kind: str, local_time_zone: str
+) -> None:
+    until = datetime(2026, 1, 5, 10)
+    assert sorted(row_numbers(LogReader(hourly_logs[kind], click_schema, {}).scan(TimeRange(until=until)))) == list(
+        range(10)
     )
-    def test_splits_include_their_lower_and_exclude_their_upper_bound(
-        self, hourly_logs: dict[str, Path], click_schema: Schema, kind: str, bounds: list[datetime]
-    ) -> None:
-        logs = LogsConfig(path=hourly_logs[kind], validation_from=bounds[0], test_from=bounds[1])
-        reader = LogReader(hourly_logs[kind], click_schema, {})
-        rows = {split: set(row_numbers(reader.scan(split_range(logs, split)))) for split in SPLITS}
-        moment = {n: MORNING + timedelta(hours=n) for n in range(48)}
-        assert rows["train"] == {n for n in moment if moment[n] < bounds[0]}
-        assert rows["validation"] == {n for n in moment if bounds[0] <= moment[n] < bounds[1]}
-        assert rows["test"] == {n for n in moment if moment[n] >= bounds[1]}
 
-    @pytest.mark.parametrize("kind", ["date32", "date64"])
-    def test_bound_on_date_column_selects_whole_days(
-        self, hourly_logs: dict[str, Path], click_schema: Schema, kind: str
-    ) -> None:
-        bound = MORNING + timedelta(days=1)
-        batches = LogReader(hourly_logs[kind], click_schema, {}).scan(TimeRange(since=bound))
-        assert sorted(row_numbers(batches)) == list(range(24, 48))
 
-    def test_bound_with_time_zone_is_converted_to_the_column_zone(
-        self, hourly_logs: dict[str, Path], click_schema: Schema
-    ) -> None:
-        until = datetime(2026, 1, 5, 18, tzinfo=timezone(timedelta(hours=8)))  # 10:00 UTC
-        assert sorted(
-            row_numbers(LogReader(hourly_logs["UTC"], click_schema, {}).scan(TimeRange(until=until)))
-        ) == list(range(10))
+def test_train_split_starts_at_train_from_and_skips_earlier_row_groups(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.write(shop.table(100), row_group_size=10)
+    logs = shop.logs().model_copy(update={"train_from": FIRST_DAY + timedelta(days=5, hours=12)})
+    decoded: list[int] = []
+    iter_batches = pq.ParquetFile.iter_batches
 
-    @pytest.mark.parametrize("local_time_zone", ["UTC", "America/New_York"], indirect=True)
-    @pytest.mark.parametrize("kind", ["Shanghai", "UTC", "milliseconds"])
-    def test_bound_without_time_zone_is_utc_in_every_local_time_zone(
-        self, hourly_logs: dict[str, Path], click_schema: Schema, kind: str, local_time_zone: str
-    ) -> None:
-        until = datetime(2026, 1, 5, 10)
-        assert sorted(row_numbers(LogReader(hourly_logs[kind], click_schema, {}).scan(TimeRange(until=until)))) == list(
-            range(10)
-        )
+    def record_groups(self: pq.ParquetFile, size: int, groups: list[int], *rest: Any, **more: Any) -> Any:
+        decoded.extend(groups)
+        return iter_batches(self, size, groups, *rest, **more)
 
-    def test_train_split_starts_at_train_from_and_skips_earlier_row_groups(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        shop.write(shop.table(100), row_group_size=10)
-        logs = shop.logs().model_copy(update={"train_from": FIRST_DAY + timedelta(days=5, hours=12)})
-        decoded: list[int] = []
-        iter_batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", record_groups)
+    assert row_numbers(shop.reader().scan(split_range(logs, "train"))) == list(range(55, 80))
+    assert decoded == [5, 6, 7]
 
-        def record_groups(self: pq.ParquetFile, size: int, groups: list[int], *rest: Any, **more: Any) -> Any:
-            decoded.extend(groups)
-            return iter_batches(self, size, groups, *rest, **more)
 
-        monkeypatch.setattr(pq.ParquetFile, "iter_batches", record_groups)
-        assert row_numbers(shop.reader().scan(split_range(logs, "train"))) == list(range(55, 80))
-        assert decoded == [5, 6, 7]
+def test_scan_of_time_range_reports_row_positions_in_the_file(shop: Shop) -> None:
+    shop.write(shop.with_value(shop.table(100), "item_id", 57, None), row_group_size=10)
+    batches = shop.reader().scan(TimeRange(since=FIRST_DAY + timedelta(days=5, hours=12)))
+    assert [row for batch in batches for row in batch.bad["file_row"].to_pylist()] == [57]
 
-    def test_scan_of_time_range_reports_row_positions_in_the_file(self, shop: Shop) -> None:
-        shop.write(shop.with_value(shop.table(100), "item_id", 57, None), row_group_size=10)
-        batches = shop.reader().scan(TimeRange(since=FIRST_DAY + timedelta(days=5, hours=12)))
-        assert [row for batch in batches for row in batch.bad["file_row"].to_pylist()] == [57]
 
-    def test_row_without_time_is_in_no_split(self, shop: Shop) -> None:
-        shop.write(shop.with_value(shop.table(10), "time", 4, None))
-        reader = shop.reader()
-        rows = [n for split in SPLITS for n in row_numbers(reader.scan(split_range(shop.logs(), split)))]
-        assert sorted(rows) == [n for n in range(10) if n != 4]
+def test_row_without_time_is_in_no_split(shop: Shop) -> None:
+    shop.write(shop.with_value(shop.table(10), "time", 4, None))
+    reader = shop.reader()
+    rows = [n for split in SPLITS for n in row_numbers(reader.scan(split_range(shop.logs(), split)))]
+    assert sorted(rows) == [n for n in range(10) if n != 4]
 
-    def test_time_range_select_on_table_matches_scan_of_log(self, shop: Shop) -> None:
-        table = shop.table(50)
-        shop.write(table)
-        for split in SPLITS:
-            time_range = split_range(shop.logs(), split)
-            read = row_numbers(shop.reader().scan(time_range))
-            assert time_range.select(table, "time")["n"].to_pylist() == read
-            assert read
+
+def test_time_range_select_on_table_matches_scan_of_log(shop: Shop) -> None:
+    table = shop.table(50)
+    shop.write(table)
+    for split in SPLITS:
+        time_range = split_range(shop.logs(), split)
+        read = row_numbers(shop.reader().scan(time_range))
+        assert time_range.select(table, "time")["n"].to_pylist() == read
+        assert read

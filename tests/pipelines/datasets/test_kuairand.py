@@ -51,112 +51,132 @@ def profile(config: Config) -> LogProfile:
     return profile_log(reader, config.logs, schema)
 
 
-class TestConvertedLog:
-    def test_convert_keeps_every_impression(self, log: pa.Table) -> None:
-        assert log.num_rows == IMPRESSIONS
-
-    def test_convert_keeps_every_original_column_and_value(self, log: pa.Table, raw: pa.Table) -> None:
-        columns = [c for c in raw.column_names if c != "date"]
-        keys = [(c, "ascending") for c in columns]
-        assert log.select(columns).sort_by(keys).equals(raw.select(columns).sort_by(keys))
-
-    def test_profile_of_converted_log_has_known_duplicates_and_no_bad_rows(self, profile: LogProfile) -> None:
-        assert sum(profile.rows.values()) == DISTINCT
-        assert profile.duplicates == IMPRESSIONS - DISTINCT
-        assert not profile.bad
-
-    def test_converted_times_are_local(self, log: pa.Table) -> None:
-        utc = log["time_ms"].cast(pa.timestamp("ms"))
-        hours = pc.divide(pc.subtract(log["time"].cast(pa.int64()), utc.cast(pa.int64())), 3_600_000)
-        assert pc.unique(hours).to_pylist() == [8]
-        assert log["time"].type.tz is None
-
-    def test_converted_times_match_the_day_and_hour_columns_of_the_data_set(self, log: pa.Table, raw: pa.Table) -> None:
-        local = pc.add(raw["time_ms"], 8 * 3_600_000).cast(pa.timestamp("ms"))
-        same_day = pc.equal(pc.strftime(local, "%Y%m%d").cast(pa.int32()), raw["date"])
-        assert pc.mean(same_day.cast(pa.int8())).as_py() > 0.98
-        noted = log["hourmin"].to_numpy() // 100
-        assert np.median(log["hour"].to_numpy() - noted) == 0
-
-    def test_converted_hour_and_weekday_are_local(self, log: pa.Table) -> None:
-        for row in log.slice(0, IMPRESSIONS).take(list(range(0, IMPRESSIONS, 5000))).to_pylist():
-            assert row["hour"] == row["time"].hour
-            assert row["weekday"] == row["time"].weekday()
-
-    def test_converted_watch_time_is_in_seconds(self, log: pa.Table) -> None:
-        assert np.allclose(log["watch_time"].to_numpy() * 1000, log["play_time_ms"].to_numpy())
-
-    def test_converted_upload_age_is_in_days(self, log: pa.Table, kuairand_raw: Path) -> None:
-        videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
-        uploaded = dict(zip(videos["video_id"].to_pylist(), videos["upload_dt"].to_pylist(), strict=True))
-        for row in log.take(list(range(0, IMPRESSIONS, 5000))).to_pylist():
-            age = row["time"] - datetime.fromisoformat(uploaded[row["video_id"]])
-            assert row["upload_age"] == pytest.approx(age.total_seconds() / 86_400)
+# Converted log.
 
 
-class TestConfiguration:
-    def test_config_has_the_eight_signals_and_watch_time(self, config: Config) -> None:
-        assert set(config.task_names) == TASKS
-        kinds = {task.name: task.kind for task in config.tasks}
-        assert kinds == {**dict.fromkeys(TASKS, "binary"), "watch_time": "regression"}
-
-    def test_config_has_no_feature_from_after_the_impression(self, config: Config, raw: pa.Table) -> None:
-        signals = {c for c in raw.column_names if c.startswith("is_")}
-        columns = {feature.column for feature in config.features}
-        assert signals
-        assert not columns & (AFTER_THE_IMPRESSION | signals)
-        assert not columns & {task.label for task in config.tasks}
-
-    def test_config_has_tab_as_context_feature(self, config: Config) -> None:
-        (tab,) = [feature for feature in config.features if feature.name == "tab"]
-        assert tab.owner == "context"
-
-    def test_config_validates_on_3_may_and_tests_on_4_may(self, profile: LogProfile, log: pa.Table) -> None:
-        days = pc.strftime(log["time"], "%Y-%m-%d").to_pylist()
-        assert min(days) == "2022-04-24"  # local time, a few minutes before the first partition's day
-        assert max(days) == "2022-05-04"
-        distinct = log.drop_columns(["date"]).group_by([c for c in log.column_names if c != "date"]).aggregate([])
-        day = np.array(pc.strftime(distinct["time"], "%Y-%m-%d").to_pylist())
-        assert profile.rows == {
-            "train": int((day <= "2022-05-02").sum()),
-            "validation": int((day == "2022-05-03").sum()),
-            "test": int((day == "2022-05-04").sum()),
-        }
-
-    def test_objective_has_positive_like_and_negative_hate(self, config: Config) -> None:
-        assert config.objective["like"] > 0
-        assert config.objective["hate"] < 0
+def test_convert_keeps_every_impression(log: pa.Table) -> None:
+    assert log.num_rows == IMPRESSIONS
 
 
-class TestSideTables:
-    @pytest.mark.parametrize("side", ["users", "items"])
-    def test_side_tables_contain_no_sentinel(self, converted: Path, side: str) -> None:
-        table = pq.read_table(converted / f"{side}.parquet")
-        for name in table.column_names:
-            if pa.types.is_integer(table[name].type) or pa.types.is_floating(table[name].type):
-                assert not pc.any(pc.equal(table[name], UNKNOWN)).as_py(), name
+def test_convert_keeps_every_original_column_and_value(log: pa.Table, raw: pa.Table) -> None:
+    columns = [c for c in raw.column_names if c != "date"]
+    keys = [(c, "ascending") for c in columns]
+    assert log.select(columns).sort_by(keys).equals(raw.select(columns).sort_by(keys))
 
-    def test_users_have_null_for_every_sentinel(self, converted: Path, kuairand_raw: Path) -> None:
-        users = pq.read_table(converted / "users.parquet")
-        original = pq.read_table(kuairand_raw / "user_features_pure.parquet").select(users.column_names)
-        sentinels = 0
-        for name in users.column_names:
-            before = original[name].to_pylist()
-            assert users[name].to_pylist() == [None if value == UNKNOWN else value for value in before]
-            sentinels += before.count(UNKNOWN)
-        assert sentinels > 0
 
-    def test_items_have_tags_as_lists(self, converted: Path, kuairand_raw: Path) -> None:
-        videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
-        tags = [None if tag is None else tag.split(",") for tag in videos["tag"].to_pylist()]
-        assert pq.read_table(converted / "items.parquet")["tag"].to_pylist() == tags
-        assert any(len(tag) > 1 for tag in tags if tag)
+def test_profile_of_converted_log_has_known_duplicates_and_no_bad_rows(profile: LogProfile) -> None:
+    assert sum(profile.rows.values()) == DISTINCT
+    assert profile.duplicates == IMPRESSIONS - DISTINCT
+    assert not profile.bad
 
-    def test_items_have_upload_age_at_the_end_of_the_log(self, converted: Path, log: pa.Table) -> None:
-        items = pq.read_table(converted / "items.parquet")
-        at_end = dict(zip(items["video_id"].to_pylist(), items["upload_age"].to_pylist(), strict=True))
-        row = log.sort_by([("time", "descending")]).slice(0, 1).to_pylist()[0]
-        assert at_end[row["video_id"]] == pytest.approx(row["upload_age"])
+
+def test_converted_times_are_local(log: pa.Table) -> None:
+    utc = log["time_ms"].cast(pa.timestamp("ms"))
+    hours = pc.divide(pc.subtract(log["time"].cast(pa.int64()), utc.cast(pa.int64())), 3_600_000)
+    assert pc.unique(hours).to_pylist() == [8]
+    assert log["time"].type.tz is None
+
+
+def test_converted_times_match_the_day_and_hour_columns_of_the_data_set(log: pa.Table, raw: pa.Table) -> None:
+    local = pc.add(raw["time_ms"], 8 * 3_600_000).cast(pa.timestamp("ms"))
+    same_day = pc.equal(pc.strftime(local, "%Y%m%d").cast(pa.int32()), raw["date"])
+    assert pc.mean(same_day.cast(pa.int8())).as_py() > 0.98
+    noted = log["hourmin"].to_numpy() // 100
+    assert np.median(log["hour"].to_numpy() - noted) == 0
+
+
+def test_converted_hour_and_weekday_are_local(log: pa.Table) -> None:
+    for row in log.slice(0, IMPRESSIONS).take(list(range(0, IMPRESSIONS, 5000))).to_pylist():
+        assert row["hour"] == row["time"].hour
+        assert row["weekday"] == row["time"].weekday()
+
+
+def test_converted_watch_time_is_in_seconds(log: pa.Table) -> None:
+    assert np.allclose(log["watch_time"].to_numpy() * 1000, log["play_time_ms"].to_numpy())
+
+
+def test_converted_upload_age_is_in_days(log: pa.Table, kuairand_raw: Path) -> None:
+    videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
+    uploaded = dict(zip(videos["video_id"].to_pylist(), videos["upload_dt"].to_pylist(), strict=True))
+    for row in log.take(list(range(0, IMPRESSIONS, 5000))).to_pylist():
+        age = row["time"] - datetime.fromisoformat(uploaded[row["video_id"]])
+        assert row["upload_age"] == pytest.approx(age.total_seconds() / 86_400)
+
+
+# Configuration.
+
+
+def test_config_has_the_eight_signals_and_watch_time(config: Config) -> None:
+    assert set(config.task_names) == TASKS
+    kinds = {task.name: task.kind for task in config.tasks}
+    assert kinds == {**dict.fromkeys(TASKS, "binary"), "watch_time": "regression"}
+
+
+def test_config_has_no_feature_from_after_the_impression(config: Config, raw: pa.Table) -> None:
+    signals = {c for c in raw.column_names if c.startswith("is_")}
+    columns = {feature.column for feature in config.features}
+    assert signals
+    assert not columns & (AFTER_THE_IMPRESSION | signals)
+    assert not columns & {task.label for task in config.tasks}
+
+
+def test_config_has_tab_as_context_feature(config: Config) -> None:
+    (tab,) = [feature for feature in config.features if feature.name == "tab"]
+    assert tab.owner == "context"
+
+
+def test_config_validates_on_3_may_and_tests_on_4_may(profile: LogProfile, log: pa.Table) -> None:
+    days = pc.strftime(log["time"], "%Y-%m-%d").to_pylist()
+    assert min(days) == "2022-04-24"  # local time, a few minutes before the first partition's day
+    assert max(days) == "2022-05-04"
+    distinct = log.drop_columns(["date"]).group_by([c for c in log.column_names if c != "date"]).aggregate([])
+    day = np.array(pc.strftime(distinct["time"], "%Y-%m-%d").to_pylist())
+    assert profile.rows == {
+        "train": int((day <= "2022-05-02").sum()),
+        "validation": int((day == "2022-05-03").sum()),
+        "test": int((day == "2022-05-04").sum()),
+    }
+
+
+def test_objective_has_positive_like_and_negative_hate(config: Config) -> None:
+    assert config.objective["like"] > 0
+    assert config.objective["hate"] < 0
+
+
+# Side tables.
+
+
+@pytest.mark.parametrize("side", ["users", "items"])
+def test_side_tables_contain_no_sentinel(converted: Path, side: str) -> None:
+    table = pq.read_table(converted / f"{side}.parquet")
+    for name in table.column_names:
+        if pa.types.is_integer(table[name].type) or pa.types.is_floating(table[name].type):
+            assert not pc.any(pc.equal(table[name], UNKNOWN)).as_py(), name
+
+
+def test_users_have_null_for_every_sentinel(converted: Path, kuairand_raw: Path) -> None:
+    users = pq.read_table(converted / "users.parquet")
+    original = pq.read_table(kuairand_raw / "user_features_pure.parquet").select(users.column_names)
+    sentinels = 0
+    for name in users.column_names:
+        before = original[name].to_pylist()
+        assert users[name].to_pylist() == [None if value == UNKNOWN else value for value in before]
+        sentinels += before.count(UNKNOWN)
+    assert sentinels > 0
+
+
+def test_items_have_tags_as_lists(converted: Path, kuairand_raw: Path) -> None:
+    videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
+    tags = [None if tag is None else tag.split(",") for tag in videos["tag"].to_pylist()]
+    assert pq.read_table(converted / "items.parquet")["tag"].to_pylist() == tags
+    assert any(len(tag) > 1 for tag in tags if tag)
+
+
+def test_items_have_upload_age_at_the_end_of_the_log(converted: Path, log: pa.Table) -> None:
+    items = pq.read_table(converted / "items.parquet")
+    at_end = dict(zip(items["video_id"].to_pylist(), items["upload_age"].to_pylist(), strict=True))
+    row = log.sort_by([("time", "descending")]).slice(0, 1).to_pylist()[0]
+    assert at_end[row["video_id"]] == pytest.approx(row["upload_age"])
 
 
 class TestLayouts:

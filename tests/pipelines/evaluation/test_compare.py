@@ -99,58 +99,60 @@ class TestDifference:
         assert result == {"a": None, "b": 0.7, "difference": None, "interval": None, "better": None}
 
 
-class TestRuns:
-    def test_compare_runs_returns_every_metric_of_every_shared_task(
-        self, with_tab: RunFolder, without_tab: RunFolder
-    ) -> None:
-        result = compare(run_scorers(with_tab), run_scorers(without_tab))
-        json.dumps(result, allow_nan=False)
-        assert list(result["tasks"]) == ["click", "watch"]
-        assert list(result["tasks"]["click"]["measures"]) == BINARY
-        assert list(result["tasks"]["watch"]["measures"]) == ["rmse", "mae"]
+# Runs.
 
-    def test_compare_runs_excludes_rows_that_only_one_can_use(
-        self, with_tab: RunFolder, without_tab: RunFolder, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        result = compare(run_scorers(with_tab), run_scorers(without_tab))
-        assert result["rows"] == with_tab.load_evaluation()["rows"] == 198
-        assert without_tab.load_evaluation()["rows"] == 200
-        assert "excluded 2 rows that only one of the two models can use" in capsys.readouterr().err
 
-    def test_compare_run_with_itself_returns_the_values_of_its_evaluation(self, with_tab: RunFolder) -> None:
-        click = compare(run_scorers(with_tab), run_scorers(with_tab))["tasks"]["click"]
-        for measure, value in with_tab.load_evaluation()["tasks"]["click"].items():
-            if measure in BINARY:
-                assert click["measures"][measure]["a"] == click["measures"][measure]["b"] == value
+def test_compare_runs_returns_every_metric_of_every_shared_task(with_tab: RunFolder, without_tab: RunFolder) -> None:
+    result = compare(run_scorers(with_tab), run_scorers(without_tab))
+    json.dumps(result, allow_nan=False)
+    assert list(result["tasks"]) == ["click", "watch"]
+    assert list(result["tasks"]["click"]["measures"]) == BINARY
+    assert list(result["tasks"]["watch"]["measures"]) == ["rmse", "mae"]
 
-    def test_compare_run_with_itself_returns_zero_differences(self, with_tab: RunFolder) -> None:
-        for measures in metrics_by_task(compare(run_scorers(with_tab), run_scorers(with_tab))).values():
-            for name, result in measures.items():
-                if result["a"] is not None:
-                    assert (result["difference"], result["interval"], result["better"]) == (0.0, [0.0, 0.0], None), name
 
-    def test_compare_runs_in_either_order_names_the_same_better_run(
-        self, with_tab: RunFolder, without_tab: RunFolder
-    ) -> None:
-        forward = metrics_by_task(compare(run_scorers(without_tab), run_scorers(with_tab)))["click"]["auc"]
-        reverse = metrics_by_task(compare(run_scorers(with_tab), run_scorers(without_tab)))["click"]["auc"]
-        assert (forward["better"], reverse["better"]) == ("b", "a")
-        assert forward["difference"] == -reverse["difference"] > 0
-        assert forward["interval"] == pytest.approx([-end for end in reversed(reverse["interval"])])
+def test_compare_runs_excludes_rows_that_only_one_can_use(
+    with_tab: RunFolder, without_tab: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = compare(run_scorers(with_tab), run_scorers(without_tab))
+    assert result["rows"] == with_tab.load_evaluation()["rows"] == 198
+    assert without_tab.load_evaluation()["rows"] == 200
+    assert "excluded 2 rows that only one of the two models can use" in capsys.readouterr().err
 
-    def test_compare_runs_returns_narrower_intervals_than_two_evaluations(
-        self, with_tab: RunFolder, train_run: Callable[..., RunFolder]
-    ) -> None:
-        """Pairing removes the variance that both models share, such as users whose clicks are hard to predict."""
-        twin = train_run("twin", training={"epochs": 4, "seed": 1})
-        low, high = metrics_by_task(compare(run_scorers(with_tab), run_scorers(twin)))["click"]["logloss"]["interval"]
-        separate = [run.load_evaluation()["tasks"]["click"]["logloss_interval"] for run in (with_tab, twin)]
-        assert high - low < 0.7 * float(np.hypot(*(end - start for start, end in separate)))
 
-    def test_compare_runs_with_logs_uses_the_whole_log(
-        self, market: Shop, with_tab: RunFolder, without_tab: RunFolder
-    ) -> None:
-        assert compare(run_scorers(with_tab), run_scorers(without_tab), market.log)["rows"] == 1998
+def test_compare_run_with_itself_returns_the_values_of_its_evaluation(with_tab: RunFolder) -> None:
+    click = compare(run_scorers(with_tab), run_scorers(with_tab))["tasks"]["click"]
+    for measure, value in with_tab.load_evaluation()["tasks"]["click"].items():
+        if measure in BINARY:
+            assert click["measures"][measure]["a"] == click["measures"][measure]["b"] == value
+
+
+def test_compare_run_with_itself_returns_zero_differences(with_tab: RunFolder) -> None:
+    for measures in metrics_by_task(compare(run_scorers(with_tab), run_scorers(with_tab))).values():
+        for name, result in measures.items():
+            if result["a"] is not None:
+                assert (result["difference"], result["interval"], result["better"]) == (0.0, [0.0, 0.0], None), name
+
+
+def test_compare_runs_in_either_order_names_the_same_better_run(with_tab: RunFolder, without_tab: RunFolder) -> None:
+    forward = metrics_by_task(compare(run_scorers(without_tab), run_scorers(with_tab)))["click"]["auc"]
+    reverse = metrics_by_task(compare(run_scorers(with_tab), run_scorers(without_tab)))["click"]["auc"]
+    assert (forward["better"], reverse["better"]) == ("b", "a")
+    assert forward["difference"] == -reverse["difference"] > 0
+    assert forward["interval"] == pytest.approx([-end for end in reversed(reverse["interval"])])
+
+
+def test_compare_runs_returns_narrower_intervals_than_two_evaluations(
+    with_tab: RunFolder, train_run: Callable[..., RunFolder]
+) -> None:
+    """Pairing removes the variance that both models share, such as users whose clicks are hard to predict."""
+    twin = train_run("twin", training={"epochs": 4, "seed": 1})
+    low, high = metrics_by_task(compare(run_scorers(with_tab), run_scorers(twin)))["click"]["logloss"]["interval"]
+    separate = [run.load_evaluation()["tasks"]["click"]["logloss_interval"] for run in (with_tab, twin)]
+    assert high - low < 0.7 * float(np.hypot(*(end - start for start, end in separate)))
+
+
+def test_compare_runs_with_logs_uses_the_whole_log(market: Shop, with_tab: RunFolder, without_tab: RunFolder) -> None:
+    assert compare(run_scorers(with_tab), run_scorers(without_tab), market.log)["rows"] == 1998
 
 
 @pytest.fixture(scope="module")
@@ -160,71 +162,80 @@ def frozen(market: Shop, with_tab: RunFolder) -> Scorer:
     return bundle_scorer(ranking.load(market.folder / "bundle"), "bundle")
 
 
-class TestBundles:
-    def test_compare_bundle_with_its_run_finds_no_difference(self, with_tab: RunFolder, frozen: Scorer) -> None:
-        for measures in metrics_by_task(compare(run_scorers(with_tab), [frozen])).values():
-            for name, result in measures.items():
-                if result["a"] is not None:
-                    assert result["better"] is None, name
-                    assert abs(result["difference"]) < 1e-5, name
-
-    def test_compare_bundle_as_a_uses_the_test_split_of_b(self, with_tab: RunFolder, frozen: Scorer) -> None:
-        assert compare([frozen], run_scorers(with_tab))["rows"] == 198
-
-    def test_compare_two_bundles_without_logs_fails(self, frozen: Scorer) -> None:
-        with pytest.raises(LogError, match="bundle is a bundle, which does not contain a log: specify one with --logs"):
-            compare([frozen], [frozen])
+# Bundles.
 
 
-class TestSharedTasks:
-    def test_compare_with_one_shared_task_returns_that_task(
-        self, with_tab: RunFolder, train_run: Callable[..., RunFolder]
-    ) -> None:
-        result = compare(run_scorers(train_run("watch", tasks=[WATCH])), run_scorers(with_tab))
-        assert list(result["tasks"]) == ["watch"]
-
-    def test_compare_without_a_shared_task_fails(self, train_run: Callable[..., RunFolder]) -> None:
-        a, b = train_run("watch", tasks=[WATCH]), train_run("click", tasks=[CLICK])
-        with pytest.raises(UsageError, match="A and B have no task in common: A has watch, B has click"):
-            compare(run_scorers(a), run_scorers(b))
-
-    @pytest.mark.parametrize(
-        ("change", "reason"),
-        [
-            ({"transform": "none"}, "transform is 'log1p' in A, 'none' in B"),
-            ({"label": "price"}, "label is 'seconds' in A, 'price' in B"),
-        ],
-    )
-    def test_compare_tasks_of_one_name_with_different_labels_fails(
-        self, with_tab: RunFolder, train_run: Callable[..., RunFolder], change: dict[str, str], reason: str
-    ) -> None:
-        features = [feature for feature in RAW_SCHEMA["features"] if feature["name"] != "price"]
-        other = train_run(reason.split()[0], tasks=[CLICK, {**WATCH, **change}], features=features)
-        with pytest.raises(UsageError, match=f"task 'watch' differs between A and B: {reason}"):
-            compare(run_scorers(with_tab), run_scorers(other))
-
-    def test_compare_single_task_run_returns_every_task(
-        self, with_tab: RunFolder, train_run: Callable[..., RunFolder]
-    ) -> None:
-        single = train_run("single", model={"gate": {"kind": "single_task"}})
-        result = compare(run_scorers(single), run_scorers(with_tab))
-        assert list(result["tasks"]) == ["click", "watch"]
-        for task, part in result["tasks"].items():
-            for measure, m in part["measures"].items():
-                assert m["a"] == pytest.approx(single.load_evaluation()["tasks"][task][measure])
+def test_compare_bundle_with_its_run_finds_no_difference(with_tab: RunFolder, frozen: Scorer) -> None:
+    for measures in metrics_by_task(compare(run_scorers(with_tab), [frozen])).values():
+        for name, result in measures.items():
+            if result["a"] is not None:
+                assert result["better"] is None, name
+                assert abs(result["difference"]) < 1e-5, name
 
 
-class TestTrainingRows:
-    def test_compare_on_training_rows_of_b_warns(
-        self, with_tab: RunFolder, train_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        early = split_settings(6, 7)
-        late = train_run("late", logs=early)
-        capsys.readouterr()
-        compare(run_scorers(late), run_scorers(with_tab))  # the test split of A overlaps the training split of B
-        err = capsys.readouterr().err
-        assert f"{with_tab.path} was trained on data before 2026-01-09 00:00:00, and 200 of these rows are from" in err
-        assert str(late.path) not in err
+def test_compare_bundle_as_a_uses_the_test_split_of_b(with_tab: RunFolder, frozen: Scorer) -> None:
+    assert compare([frozen], run_scorers(with_tab))["rows"] == 198
+
+
+def test_compare_two_bundles_without_logs_fails(frozen: Scorer) -> None:
+    with pytest.raises(LogError, match="bundle is a bundle, which does not contain a log: specify one with --logs"):
+        compare([frozen], [frozen])
+
+
+# Shared tasks.
+
+
+def test_compare_with_one_shared_task_returns_that_task(
+    with_tab: RunFolder, train_run: Callable[..., RunFolder]
+) -> None:
+    result = compare(run_scorers(train_run("watch", tasks=[WATCH])), run_scorers(with_tab))
+    assert list(result["tasks"]) == ["watch"]
+
+
+def test_compare_without_a_shared_task_fails(train_run: Callable[..., RunFolder]) -> None:
+    a, b = train_run("watch", tasks=[WATCH]), train_run("click", tasks=[CLICK])
+    with pytest.raises(UsageError, match="A and B have no task in common: A has watch, B has click"):
+        compare(run_scorers(a), run_scorers(b))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"transform": "none"}, "transform is 'log1p' in A, 'none' in B"),
+        ({"label": "price"}, "label is 'seconds' in A, 'price' in B"),
+    ],
+)
+def test_compare_tasks_of_one_name_with_different_labels_fails(
+    with_tab: RunFolder, train_run: Callable[..., RunFolder], change: dict[str, str], reason: str
+) -> None:
+    features = [feature for feature in RAW_SCHEMA["features"] if feature["name"] != "price"]
+    other = train_run(reason.split()[0], tasks=[CLICK, {**WATCH, **change}], features=features)
+    with pytest.raises(UsageError, match=f"task 'watch' differs between A and B: {reason}"):
+        compare(run_scorers(with_tab), run_scorers(other))
+
+
+def test_compare_single_task_run_returns_every_task(with_tab: RunFolder, train_run: Callable[..., RunFolder]) -> None:
+    single = train_run("single", model={"gate": {"kind": "single_task"}})
+    result = compare(run_scorers(single), run_scorers(with_tab))
+    assert list(result["tasks"]) == ["click", "watch"]
+    for task, part in result["tasks"].items():
+        for measure, m in part["measures"].items():
+            assert m["a"] == pytest.approx(single.load_evaluation()["tasks"][task][measure])
+
+
+# Training rows.
+
+
+def test_compare_on_training_rows_of_b_warns(
+    with_tab: RunFolder, train_run: Callable[..., RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = split_settings(6, 7)
+    late = train_run("late", logs=early)
+    capsys.readouterr()
+    compare(run_scorers(late), run_scorers(with_tab))  # the test split of A overlaps the training split of B
+    err = capsys.readouterr().err
+    assert f"{with_tab.path} was trained on data before 2026-01-09 00:00:00, and 200 of these rows are from" in err
+    assert str(late.path) not in err
 
 
 def split_settings(validation: int, test: int) -> dict[str, Any]:

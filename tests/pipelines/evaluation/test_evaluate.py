@@ -52,102 +52,117 @@ def metrics_of(make_predictions: MakePredictions) -> Callable[..., dict[str, Any
     return compute
 
 
-class TestBinaryTasks:
-    def test_binary_metrics_of_labeled_rows_match_their_definitions(self, metrics_of: Any) -> None:
-        result = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6], users=[7, 7, 8, 8], requests=[1, 1, 2, 2])
-        assert set(result) == {"rows", "positives", *BINARY, *(f"{name}_interval" for name in BINARY)}
-        assert (result["rows"], result["positives"]) == (4, 2)
-        assert result["auc"] == pytest.approx(0.75)
-        assert result["gauc"] == pytest.approx(0.5)  # 1 for user 7, 0 for user 8
-        assert result["logloss"] == pytest.approx(-np.mean(np.log([0.9, 0.9, 0.4, 0.4])))
-        assert result["normalised_entropy"] == pytest.approx(result["logloss"] / np.log(2))
-        assert result["calibration"] == pytest.approx(1.0)
-        assert result["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
-
-    def test_binary_metrics_with_missing_labels_ignore_these_rows(self, metrics_of: Any) -> None:
-        labeled = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
-        masked = metrics_of(CLICK, [1, NAN, 0, 1, NAN, 0], [0.9, 0.99, 0.1, 0.4, 0.01, 0.6])
-        values = {"rows", "positives", *BINARY}  # without intervals, because the draws are of all users
-        assert {name: masked[name] for name in values} == {name: labeled[name] for name in values}
-
-    def test_binary_metrics_lie_inside_their_intervals(self, metrics_of: Any) -> None:
-        random = np.random.default_rng(0)
-        scores = random.random(500)
-        labels = (random.random(500) < scores).astype(float)
-        result = metrics_of(CLICK, labels.tolist(), scores.tolist(), requests=(np.arange(500) // 5 + 1).tolist())
-        for name in set(BINARY) - {"gauc", "calibration_error", "ndcg"}:
-            low, high = result[f"{name}_interval"]
-            assert low < result[name] < high
-            assert high - low < 0.5 * result[name]
-
-    def test_calibration_error_interval_is_not_negative(self, metrics_of: Any) -> None:
-        random = np.random.default_rng(1)
-        scores = random.random(60)
-        labels = (random.random(60) < scores).astype(float)
-        low, high = metrics_of(CLICK, labels.tolist(), scores.tolist())["calibration_error_interval"]
-        assert 0 <= low <= high
-
-    def test_binary_metrics_without_bootstrap_draws_have_no_intervals(self, metrics_of: Any) -> None:
-        result = metrics_of(CLICK, [1, 0], [0.9, 0.1], settings={"bootstrap": 0})
-        assert [value for name, value in result.items() if name.endswith("_interval")] == [None] * len(BINARY)
-        assert result["auc"] == 1.0
-
-    @pytest.mark.parametrize("label", [0, 1])
-    def test_binary_metrics_of_one_class_have_no_auc(self, metrics_of: Any, label: int) -> None:
-        result = metrics_of(CLICK, [label] * 3, [0.1, 0.2, 0.3])
-        assert [result[name] for name in ("auc", "gauc", "auc_interval", "normalised_entropy")] == [None] * 4
-        assert result["logloss"] is not None
-
-    def test_binary_metrics_of_scores_0_and_1_have_a_finite_logloss(self, metrics_of: Any) -> None:
-        assert np.isfinite(metrics_of(CLICK, [1, 0], [0.0, 1.0])["logloss"])
+# Binary tasks.
 
 
-class TestRegressions:
-    def test_regression_metrics_use_the_transformed_unit(self, metrics_of: Any) -> None:
-        result = metrics_of(WATCH, [1.0, 2.0, NAN, 3.0], [1.0, 4.0, 99.0, 3.0])
-        assert set(result) == {"rows", *NUMBER, *(f"{name}_interval" for name in NUMBER)}
-        assert result["rows"] == 3
-        assert result["rmse"] == pytest.approx(np.sqrt(4 / 3))
-        assert result["mae"] == pytest.approx(2 / 3)
-
-    def test_regression_metrics_rmse_lies_inside_its_interval(self, metrics_of: Any) -> None:
-        errors = np.random.default_rng(0).standard_normal(400)
-        low, high = metrics_of(WATCH, [0.0] * 400, errors.tolist())["rmse_interval"]
-        assert low < np.sqrt(np.mean(errors**2)) < high
+def test_binary_metrics_of_labeled_rows_match_their_definitions(metrics_of: Any) -> None:
+    result = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6], users=[7, 7, 8, 8], requests=[1, 1, 2, 2])
+    assert set(result) == {"rows", "positives", *BINARY, *(f"{name}_interval" for name in BINARY)}
+    assert (result["rows"], result["positives"]) == (4, 2)
+    assert result["auc"] == pytest.approx(0.75)
+    assert result["gauc"] == pytest.approx(0.5)  # 1 for user 7, 0 for user 8
+    assert result["logloss"] == pytest.approx(-np.mean(np.log([0.9, 0.9, 0.4, 0.4])))
+    assert result["normalised_entropy"] == pytest.approx(result["logloss"] / np.log(2))
+    assert result["calibration"] == pytest.approx(1.0)
+    assert result["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
 
 
-class TestAllTasks:
-    def test_metrics_of_a_task_without_labels_count_zero_rows(self, metrics_of: Any) -> None:
-        assert metrics_of(CLICK, [NAN, NAN], [0.1, 0.2]) == {"rows": 0}
+def test_binary_metrics_with_missing_labels_ignore_these_rows(metrics_of: Any) -> None:
+    labeled = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
+    masked = metrics_of(CLICK, [1, NAN, 0, 1, NAN, 0], [0.9, 0.99, 0.1, 0.4, 0.01, 0.6])
+    values = {"rows", "positives", *BINARY}  # without intervals, because the draws are of all users
+    assert {name: masked[name] for name in values} == {name: labeled[name] for name in values}
 
-    def test_evaluation_rows_include_rows_without_labels(self, make_predictions: MakePredictions) -> None:
-        assert evaluate_predictions(make_predictions([CLICK], [1, NAN, 0], [0.5] * 3), EvaluationConfig())["rows"] == 3
 
-    def test_evaluation_of_two_tasks_uses_the_column_of_each(self, make_predictions: MakePredictions) -> None:
-        predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
-        result = evaluate_predictions(predictions, EvaluationConfig())["tasks"]
-        assert list(result) == ["click", "watch"]
-        assert result["click"]["auc"] == 1.0
-        assert result["watch"]["rmse"] == 0.0
+def test_binary_metrics_lie_inside_their_intervals(metrics_of: Any) -> None:
+    random = np.random.default_rng(0)
+    scores = random.random(500)
+    labels = (random.random(500) < scores).astype(float)
+    result = metrics_of(CLICK, labels.tolist(), scores.tolist(), requests=(np.arange(500) // 5 + 1).tolist())
+    for name in set(BINARY) - {"gauc", "calibration_error", "ndcg"}:
+        low, high = result[f"{name}_interval"]
+        assert low < result[name] < high
+        assert high - low < 0.5 * result[name]
 
-    def test_calibration_curves_contain_binary_tasks_only(self, make_predictions: MakePredictions) -> None:
-        predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
-        curves = evaluate_predictions(predictions, EvaluationConfig())["calibration_curves"]
-        assert list(curves) == ["click"]
-        assert [set(b) for b in curves["click"]] == [{"predicted", "observed", "low", "high", "rows"}] * 2
 
-    def test_evaluation_of_a_calibrated_task_includes_uncalibrated_metrics(
-        self, make_predictions: MakePredictions
-    ) -> None:
-        rows = ([1, 0, 0, 0], [0.5, 0.6, 0.4, 0.3])
-        plain = evaluate_predictions(make_predictions([CLICK], *rows), EvaluationConfig())
-        calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
-        result = evaluate_predictions(make_predictions([CLICK], *rows, calibration=calibration), EvaluationConfig())
-        assert result["uncalibrated"]["click"] == plain["tasks"]["click"]
-        assert result["tasks"]["click"]["calibration"] < plain["tasks"]["click"]["calibration"]
-        assert result["calibration_curves"] != plain["calibration_curves"]
-        assert "uncalibrated" not in plain
-        assert result["uncalibrated_curves"]["click"] == plain["calibration_curves"]["click"]
+def test_calibration_error_interval_is_not_negative(metrics_of: Any) -> None:
+    random = np.random.default_rng(1)
+    scores = random.random(60)
+    labels = (random.random(60) < scores).astype(float)
+    low, high = metrics_of(CLICK, labels.tolist(), scores.tolist())["calibration_error_interval"]
+    assert 0 <= low <= high
+
+
+def test_binary_metrics_without_bootstrap_draws_have_no_intervals(metrics_of: Any) -> None:
+    result = metrics_of(CLICK, [1, 0], [0.9, 0.1], settings={"bootstrap": 0})
+    assert [value for name, value in result.items() if name.endswith("_interval")] == [None] * len(BINARY)
+    assert result["auc"] == 1.0
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_binary_metrics_of_one_class_have_no_auc(metrics_of: Any, label: int) -> None:
+    result = metrics_of(CLICK, [label] * 3, [0.1, 0.2, 0.3])
+    assert [result[name] for name in ("auc", "gauc", "auc_interval", "normalised_entropy")] == [None] * 4
+    assert result["logloss"] is not None
+
+
+def test_binary_metrics_of_scores_0_and_1_have_a_finite_logloss(metrics_of: Any) -> None:
+    assert np.isfinite(metrics_of(CLICK, [1, 0], [0.0, 1.0])["logloss"])
+
+
+# Regressions.
+
+
+def test_regression_metrics_use_the_transformed_unit(metrics_of: Any) -> None:
+    result = metrics_of(WATCH, [1.0, 2.0, NAN, 3.0], [1.0, 4.0, 99.0, 3.0])
+    assert set(result) == {"rows", *NUMBER, *(f"{name}_interval" for name in NUMBER)}
+    assert result["rows"] == 3
+    assert result["rmse"] == pytest.approx(np.sqrt(4 / 3))
+    assert result["mae"] == pytest.approx(2 / 3)
+
+
+def test_regression_metrics_rmse_lies_inside_its_interval(metrics_of: Any) -> None:
+    errors = np.random.default_rng(0).standard_normal(400)
+    low, high = metrics_of(WATCH, [0.0] * 400, errors.tolist())["rmse_interval"]
+    assert low < np.sqrt(np.mean(errors**2)) < high
+
+
+# All tasks.
+
+
+def test_metrics_of_a_task_without_labels_count_zero_rows(metrics_of: Any) -> None:
+    assert metrics_of(CLICK, [NAN, NAN], [0.1, 0.2]) == {"rows": 0}
+
+
+def test_evaluation_rows_include_rows_without_labels(make_predictions: MakePredictions) -> None:
+    assert evaluate_predictions(make_predictions([CLICK], [1, NAN, 0], [0.5] * 3), EvaluationConfig())["rows"] == 3
+
+
+def test_evaluation_of_two_tasks_uses_the_column_of_each(make_predictions: MakePredictions) -> None:
+    predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
+    result = evaluate_predictions(predictions, EvaluationConfig())["tasks"]
+    assert list(result) == ["click", "watch"]
+    assert result["click"]["auc"] == 1.0
+    assert result["watch"]["rmse"] == 0.0
+
+
+def test_calibration_curves_contain_binary_tasks_only(make_predictions: MakePredictions) -> None:
+    predictions = make_predictions([CLICK, WATCH], [[1, 5.0], [0, 6.0]], [[0.8, 5.0], [0.3, 6.0]])
+    curves = evaluate_predictions(predictions, EvaluationConfig())["calibration_curves"]
+    assert list(curves) == ["click"]
+    assert [set(b) for b in curves["click"]] == [{"predicted", "observed", "low", "high", "rows"}] * 2
+
+
+def test_evaluation_of_a_calibrated_task_includes_uncalibrated_metrics(make_predictions: MakePredictions) -> None:
+    rows = ([1, 0, 0, 0], [0.5, 0.6, 0.4, 0.3])
+    plain = evaluate_predictions(make_predictions([CLICK], *rows), EvaluationConfig())
+    calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
+    result = evaluate_predictions(make_predictions([CLICK], *rows, calibration=calibration), EvaluationConfig())
+    assert result["uncalibrated"]["click"] == plain["tasks"]["click"]
+    assert result["tasks"]["click"]["calibration"] < plain["tasks"]["click"]["calibration"]
+    assert result["calibration_curves"] != plain["calibration_curves"]
+    assert "uncalibrated" not in plain
+    assert result["uncalibrated_curves"]["click"] == plain["calibration_curves"]["click"]
 
 
 @pytest.fixture(scope="module")
@@ -156,88 +171,95 @@ def day(logs: Path) -> Path:
     return logs / "log" / "date=2026-01-10"
 
 
-class TestRunAndBundle:
-    def test_run_and_bundle_on_the_same_rows_agree(self, run: RunFolder, bundle: Path, day: Path) -> None:
-        dense, frozen = (
-            evaluate_all(run_scorers(run), day),
-            evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day),
-        )
-        assert dense["rows"] == frozen["rows"] > 0
-        assert dense["tasks"].keys() == frozen["tasks"].keys()
-        for task, measures in dense["tasks"].items():
-            assert measures.keys() == frozen["tasks"][task].keys()
-            for metric, value in measures.items():
-                assert frozen["tasks"][task][metric] == pytest.approx(value, abs=1e-4), (task, metric)
-
-    def test_run_without_logs_is_evaluated_on_its_test_split(self, run: RunFolder, day: Path) -> None:
-        assert evaluate_all(run_scorers(run)) == evaluate_all(run_scorers(run), day) == run.load_evaluation()
-
-    def test_evaluation_has_the_documented_keys(self, run: RunFolder) -> None:
-        result = evaluate_all(run_scorers(run))
-        assert set(result) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
-        schema = run.load_config().serving_schema
-        assert list(result["tasks"]) == schema.task_names
-        for task in schema.tasks:
-            assert set(BINARY if task.kind == "binary" else NUMBER) <= set(result["tasks"][task.name])
-
-    def test_evaluate_on_a_log_without_labels_fails(self, bundle: Path, day: Path, tmp_path: Path) -> None:
-        (file,) = day.iterdir()
-        pq.write_table(pq.read_table(file, partitioning=None).drop_columns(["click"]), tmp_path / "log.parquet")
-        with pytest.raises(LogError, match=r"log\.parquet: column 'click' \(label of task 'click'\) is missing"):
-            evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
-
-    def test_evaluate_on_a_log_without_rows_fails(self, bundle: Path, day: Path, tmp_path: Path) -> None:
-        (file,) = day.iterdir()
-        pq.write_table(pq.read_table(file, partitioning=None).slice(0, 0), tmp_path / "log.parquet")
-        with pytest.raises(
-            LogError, match=r"there are no rows to evaluate: move logs\.test_from, or specify another log"
-        ):
-            evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
-
-    def test_bundle_without_training_details_is_evaluated_without_gates(self, bundle: Path, day: Path) -> None:
-        """Bundles of older versions and those of ``ranking.frozen.freeze`` have no training details."""
-        ranker = ranking.load(bundle)
-        silent = evaluate(bundle_scorer(dataclasses.replace(ranker, details={}), "bundle"), day)
-        assert silent["tasks"] == evaluate(bundle_scorer(ranker, "bundle"), day)["tasks"]
-        assert silent["gates"] is None
-
-    def test_evaluate_on_ids_of_another_type_names_the_file(self, shop: Shop) -> None:
-        table = shop.table(200)
-        index = table.column_names.index("user_id")
-        file = shop.write(table.set_column(index, "user_id", pa.array([n % 20 for n in range(200)])))
-        freeze_run(train(shop.config(), shop.folder / "run").path, shop.folder / "bundle")
-        shop.write(table)  # user ids are strings here, but integers in the training log
-        with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
-            evaluate(bundle_scorer(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)
-        assert str(caught.value).startswith(f"{file}: column ")
-
-    def test_evaluate_with_an_unknown_slice_fails(self, run: RunFolder, bundle: Path, day: Path) -> None:
-        message = r"has no slice 'color': choose from user_id, item_id, .*, new_user"
-        with pytest.raises(UsageError, match=message):
-            evaluate_all(run_scorers(run), slices=["color"])
-        with pytest.raises(UsageError, match=message):
-            evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day, ["color"])
+# Run and bundle.
 
 
-class TestTrainingRows:
-    def test_evaluate_on_training_rows_warns(
-        self, run: RunFolder, bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        for evaluated in (
-            lambda: evaluate_all(run_scorers(run), logs / "log"),
-            lambda: evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log"),
-        ):
-            evaluated()
-            err = capsys.readouterr().err
-            assert "was trained on data before 2026-01-09 00:00:00, and 4," in err
-            assert "the metrics are too good" in err
+def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, day: Path) -> None:
+    dense, frozen = (evaluate_all(run_scorers(run), day), evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day))
+    assert dense["rows"] == frozen["rows"] > 0
+    assert dense["tasks"].keys() == frozen["tasks"].keys()
+    for task, measures in dense["tasks"].items():
+        assert measures.keys() == frozen["tasks"][task].keys()
+        for metric, value in measures.items():
+            assert frozen["tasks"][task][metric] == pytest.approx(value, abs=1e-4), (task, metric)
 
-    def test_evaluate_on_later_rows_does_not_warn(
-        self, run: RunFolder, bundle: Path, day: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        evaluate_all(run_scorers(run))
-        evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day)
-        assert "too good" not in capsys.readouterr().err
+
+def test_run_without_logs_is_evaluated_on_its_test_split(run: RunFolder, day: Path) -> None:
+    assert evaluate_all(run_scorers(run)) == evaluate_all(run_scorers(run), day) == run.load_evaluation()
+
+
+def test_evaluation_has_the_documented_keys(run: RunFolder) -> None:
+    result = evaluate_all(run_scorers(run))
+    assert set(result) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+    schema = run.load_config().serving_schema
+    assert list(result["tasks"]) == schema.task_names
+    for task in schema.tasks:
+        assert set(BINARY if task.kind == "binary" else NUMBER) <= set(result["tasks"][task.name])
+
+
+def test_evaluate_on_a_log_without_labels_fails(bundle: Path, day: Path, tmp_path: Path) -> None:
+    (file,) = day.iterdir()
+    pq.write_table(pq.read_table(file, partitioning=None).drop_columns(["click"]), tmp_path / "log.parquet")
+    with pytest.raises(LogError, match=r"log\.parquet: column 'click' \(label of task 'click'\) is missing"):
+        evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
+
+
+def test_evaluate_on_a_log_without_rows_fails(bundle: Path, day: Path, tmp_path: Path) -> None:
+    (file,) = day.iterdir()
+    pq.write_table(pq.read_table(file, partitioning=None).slice(0, 0), tmp_path / "log.parquet")
+    with pytest.raises(LogError, match=r"there are no rows to evaluate: move logs\.test_from, or specify another log"):
+        evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log.parquet")
+
+
+def test_bundle_without_training_details_is_evaluated_without_gates(bundle: Path, day: Path) -> None:
+    """Bundles of older versions and those of ``ranking.frozen.freeze`` have no training details."""
+    ranker = ranking.load(bundle)
+    silent = evaluate(bundle_scorer(dataclasses.replace(ranker, details={}), "bundle"), day)
+    assert silent["tasks"] == evaluate(bundle_scorer(ranker, "bundle"), day)["tasks"]
+    assert silent["gates"] is None
+
+
+def test_evaluate_on_ids_of_another_type_names_the_file(shop: Shop) -> None:
+    table = shop.table(200)
+    index = table.column_names.index("user_id")
+    file = shop.write(table.set_column(index, "user_id", pa.array([n % 20 for n in range(200)])))
+    freeze_run(train(shop.config(), shop.folder / "run").path, shop.folder / "bundle")
+    shop.write(table)  # user ids are strings here, but integers in the training log
+    with pytest.raises(RankerError, match="'user_id': ids must be integers") as caught:
+        evaluate(bundle_scorer(ranking.load(shop.folder / "bundle"), "bundle"), shop.log)
+    assert str(caught.value).startswith(f"{file}: column ")
+
+
+def test_evaluate_with_an_unknown_slice_fails(run: RunFolder, bundle: Path, day: Path) -> None:
+    message = r"has no slice 'color': choose from user_id, item_id, .*, new_user"
+    with pytest.raises(UsageError, match=message):
+        evaluate_all(run_scorers(run), slices=["color"])
+    with pytest.raises(UsageError, match=message):
+        evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day, ["color"])
+
+
+# Training rows.
+
+
+def test_evaluate_on_training_rows_warns(
+    run: RunFolder, bundle: Path, logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for evaluated in (
+        lambda: evaluate_all(run_scorers(run), logs / "log"),
+        lambda: evaluate(bundle_scorer(ranking.load(bundle), "bundle"), logs / "log"),
+    ):
+        evaluated()
+        err = capsys.readouterr().err
+        assert "was trained on data before 2026-01-09 00:00:00, and 4," in err
+        assert "the metrics are too good" in err
+
+
+def test_evaluate_on_later_rows_does_not_warn(
+    run: RunFolder, bundle: Path, day: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate_all(run_scorers(run))
+    evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day)
+    assert "too good" not in capsys.readouterr().err
 
 
 class TestRequests:

@@ -31,62 +31,63 @@ def words(line: str) -> str:
     return " ".join(line.split())
 
 
-class TestFormatEvaluation:
-    def test_format_evaluation_has_one_line_per_task(self, make_predictions: MakePredictions) -> None:
-        rows = ([[1, 5.0], [0, 6.5]] * 600, [[0.8, 5.0], [0.3, 6.0]] * 600)
-        binary, numbers = blocks(evaluate_predictions(make_predictions([CLICK, WATCH], *rows), EvaluationConfig()))
-        assert binary[0] == "1,200 rows"
-        assert words(binary[1]) == HEAD
-        assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – 0.2899 0.4183 1.100 0.2500")
-        assert words(numbers[0]) == "task rows rmse 95 % interval mae"
-        assert words(numbers[1]).startswith("watch 1,200 0.3536 0.")
-        assert words(numbers[1]).endswith("0.2500")
+# Format evaluation.
 
-    def test_format_evaluation_of_undefined_metrics_shows_dashes(self, make_predictions: MakePredictions) -> None:
-        ((*_, line),) = blocks(
-            evaluate_predictions(make_predictions([CLICK], [float("nan")], [0.5]), EvaluationConfig())
-        )
-        assert words(line) == "click " + " ".join("–" * 9)
 
-    def test_format_evaluation_of_wide_cells_aligns_the_columns(self, make_predictions: MakePredictions) -> None:
-        tasks = [Task(name="a_task_with_a_long_name", kind="binary"), CLICK, WATCH]
-        rows = ([[1, 0, 1e7], [0, 1, -1e7]] * 800, [[0.8, 0.3, 0.0], [0.3, 0.8, 0.0]] * 800)
-        for _, *lines in blocks(evaluate_predictions(make_predictions(tasks, *rows), EvaluationConfig())):
-            assert len({len(line) for line in lines}) == 1
+def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictions) -> None:
+    rows = ([[1, 5.0], [0, 6.5]] * 600, [[0.8, 5.0], [0.3, 6.0]] * 600)
+    binary, numbers = blocks(evaluate_predictions(make_predictions([CLICK, WATCH], *rows), EvaluationConfig()))
+    assert binary[0] == "1,200 rows"
+    assert words(binary[1]) == HEAD
+    assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – 0.2899 0.4183 1.100 0.2500")
+    assert words(numbers[0]) == "task rows rmse 95 % interval mae"
+    assert words(numbers[1]).startswith("watch 1,200 0.3536 0.")
+    assert words(numbers[1]).endswith("0.2500")
 
-    def test_format_evaluation_of_a_calibrated_task_shows_both_values(self, make_predictions: MakePredictions) -> None:
-        calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
-        predictions = make_predictions([CLICK], [1, 0, 0], [0.5, 0.4, 0.6], calibration=calibration)
-        _, (head, line) = blocks(evaluate_predictions(predictions, EvaluationConfig()))
-        assert words(head) == "calibrated logloss before norm.entr. before calibr. before cal.error before"
-        assert words(line).split()[5:7] == ["0.821", "1.500"]
 
-    def test_format_evaluation_of_slices_has_one_line_per_value(self) -> None:
-        part = {"rows": 1200, "tasks": {"click": {"auc": 0.75}, "watch": {"rmse": 12.5}}}
-        empty = {"rows": 7, "tasks": {"click": {"rows": 0}, "watch": {"rmse": 1.0}}}
-        evaluation = {
-            "rows": 1207,
-            "ndcg_at": 10,
-            "tasks": part["tasks"],
-            "slices": {"tab": {"home": part, "7": empty}},
-        }
-        evaluation["tasks"] = {"click": {}, "watch": {}}
-        *_, (title, *lines) = blocks(evaluation)
-        assert title == "by tab: AUC of binary tasks, RMSE of regression tasks"
-        assert [words(line) for line in lines] == ["tab rows click watch", "home 1,200 0.7500 12.5000", "7 7 – 1.0000"]
+def test_format_evaluation_of_undefined_metrics_shows_dashes(make_predictions: MakePredictions) -> None:
+    ((*_, line),) = blocks(evaluate_predictions(make_predictions([CLICK], [float("nan")], [0.5]), EvaluationConfig()))
+    assert words(line) == "click " + " ".join("–" * 9)
+
+
+def test_format_evaluation_of_wide_cells_aligns_the_columns(make_predictions: MakePredictions) -> None:
+    tasks = [Task(name="a_task_with_a_long_name", kind="binary"), CLICK, WATCH]
+    rows = ([[1, 0, 1e7], [0, 1, -1e7]] * 800, [[0.8, 0.3, 0.0], [0.3, 0.8, 0.0]] * 800)
+    for _, *lines in blocks(evaluate_predictions(make_predictions(tasks, *rows), EvaluationConfig())):
         assert len({len(line) for line in lines}) == 1
 
-    def test_format_evaluation_of_many_tasks_splits_the_slice_tables(self) -> None:
-        tasks = {f"t{i}": {"auc": 0.5} for i in range(12)}
-        evaluation = {"rows": 5, "ndcg_at": 10, "tasks": tasks, "slices": {"tab": {"1": {"rows": 5, "tasks": tasks}}}}
-        _, first, second = blocks(evaluation)
-        assert first[1].split()[2:] == [f"t{i}" for i in range(9)]
-        assert second[1].split()[2:] == ["t9", "t10", "t11"]
 
-    def test_format_evaluation_of_a_run_ends_with_its_gates(self, run: RunFolder) -> None:
-        binary, numbers, gates = blocks(json.loads(run.evaluation.read_text()))
-        assert len(binary) + len(numbers) == 3 + len(run.load_config().tasks)
-        assert gates[0].startswith("dselect_k: ")
+def test_format_evaluation_of_a_calibrated_task_shows_both_values(make_predictions: MakePredictions) -> None:
+    calibration = Calibration({"click": Platt(slope=1.0, shift=-1.0)})
+    predictions = make_predictions([CLICK], [1, 0, 0], [0.5, 0.4, 0.6], calibration=calibration)
+    _, (head, line) = blocks(evaluate_predictions(predictions, EvaluationConfig()))
+    assert words(head) == "calibrated logloss before norm.entr. before calibr. before cal.error before"
+    assert words(line).split()[5:7] == ["0.821", "1.500"]
+
+
+def test_format_evaluation_of_slices_has_one_line_per_value() -> None:
+    part = {"rows": 1200, "tasks": {"click": {"auc": 0.75}, "watch": {"rmse": 12.5}}}
+    empty = {"rows": 7, "tasks": {"click": {"rows": 0}, "watch": {"rmse": 1.0}}}
+    evaluation = {"rows": 1207, "ndcg_at": 10, "tasks": part["tasks"], "slices": {"tab": {"home": part, "7": empty}}}
+    evaluation["tasks"] = {"click": {}, "watch": {}}
+    *_, (title, *lines) = blocks(evaluation)
+    assert title == "by tab: AUC of binary tasks, RMSE of regression tasks"
+    assert [words(line) for line in lines] == ["tab rows click watch", "home 1,200 0.7500 12.5000", "7 7 – 1.0000"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_format_evaluation_of_many_tasks_splits_the_slice_tables() -> None:
+    tasks = {f"t{i}": {"auc": 0.5} for i in range(12)}
+    evaluation = {"rows": 5, "ndcg_at": 10, "tasks": tasks, "slices": {"tab": {"1": {"rows": 5, "tasks": tasks}}}}
+    _, first, second = blocks(evaluation)
+    assert first[1].split()[2:] == [f"t{i}" for i in range(9)]
+    assert second[1].split()[2:] == ["t9", "t10", "t11"]
+
+
+def test_format_evaluation_of_a_run_ends_with_its_gates(run: RunFolder) -> None:
+    binary, numbers, gates = blocks(json.loads(run.evaluation.read_text()))
+    assert len(binary) + len(numbers) == 3 + len(run.load_config().tasks)
+    assert gates[0].startswith("dselect_k: ")
 
 
 def comparison_of(**measures: Any) -> dict[str, Any]:
@@ -104,29 +105,30 @@ def metric(a: float | None, b: float | None, interval: list[float] | None, bette
     return {"a": a, "b": b, "difference": difference, "interval": interval, "better": better}
 
 
-class TestFormatComparison:
-    def test_format_comparison_marks_intervals_that_exclude_zero(self) -> None:
-        text = format_comparison(
-            comparison_of(
-                auc=metric(0.7, 0.71, [0.002, 0.02], "b"),
-                logloss=metric(0.4, 0.41, [0.001, 0.02], "a"),
-                calibration=metric(1.0, 1.2, [0.1, 0.3]),
-                gauc=metric(0.6, 0.6, [-0.01, 0.01]),
-            )
-        )
-        a, b, rows, _, head, *lines = text.splitlines()
-        assert (a, b, rows) == ("A  runs/1", "B  runs/2", "12,345 rows; * the interval excludes 0")
-        assert words(head) == "task metric A B B − A 95 % interval"
-        assert [words(line) for line in lines] == [
-            "click auc 0.7000 0.7100 +0.0100 +0.0020 … +0.0200 * B is better",
-            "click logloss 0.4000 0.4100 +0.0100 +0.0010 … +0.0200 * A is better",
-            "click calibration 1.000 1.200 +0.2000 +0.1000 … +0.3000 *",
-            "click gauc 0.6000 0.6000 +0.0000 -0.0100 … +0.0100",
-        ]
+# Format comparison.
 
-    @pytest.mark.parametrize(("b", "line"), [(0.5, "click ndcg@5 – 0.5000 – –"), (None, None)])
-    def test_format_comparison_of_undefined_metrics_shows_dashes_or_no_line(
-        self, b: float | None, line: str | None
-    ) -> None:
-        _, *lines = format_comparison(comparison_of(ndcg=metric(None, b, None))).splitlines()[4:]
-        assert [words(text) for text in lines] == ([] if line is None else [line])
+
+def test_format_comparison_marks_intervals_that_exclude_zero() -> None:
+    text = format_comparison(
+        comparison_of(
+            auc=metric(0.7, 0.71, [0.002, 0.02], "b"),
+            logloss=metric(0.4, 0.41, [0.001, 0.02], "a"),
+            calibration=metric(1.0, 1.2, [0.1, 0.3]),
+            gauc=metric(0.6, 0.6, [-0.01, 0.01]),
+        )
+    )
+    a, b, rows, _, head, *lines = text.splitlines()
+    assert (a, b, rows) == ("A  runs/1", "B  runs/2", "12,345 rows; * the interval excludes 0")
+    assert words(head) == "task metric A B B − A 95 % interval"
+    assert [words(line) for line in lines] == [
+        "click auc 0.7000 0.7100 +0.0100 +0.0020 … +0.0200 * B is better",
+        "click logloss 0.4000 0.4100 +0.0100 +0.0010 … +0.0200 * A is better",
+        "click calibration 1.000 1.200 +0.2000 +0.1000 … +0.3000 *",
+        "click gauc 0.6000 0.6000 +0.0000 -0.0100 … +0.0100",
+    ]
+
+
+@pytest.mark.parametrize(("b", "line"), [(0.5, "click ndcg@5 – 0.5000 – –"), (None, None)])
+def test_format_comparison_of_undefined_metrics_shows_dashes_or_no_line(b: float | None, line: str | None) -> None:
+    _, *lines = format_comparison(comparison_of(ndcg=metric(None, b, None))).splitlines()[4:]
+    assert [words(text) for text in lines] == ([] if line is None else [line])

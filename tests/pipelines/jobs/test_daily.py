@@ -96,57 +96,67 @@ def flip_clicks(table: pa.Table) -> pa.Table:
     return table.set_column(place, "click", pc.subtract(1, table["click"]).cast(table["click"].type))
 
 
-class TestFirstDay:
-    def test_first_day_trains_from_scratch_and_publishes(self, first: Feed) -> None:
-        assert first.record(NINTH) == {
-            "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "version": 1
-        }  # fmt: skip
-        assert first.current == 1
-
-    def test_first_day_tests_on_the_day_and_validates_on_the_day_before(self, first: Feed) -> None:
-        logs = RunFolder.open(first.runs / "2026-01-09").load_config().logs
-        assert (logs.train_from, logs.validation_from, logs.test_from) == (
-            None, datetime(2026, 1, 8), datetime(2026, 1, 9)
-        )  # fmt: skip
+# First day.
 
 
-class TestNewDay:
-    def test_new_day_continues_from_the_served_run_on_unseen_days(self, feed: Feed) -> None:
-        assert feed.daily(TENTH, *LENIENT) == 0
-        assert feed.record(TENTH) == {
-            "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
-        }  # fmt: skip
-        logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
-        assert logs.train_from == datetime(2026, 1, 8)
-        assert feed.current == 2
+def test_first_day_trains_from_scratch_and_publishes(first: Feed) -> None:
+    assert first.record(NINTH) == {
+        "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "version": 1
+    }  # fmt: skip
+    assert first.current == 1
 
-    def test_published_day_is_not_repeated(self, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-        """Also if the previous job ended between the publication and the write of its record."""
-        record = feed.runs / "2026-01-09" / "daily.json"
-        record.write_text(json.dumps(feed.record(NINTH) | {"version": None}))
-        assert feed.daily(NINTH) == 0
-        assert "is already published" in capsys.readouterr().err
-        assert feed.published == [1]
-        assert feed.record(NINTH)["version"] == 1
 
-    def test_fresh_trains_from_scratch(self, feed: Feed) -> None:
-        assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
-        assert feed.record(TENTH)["from"] is None
-        assert feed.record(TENTH)["against"] == 1
+def test_first_day_tests_on_the_day_and_validates_on_the_day_before(first: Feed) -> None:
+    logs = RunFolder.open(first.runs / "2026-01-09").load_config().logs
+    assert (logs.train_from, logs.validation_from, logs.test_from) == (
+        None, datetime(2026, 1, 8), datetime(2026, 1, 9)
+    )  # fmt: skip
 
-    def test_day_without_rows_is_rejected(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-        assert first.daily(TENTH) == 1
-        assert "log: has no row of 2026-01-10" in capsys.readouterr().err
-        assert not (first.runs / "2026-01-10").exists()
 
-    def test_day_before_the_served_day_is_rejected(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-        assert first.daily(date(2026, 1, 8)) == 2
-        assert "2026-01-09, the run of the served version, trained until 2026-01-08" in capsys.readouterr().err
+# New day.
 
-    def test_invalid_date_is_rejected(self, first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit, match="2"):
-            main(["daily", "x.toml", "--repository", "r", "--runs", "s", "--day", "2026-02-30"])
-        assert "'2026-02-30' is not a date" in capsys.readouterr().err
+
+def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed) -> None:
+    assert feed.daily(TENTH, *LENIENT) == 0
+    assert feed.record(TENTH) == {
+        "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
+    }  # fmt: skip
+    logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
+    assert logs.train_from == datetime(2026, 1, 8)
+    assert feed.current == 2
+
+
+def test_published_day_is_not_repeated(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the previous job ended between the publication and the write of its record."""
+    record = feed.runs / "2026-01-09" / "daily.json"
+    record.write_text(json.dumps(feed.record(NINTH) | {"version": None}))
+    assert feed.daily(NINTH) == 0
+    assert "is already published" in capsys.readouterr().err
+    assert feed.published == [1]
+    assert feed.record(NINTH)["version"] == 1
+
+
+def test_fresh_trains_from_scratch(feed: Feed) -> None:
+    assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
+    assert feed.record(TENTH)["from"] is None
+    assert feed.record(TENTH)["against"] == 1
+
+
+def test_day_without_rows_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert first.daily(TENTH) == 1
+    assert "log: has no row of 2026-01-10" in capsys.readouterr().err
+    assert not (first.runs / "2026-01-10").exists()
+
+
+def test_day_before_the_served_day_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert first.daily(date(2026, 1, 8)) == 2
+    assert "2026-01-09, the run of the served version, trained until 2026-01-08" in capsys.readouterr().err
+
+
+def test_invalid_date_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["daily", "x.toml", "--repository", "r", "--runs", "s", "--day", "2026-02-30"])
+    assert "'2026-02-30' is not a date" in capsys.readouterr().err
 
 
 def test_running_service_switches_to_the_new_version(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:

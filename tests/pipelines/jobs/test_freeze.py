@@ -74,136 +74,149 @@ class TestUnconvergedGates:
         assert str(caught.value).count("selector") == 1
 
 
-class TestOutputFolder:
-    @pytest.mark.parametrize("kind", ["file", "bundle"])
-    def test_existing_output_is_rejected_and_unchanged(
-        self, run: RunFolder, bundle: Path, tmp_path: Path, kind: str
-    ) -> None:
-        out = tmp_path / "out"
-        if kind == "file":
-            out.write_text("mine")
-        else:
-            shutil.copytree(bundle, out)
-        before = sorted(out.rglob("*"))
-        with pytest.raises(OutputError, match="exists and is never overwritten: name another folder") as caught:
-            freeze_run(run.path, out)
-        assert str(caught.value).startswith(f"{out} ")
-        assert sorted(out.rglob("*")) == before
-
-    def test_parent_folders_of_the_output_are_created(self, run: RunFolder, tmp_path: Path) -> None:
-        freeze_run(run.path, tmp_path / "a" / "b" / "bundle")
-        assert (tmp_path / "a" / "b" / "bundle" / "manifest.json").is_file()
-
-    def test_unwritable_output_is_rejected_before_any_work(
-        self, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        (tmp_path / "file").write_text("no folder")
-        with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
-            freeze_run(run.path, tmp_path / "file" / "bundle")
-        assert capsys.readouterr().err == ""
+# Output folder.
 
 
-class TestBundle:
-    def test_bundle_scores_equal_the_dense_model(self, run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
-        model, encoder = load_model(run, run.load_config())
-        ranker = ranking.load(bundle)
-        with torch.no_grad():
-            outputs = model(TorchBatch.from_numpy(encoder.encode(held_out)))
-        dense = to_probabilities(outputs.numpy(), ranker.schema.tasks)
-        frozen = ranker.score(held_out)
-        assert frozen.column_names == ranker.schema.task_names
-        for i, task in enumerate(frozen.column_names):
-            assert frozen[task].to_numpy() == pytest.approx(dense[:, i], abs=TOLERANCE)
-
-    def test_bundle_scores_of_single_tasks_equal_the_dense_model(
-        self, run: RunFolder, bundle: Path, held_out: pa.Table
-    ) -> None:
-        model, _ = load_model(run, run.load_config())
-        assert largest_difference(model, ranking.load(bundle), held_out) <= TOLERANCE
-
-    def test_bundle_contains_only_selected_experts(self, bundle: Path) -> None:
-        ranker = ranking.load(bundle)
-        held = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
-        assert held == set(ranker.selection.experts_used)
-
-    def test_bundle_contains_schema_objective_tables_and_training_details(self, run: RunFolder, bundle: Path) -> None:
-        config, ranker = run.load_config(), ranking.load(bundle)
-        assert ranker.schema == config.serving_schema
-        assert ranker.objective == config.objective
-        assert set(ranker.tables) == {"user", "item"}
-        assert ranker.details["training"]["seed"] == config.training.seed
-        assert ranker.details["model"]["experts"] == config.model.experts
-        assert set(ranker.details["flops"]) == {"dense", "frozen", "per_task"}
-
-    def test_bundle_contains_golden_rows_of_the_validation_split(self, bundle: Path, held_out: pa.Table) -> None:
-        golden = pq.read_table(bundle / "golden.parquet")["inputs"].combine_chunks()
-        inputs = pa.Table.from_struct_array(golden)
-        assert inputs.to_pylist() == held_out.select(inputs.column_names).slice(0, inputs.num_rows).to_pylist()
-
-    def test_freezing_twice_gives_identical_bundles(self, run: RunFolder, bundle: Path, tmp_path: Path) -> None:
-        freeze_run(run.path, tmp_path / "again")
-        assert (tmp_path / "again" / "SHA256SUMS").read_text() == (bundle / "SHA256SUMS").read_text()
+@pytest.mark.parametrize("kind", ["file", "bundle"])
+def test_existing_output_is_rejected_and_unchanged(run: RunFolder, bundle: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    if kind == "file":
+        out.write_text("mine")
+    else:
+        shutil.copytree(bundle, out)
+    before = sorted(out.rglob("*"))
+    with pytest.raises(OutputError, match="exists and is never overwritten: name another folder") as caught:
+        freeze_run(run.path, out)
+    assert str(caught.value).startswith(f"{out} ")
+    assert sorted(out.rglob("*")) == before
 
 
-class TestLargestDifference:
-    def test_largest_difference_detects_a_changed_bias(self, run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
-        model, _ = load_model(run, run.load_config())
-        with torch.no_grad():
-            model.output.bias[3] += 0.5
-        assert largest_difference(model, ranking.load(bundle), held_out) > 100 * TOLERANCE
+def test_parent_folders_of_the_output_are_created(run: RunFolder, tmp_path: Path) -> None:
+    freeze_run(run.path, tmp_path / "a" / "b" / "bundle")
+    assert (tmp_path / "a" / "b" / "bundle" / "manifest.json").is_file()
 
 
-class TestUnusableRuns:
-    def test_folder_without_a_run_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(LogError, match="is not a run folder"):
-            freeze_run(tmp_path, tmp_path / "bundle")
+def test_unwritable_output_is_rejected_before_any_work(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
+        freeze_run(run.path, tmp_path / "file" / "bundle")
+    assert capsys.readouterr().err == ""
 
-    def test_unfinished_run_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
-        copy.selection.unlink()
-        with pytest.raises(LogError, match="training has not finished"):
-            freeze_run(copy.path, tmp_path / "bundle")
 
-    def test_damaged_run_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
-        copy.best.write_bytes(copy.best.read_bytes()[:1000])
-        with pytest.raises(LogError, match="the run is damaged"):
-            freeze_run(copy.path, tmp_path / "bundle")
+# Bundle.
 
-    def test_run_with_missing_log_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
-        text = copy.config.read_text()
-        copy.config.write_text(text.replace('path = "', 'path = "/nowhere'))
-        with pytest.raises(LogError, match="no such log"):
-            freeze_run(copy.path, tmp_path / "bundle")
-        assert not (tmp_path / "bundle").exists()
 
-    def test_run_with_missing_validation_split_is_rejected(
-        self, copy: RunFolder, run: RunFolder, tmp_path: Path
-    ) -> None:
-        logs = run.load_config().logs
-        shutil.copytree(logs.path, tmp_path / "log", ignore=shutil.ignore_patterns("date=2026-01-09"))
-        copy.config.write_text(copy.config.read_text().replace(f'"{logs.path}"', f'"{tmp_path}/log"'))
-        with pytest.raises(LogError, match=r"the validation split has no rows to verify .*restore the log") as caught:
-            freeze_run(copy.path, tmp_path / "bundle")
-        assert str(caught.value).startswith(f"{tmp_path}/log: ")
-        assert not (tmp_path / "bundle").exists()
+def test_bundle_scores_equal_the_dense_model(run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
+    model, encoder = load_model(run, run.load_config())
+    ranker = ranking.load(bundle)
+    with torch.no_grad():
+        outputs = model(TorchBatch.from_numpy(encoder.encode(held_out)))
+    dense = to_probabilities(outputs.numpy(), ranker.schema.tasks)
+    frozen = ranker.score(held_out)
+    assert frozen.column_names == ranker.schema.task_names
+    for i, task in enumerate(frozen.column_names):
+        assert frozen[task].to_numpy() == pytest.approx(dense[:, i], abs=TOLERANCE)
 
-    def test_run_with_invalid_number_in_items_is_rejected(
-        self, copy: RunFolder, run: RunFolder, tmp_path: Path
-    ) -> None:
-        logs = run.load_config().logs
-        items = pq.read_table(logs.items)
-        number = next(f.column for f in run.load_config().serving_schema.numerics if f.owner == "item")
-        values = items[number].to_pylist()
-        values[17] = float("nan")
-        items = items.set_column(items.column_names.index(number), number, pa.array(values, pa.float64()))
-        pq.write_table(items, tmp_path / "bad.parquet")
-        copy.config.write_text(copy.config.read_text().replace(f'"{logs.items}"', f'"{tmp_path}/bad.parquet"'))
-        with pytest.raises(LogError, match="is NaN or infinite: write null for unknown") as caught:
-            freeze_run(copy.path, tmp_path / "bundle")
-        assert str(caught.value).startswith(f"{tmp_path}/bad.parquet: column '{number}', row 17: ")
-        assert not (tmp_path / "bundle").exists()
 
-    def test_run_with_nan_weights_is_rejected(self, copy: RunFolder, tmp_path: Path) -> None:
-        fill_weights(copy, output__bias=float("nan"))
-        with pytest.raises((BundleError, LogError)):
-            freeze_run(copy.path, tmp_path / "bundle")
-        assert not (tmp_path / "bundle").exists()
+def test_bundle_scores_of_single_tasks_equal_the_dense_model(run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
+    model, _ = load_model(run, run.load_config())
+    assert largest_difference(model, ranking.load(bundle), held_out) <= TOLERANCE
+
+
+def test_bundle_contains_only_selected_experts(bundle: Path) -> None:
+    ranker = ranking.load(bundle)
+    held = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
+    assert held == set(ranker.selection.experts_used)
+
+
+def test_bundle_contains_schema_objective_tables_and_training_details(run: RunFolder, bundle: Path) -> None:
+    config, ranker = run.load_config(), ranking.load(bundle)
+    assert ranker.schema == config.serving_schema
+    assert ranker.objective == config.objective
+    assert set(ranker.tables) == {"user", "item"}
+    assert ranker.details["training"]["seed"] == config.training.seed
+    assert ranker.details["model"]["experts"] == config.model.experts
+    assert set(ranker.details["flops"]) == {"dense", "frozen", "per_task"}
+
+
+def test_bundle_contains_golden_rows_of_the_validation_split(bundle: Path, held_out: pa.Table) -> None:
+    golden = pq.read_table(bundle / "golden.parquet")["inputs"].combine_chunks()
+    inputs = pa.Table.from_struct_array(golden)
+    assert inputs.to_pylist() == held_out.select(inputs.column_names).slice(0, inputs.num_rows).to_pylist()
+
+
+def test_freezing_twice_gives_identical_bundles(run: RunFolder, bundle: Path, tmp_path: Path) -> None:
+    freeze_run(run.path, tmp_path / "again")
+    assert (tmp_path / "again" / "SHA256SUMS").read_text() == (bundle / "SHA256SUMS").read_text()
+
+
+# Largest difference.
+
+
+def test_largest_difference_detects_a_changed_bias(run: RunFolder, bundle: Path, held_out: pa.Table) -> None:
+    model, _ = load_model(run, run.load_config())
+    with torch.no_grad():
+        model.output.bias[3] += 0.5
+    assert largest_difference(model, ranking.load(bundle), held_out) > 100 * TOLERANCE
+
+
+# Unusable runs.
+
+
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="is not a run folder"):
+        freeze_run(tmp_path, tmp_path / "bundle")
+
+
+def test_unfinished_run_is_rejected(copy: RunFolder, tmp_path: Path) -> None:
+    copy.selection.unlink()
+    with pytest.raises(LogError, match="training has not finished"):
+        freeze_run(copy.path, tmp_path / "bundle")
+
+
+def test_damaged_run_is_rejected(copy: RunFolder, tmp_path: Path) -> None:
+    copy.best.write_bytes(copy.best.read_bytes()[:1000])
+    with pytest.raises(LogError, match="the run is damaged"):
+        freeze_run(copy.path, tmp_path / "bundle")
+
+
+def test_run_with_missing_log_is_rejected(copy: RunFolder, tmp_path: Path) -> None:
+    text = copy.config.read_text()
+    copy.config.write_text(text.replace('path = "', 'path = "/nowhere'))
+    with pytest.raises(LogError, match="no such log"):
+        freeze_run(copy.path, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_run_with_missing_validation_split_is_rejected(copy: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    logs = run.load_config().logs
+    shutil.copytree(logs.path, tmp_path / "log", ignore=shutil.ignore_patterns("date=2026-01-09"))
+    copy.config.write_text(copy.config.read_text().replace(f'"{logs.path}"', f'"{tmp_path}/log"'))
+    with pytest.raises(LogError, match=r"the validation split has no rows to verify .*restore the log") as caught:
+        freeze_run(copy.path, tmp_path / "bundle")
+    assert str(caught.value).startswith(f"{tmp_path}/log: ")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_run_with_invalid_number_in_items_is_rejected(copy: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+    logs = run.load_config().logs
+    items = pq.read_table(logs.items)
+    number = next(f.column for f in run.load_config().serving_schema.numerics if f.owner == "item")
+    values = items[number].to_pylist()
+    values[17] = float("nan")
+    items = items.set_column(items.column_names.index(number), number, pa.array(values, pa.float64()))
+    pq.write_table(items, tmp_path / "bad.parquet")
+    copy.config.write_text(copy.config.read_text().replace(f'"{logs.items}"', f'"{tmp_path}/bad.parquet"'))
+    with pytest.raises(LogError, match="is NaN or infinite: write null for unknown") as caught:
+        freeze_run(copy.path, tmp_path / "bundle")
+    assert str(caught.value).startswith(f"{tmp_path}/bad.parquet: column '{number}', row 17: ")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_run_with_nan_weights_is_rejected(copy: RunFolder, tmp_path: Path) -> None:
+    fill_weights(copy, output__bias=float("nan"))
+    with pytest.raises((BundleError, LogError)):
+        freeze_run(copy.path, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

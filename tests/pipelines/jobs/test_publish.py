@@ -24,202 +24,224 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-class TestVersions:
-    def test_versions_count_from_one(self, bundle: Path, tmp_path: Path) -> None:
-        repository = tmp_path / "repository"
-        assert [publish(bundle, repository) for _ in range(3)] == [("feed", 1), ("feed", 2), ("feed", 3)]
-        assert repositories.list_versions(repository, "feed") == [1, 2, 3]
+# Versions.
 
-    def test_published_version_is_a_copy_of_the_bundle(self, bundle: Path, tmp_path: Path) -> None:
-        publish(bundle, tmp_path / "repository")
-        assert files(tmp_path / "repository" / "feed" / "1") == files(bundle)
-        ranking.load(tmp_path / "repository" / "feed" / "1")
 
-    def test_published_version_becomes_current(self, bundle: Path, tmp_path: Path) -> None:
-        for version in (1, 2):
-            publish(bundle, tmp_path)
-            assert json.loads((tmp_path / "feed" / "current.json").read_text()) == {"version": version}
-            assert repositories.read_release(tmp_path, "feed").version == version
+def test_versions_count_from_one(bundle: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    assert [publish(bundle, repository) for _ in range(3)] == [("feed", 1), ("feed", 2), ("feed", 3)]
+    assert repositories.list_versions(repository, "feed") == [1, 2, 3]
 
-    def test_publish_replaces_current_json_instead_of_rewriting_it(self, bundle: Path, tmp_path: Path) -> None:
-        """A concurrent reader of current.json sees the old or the new content, never a part."""
+
+def test_published_version_is_a_copy_of_the_bundle(bundle: Path, tmp_path: Path) -> None:
+    publish(bundle, tmp_path / "repository")
+    assert files(tmp_path / "repository" / "feed" / "1") == files(bundle)
+    ranking.load(tmp_path / "repository" / "feed" / "1")
+
+
+def test_published_version_becomes_current(bundle: Path, tmp_path: Path) -> None:
+    for version in (1, 2):
         publish(bundle, tmp_path)
-        old = tmp_path / "old.json"
-        old.hardlink_to(tmp_path / "feed" / "current.json")
+        assert json.loads((tmp_path / "feed" / "current.json").read_text()) == {"version": version}
+        assert repositories.read_release(tmp_path, "feed").version == version
+
+
+def test_publish_replaces_current_json_instead_of_rewriting_it(bundle: Path, tmp_path: Path) -> None:
+    """A concurrent reader of current.json sees the old or the new content, never a part."""
+    publish(bundle, tmp_path)
+    old = tmp_path / "old.json"
+    old.hardlink_to(tmp_path / "feed" / "current.json")
+    publish(bundle, tmp_path)
+    assert json.loads(old.read_text()) == {"version": 1}
+
+
+def test_published_version_never_changes(bundle: Path, tmp_path: Path) -> None:
+    publish(bundle, tmp_path)
+    before = files(tmp_path / "feed" / "1")
+    publish(bundle, tmp_path)
+    assert files(tmp_path / "feed" / "1") == before
+
+
+def test_next_version_follows_the_highest_after_a_rollback(bundle: Path, tmp_path: Path) -> None:
+    for _ in range(2):
         publish(bundle, tmp_path)
-        assert json.loads(old.read_text()) == {"version": 1}
+    (tmp_path / "feed" / "current.json").write_text('{"version": 1}')  # rolled back
+    assert publish(bundle, tmp_path) == ("feed", 3)
 
-    def test_published_version_never_changes(self, bundle: Path, tmp_path: Path) -> None:
+
+def test_next_version_follows_the_highest_after_a_removal(bundle: Path, tmp_path: Path) -> None:
+    for _ in range(3):
         publish(bundle, tmp_path)
-        before = files(tmp_path / "feed" / "1")
+    shutil.rmtree(tmp_path / "feed" / "2")
+    assert publish(bundle, tmp_path) == ("feed", 4)
+
+
+def test_publish_leaves_no_temporary_files(bundle: Path, tmp_path: Path) -> None:
+    publish(bundle, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"feed"}
+    assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1", "current.json"}
+
+
+# Names.
+
+
+def test_model_name_defaults_to_the_name_in_the_bundle(bundle: Path, tmp_path: Path) -> None:
+    publish(bundle, tmp_path)
+    publish(bundle, tmp_path, "trial-2")
+    assert repositories.list_models(tmp_path) == ["feed", "trial-2"]
+    assert repositories.list_versions(tmp_path, "trial-2") == [1]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../up", "a/b", "/etc", "a b", ".hidden", "-rf", "a\\b", "feed\n", "größe", "a\0b"]
+)
+def test_invalid_model_name_is_rejected(bundle: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(BundleError, match="use letters, digits, '_' and '-'"):
+        publish(bundle, tmp_path / "repository", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Invalid bundles.
+
+
+@pytest.mark.parametrize("damage", ["altered", "removed", "added", "sums removed"])
+def test_damaged_bundle_is_rejected_and_the_repository_unchanged(bundle: Path, tmp_path: Path, damage: str) -> None:
+    repository, broken = tmp_path / "repository", tmp_path / "broken"
+    publish(bundle, repository)
+    before = files(repository)
+    shutil.copytree(bundle, broken)
+    weights = broken / "weights.safetensors"
+    if damage == "altered":
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    elif damage == "removed":
+        weights.unlink()
+    elif damage == "added":
+        (broken / "run.py").write_text("print('hello')")
+    else:
+        (broken / "SHA256SUMS").unlink()
+    with pytest.raises(BundleError) as caught:
+        publish(broken, repository)
+    assert str(broken) in str(caught.value)
+    assert files(repository) == before
+
+
+def test_missing_bundle_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"is not a bundle: .* make one with 'ranker freeze'"):
+        publish(tmp_path / "nothing", tmp_path / "repository")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Unwritable repositories.
+
+
+def test_repository_that_is_a_file_is_rejected(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
+        publish(bundle, tmp_path / "file")
+
+
+def test_full_disk_leaves_the_repository_unchanged(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(bundle, tmp_path)
+    before = files(tmp_path)
+    copied = []
+
+    def disk_full(source: str, target: str, **_: object) -> None:
+        if len(copied) == 2:
+            raise OSError(28, "No space left on device")
+        copied.append(target)
+
+    monkeypatch.setattr(shutil, "copyfile", disk_full)
+    with pytest.raises(OutputError, match="cannot be written"):
         publish(bundle, tmp_path)
-        assert files(tmp_path / "feed" / "1") == before
+    assert files(tmp_path) == before
 
-    def test_next_version_follows_the_highest_after_a_rollback(self, bundle: Path, tmp_path: Path) -> None:
-        for _ in range(2):
-            publish(bundle, tmp_path)
-        (tmp_path / "feed" / "current.json").write_text('{"version": 1}')  # rolled back
-        assert publish(bundle, tmp_path) == ("feed", 3)
 
-    def test_next_version_follows_the_highest_after_a_removal(self, bundle: Path, tmp_path: Path) -> None:
-        for _ in range(3):
-            publish(bundle, tmp_path)
-        shutil.rmtree(tmp_path / "feed" / "2")
-        assert publish(bundle, tmp_path) == ("feed", 4)
+# Concurrent publishers.
 
-    def test_publish_leaves_no_temporary_files(self, bundle: Path, tmp_path: Path) -> None:
+
+def test_concurrent_publishers_get_different_versions(bundle: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        published = list(pool.map(lambda _: publish(bundle, tmp_path), range(4)))
+    assert sorted(published) == [("feed", version) for version in (1, 2, 3, 4)]
+    assert repositories.read_release(tmp_path, "feed").version == 4
+    for version in (1, 2, 3, 4):
+        assert files(tmp_path / "feed" / str(version)) == files(bundle)
+
+
+def test_version_created_without_our_lock_is_not_overwritten(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = repositories.list_versions
+
+    def meanwhile(repository: Path, name: str) -> list[int]:
+        found = versions(repository, name)
+        (tmp_path / "feed" / "1" / "theirs").mkdir(parents=True, exist_ok=True)
+        return found
+
+    monkeypatch.setattr(repositories, "list_versions", meanwhile)
+    with pytest.raises(OutputError, match=r"feed/1: cannot be written \(Directory not empty\)"):
         publish(bundle, tmp_path)
-        assert {file.name for file in tmp_path.iterdir()} == {"feed"}
-        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1", "current.json"}
+    assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1"}
 
 
-class TestNames:
-    def test_model_name_defaults_to_the_name_in_the_bundle(self, bundle: Path, tmp_path: Path) -> None:
+# Pinned.
+
+
+def test_pinned_version_stays_current(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(bundle, tmp_path)
+    change_release(tmp_path, "feed", {"pinned": True})
+    assert publish(bundle, tmp_path) == ("feed", 2)
+    assert repositories.read_release(tmp_path, "feed") == Release(version=1, pinned=True)
+    status = capsys.readouterr().err
+    assert "feed is pinned to version 1: version 2 is published but is not the current version" in status
+    assert f"'ranker release {tmp_path} feed --version 2' makes it current" in status
+
+
+def test_publish_keeps_canary_and_shadow(bundle: Path, tmp_path: Path) -> None:
+    for _ in range(2):
         publish(bundle, tmp_path)
-        publish(bundle, tmp_path, "trial-2")
-        assert repositories.list_models(tmp_path) == ["feed", "trial-2"]
-        assert repositories.list_versions(tmp_path, "trial-2") == [1]
-
-    @pytest.mark.parametrize(
-        "name", ["", ".", "..", "../up", "a/b", "/etc", "a b", ".hidden", "-rf", "a\\b", "feed\n", "größe", "a\0b"]
-    )
-    def test_invalid_model_name_is_rejected(self, bundle: Path, tmp_path: Path, name: str) -> None:
-        with pytest.raises(BundleError, match="use letters, digits, '_' and '-'"):
-            publish(bundle, tmp_path / "repository", name)
-        assert list(tmp_path.iterdir()) == []
+    canary = {"version": 1, "weight": 0.25}
+    change_release(tmp_path, "feed", {"canary": canary, "shadow": 1})
+    publish(bundle, tmp_path)
+    expected = Release(version=3, canary=Canary.model_validate(canary), shadow=1)
+    assert repositories.read_release(tmp_path, "feed") == expected
 
 
-class TestInvalidBundles:
-    @pytest.mark.parametrize("damage", ["altered", "removed", "added", "sums removed"])
-    def test_damaged_bundle_is_rejected_and_the_repository_unchanged(
-        self, bundle: Path, tmp_path: Path, damage: str
-    ) -> None:
-        repository, broken = tmp_path / "repository", tmp_path / "broken"
-        publish(bundle, repository)
-        before = files(repository)
-        shutil.copytree(bundle, broken)
-        weights = broken / "weights.safetensors"
-        if damage == "altered":
-            content = bytearray(weights.read_bytes())
-            content[-1] ^= 1
-            weights.write_bytes(content)
-        elif damage == "removed":
-            weights.unlink()
-        elif damage == "added":
-            (broken / "run.py").write_text("print('hello')")
-        else:
-            (broken / "SHA256SUMS").unlink()
-        with pytest.raises(BundleError) as caught:
-            publish(broken, repository)
-        assert str(broken) in str(caught.value)
-        assert files(repository) == before
-
-    def test_missing_bundle_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(BundleError, match=r"is not a bundle: .* make one with 'ranker freeze'"):
-            publish(tmp_path / "nothing", tmp_path / "repository")
-        assert list(tmp_path.iterdir()) == []
+# Keep.
 
 
-class TestUnwritableRepositories:
-    def test_repository_that_is_a_file_is_rejected(self, bundle: Path, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("no folder")
-        with pytest.raises(OutputError, match=f"{tmp_path}/file is a file, not a folder"):
-            publish(bundle, tmp_path / "file")
-
-    def test_full_disk_leaves_the_repository_unchanged(
-        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+def test_keep_removes_the_oldest_versions(bundle: Path, tmp_path: Path) -> None:
+    for _ in range(3):
         publish(bundle, tmp_path)
-        before = files(tmp_path)
-        copied = []
-
-        def disk_full(source: str, target: str, **_: object) -> None:
-            if len(copied) == 2:
-                raise OSError(28, "No space left on device")
-            copied.append(target)
-
-        monkeypatch.setattr(shutil, "copyfile", disk_full)
-        with pytest.raises(OutputError, match="cannot be written"):
-            publish(bundle, tmp_path)
-        assert files(tmp_path) == before
+    publish(bundle, tmp_path, keep=2)
+    assert repositories.list_versions(tmp_path, "feed") == [3, 4]
+    assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
 
 
-class TestConcurrentPublishers:
-    def test_concurrent_publishers_get_different_versions(self, bundle: Path, tmp_path: Path) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            published = list(pool.map(lambda _: publish(bundle, tmp_path), range(4)))
-        assert sorted(published) == [("feed", version) for version in (1, 2, 3, 4)]
-        assert repositories.read_release(tmp_path, "feed").version == 4
-        for version in (1, 2, 3, 4):
-            assert files(tmp_path / "feed" / str(version)) == files(bundle)
-
-    def test_version_created_without_our_lock_is_not_overwritten(
-        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        versions = repositories.list_versions
-
-        def meanwhile(repository: Path, name: str) -> list[int]:
-            found = versions(repository, name)
-            (tmp_path / "feed" / "1" / "theirs").mkdir(parents=True, exist_ok=True)
-            return found
-
-        monkeypatch.setattr(repositories, "list_versions", meanwhile)
-        with pytest.raises(OutputError, match=r"feed/1: cannot be written \(Directory not empty\)"):
-            publish(bundle, tmp_path)
-        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1"}
-
-
-class TestPinned:
-    def test_pinned_version_stays_current(
-        self, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+def test_keep_never_removes_served_versions(bundle: Path, tmp_path: Path) -> None:
+    for _ in range(5):
         publish(bundle, tmp_path)
-        change_release(tmp_path, "feed", {"pinned": True})
-        assert publish(bundle, tmp_path) == ("feed", 2)
-        assert repositories.read_release(tmp_path, "feed") == Release(version=1, pinned=True)
-        status = capsys.readouterr().err
-        assert "feed is pinned to version 1: version 2 is published but is not the current version" in status
-        assert f"'ranker release {tmp_path} feed --version 2' makes it current" in status
-
-    def test_publish_keeps_canary_and_shadow(self, bundle: Path, tmp_path: Path) -> None:
-        for _ in range(2):
-            publish(bundle, tmp_path)
-        canary = {"version": 1, "weight": 0.25}
-        change_release(tmp_path, "feed", {"canary": canary, "shadow": 1})
-        publish(bundle, tmp_path)
-        expected = Release(version=3, canary=Canary.model_validate(canary), shadow=1)
-        assert repositories.read_release(tmp_path, "feed") == expected
+    release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
+    change_release(tmp_path, "feed", release)
+    publish(bundle, tmp_path, keep=1)
+    assert repositories.list_versions(tmp_path, "feed") == [1, 2, 3, 6]
 
 
-class TestKeep:
-    def test_keep_removes_the_oldest_versions(self, bundle: Path, tmp_path: Path) -> None:
-        for _ in range(3):
-            publish(bundle, tmp_path)
-        publish(bundle, tmp_path, keep=2)
-        assert repositories.list_versions(tmp_path, "feed") == [3, 4]
-        assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
+def test_keep_removes_a_version_with_one_rename(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(bundle, tmp_path)
+    remove, seen = shutil.rmtree, []
 
-    def test_keep_never_removes_served_versions(self, bundle: Path, tmp_path: Path) -> None:
-        for _ in range(5):
-            publish(bundle, tmp_path)
-        release = {"version": 1, "pinned": True, "canary": {"version": 2, "weight": 0.0}, "shadow": 3}
-        change_release(tmp_path, "feed", release)
-        publish(bundle, tmp_path, keep=1)
-        assert repositories.list_versions(tmp_path, "feed") == [1, 2, 3, 6]
+    def watched(folder: Path, **how: Any) -> None:
+        seen.append((repositories.list_versions(tmp_path, "feed"), files(Path(folder) / "1")))
+        remove(folder, **how)
 
-    def test_keep_removes_a_version_with_one_rename(
-        self, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        publish(bundle, tmp_path)
-        remove, seen = shutil.rmtree, []
-
-        def watched(folder: Path, **how: Any) -> None:
-            seen.append((repositories.list_versions(tmp_path, "feed"), files(Path(folder) / "1")))
-            remove(folder, **how)
-
-        monkeypatch.setattr(shutil, "rmtree", watched)
-        publish(bundle, tmp_path, keep=1)
-        assert seen == [([2], files(bundle))]
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    publish(bundle, tmp_path, keep=1)
+    assert seen == [([2], files(bundle))]
 
 
 CRASHES = """
@@ -293,41 +315,44 @@ def crashed_repositories(bundle: Path, repository: Path, tmp_path_factory: pytes
     return crash_publications(bundle, repository, tmp_path_factory.mktemp("crashed"), CRASH_POINTS)
 
 
-class TestCrashes:
-    @pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
-    def test_crash_leaves_the_old_version_current_and_complete(
-        self, crashed_repositories: Path, repository: Path, crash_point: int
-    ) -> None:
+# Crashes.
+
+
+@pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
+def test_crash_leaves_the_old_version_current_and_complete(
+    crashed_repositories: Path, repository: Path, crash_point: int
+) -> None:
+    crashed = crashed_repositories / str(crash_point)
+    assert repositories.list_models(crashed) == ["feed"]
+    assert repositories.read_release(crashed, "feed").version == 1
+    assert files(crashed / "feed" / "1") == files(repository / "feed" / "1")
+
+
+@pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
+def test_crash_leaves_only_complete_versions(crashed_repositories: Path, crash_point: int) -> None:
+    crashed = crashed_repositories / str(crash_point)
+    for version in repositories.list_versions(crashed, "feed"):
+        checksums.verify_files(repositories.bundle_folder(crashed, "feed", version))
+
+
+@pytest.mark.parametrize("crash_point", range(0, CRASH_POINTS, 3))
+def test_crash_does_not_block_the_next_publication(
+    bundle: Path, crashed_repositories: Path, crash_point: int, tmp_path: Path
+) -> None:
+    crashed = shutil.copytree(crashed_repositories / str(crash_point), tmp_path / "crashed")
+    name, version = publish(bundle, crashed)
+    assert (name, repositories.read_release(crashed, name).version) == ("feed", version)
+    assert version in (2, 3)
+    ranking.load(repositories.bundle_folder(crashed, name, version))
+    versions = {str(published) for published in range(1, version + 1)}
+    assert {file.name for file in (crashed / name).iterdir()} == {*versions, "current.json", ".lock"}
+
+
+def test_crash_of_the_first_publication_leaves_no_model(bundle: Path, tmp_path: Path) -> None:
+    crashed_repositories = crash_publications(bundle, tmp_path / "none yet", tmp_path, 4)
+    for crash_point in range(4):
         crashed = crashed_repositories / str(crash_point)
+        assert not crashed.exists() or repositories.list_models(crashed) == []
+        publish(bundle, crashed)
         assert repositories.list_models(crashed) == ["feed"]
-        assert repositories.read_release(crashed, "feed").version == 1
-        assert files(crashed / "feed" / "1") == files(repository / "feed" / "1")
-
-    @pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
-    def test_crash_leaves_only_complete_versions(self, crashed_repositories: Path, crash_point: int) -> None:
-        crashed = crashed_repositories / str(crash_point)
-        for version in repositories.list_versions(crashed, "feed"):
-            checksums.verify_files(repositories.bundle_folder(crashed, "feed", version))
-
-    @pytest.mark.parametrize("crash_point", range(0, CRASH_POINTS, 3))
-    def test_crash_does_not_block_the_next_publication(
-        self, bundle: Path, crashed_repositories: Path, crash_point: int, tmp_path: Path
-    ) -> None:
-        crashed = shutil.copytree(crashed_repositories / str(crash_point), tmp_path / "crashed")
-        name, version = publish(bundle, crashed)
-        assert (name, repositories.read_release(crashed, name).version) == ("feed", version)
-        assert version in (2, 3)
-        ranking.load(repositories.bundle_folder(crashed, name, version))
-        versions = {str(published) for published in range(1, version + 1)}
-        assert {file.name for file in (crashed / name).iterdir()} == {*versions, "current.json", ".lock"}
-
-    def test_crash_of_the_first_publication_leaves_no_model(self, bundle: Path, tmp_path: Path) -> None:
-        crashed_repositories = crash_publications(bundle, tmp_path / "none yet", tmp_path, 4)
-        for crash_point in range(4):
-            crashed = crashed_repositories / str(crash_point)
-            assert not crashed.exists() or repositories.list_models(crashed) == []
-            publish(bundle, crashed)
-            assert repositories.list_models(crashed) == ["feed"]
-            ranking.load(
-                repositories.bundle_folder(crashed, "feed", repositories.read_release(crashed, "feed").version)
-            )
+        ranking.load(repositories.bundle_folder(crashed, "feed", repositories.read_release(crashed, "feed").version))

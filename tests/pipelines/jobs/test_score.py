@@ -52,73 +52,76 @@ def same_scores(scored: pa.Table, ranker: FrozenRanker, rows: pa.Table) -> bool:
     )
 
 
-class TestScores:
-    def test_scores_equal_the_library_in_the_order_of_the_log(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        counts = score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
-        scored = pq.read_table(tmp_path / "scores.parquet")
-        assert counts == {"scored": day.num_rows, "bad": 0}
-        assert scored.column_names == [*IDS, *TASKS]
-        assert scored.select(IDS).to_pylist() == day.select(IDS).to_pylist()
-        assert same_scores(scored, ranker, day)
+# Scores.
 
-    def test_scores_of_several_files_and_chunks_equal_the_library(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        many = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows))
-        (tmp_path / "log").mkdir()
-        write(day, tmp_path / "log", "a.parquet")
-        write(many, tmp_path / "log", "b.parquet")
-        write(day.slice(0, 3), tmp_path / "log", "c.parquet")
-        score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet", ["click"])
-        whole = pa.concat_tables([day, many, day.slice(0, 3)])
-        scored = pq.read_table(tmp_path / "scores.parquet")
-        assert scored.select(IDS).equals(whole.select(IDS))
-        expected = ranker.score(day, ["click"])["click"].to_numpy()
-        rows = np.concatenate([np.arange(day.num_rows), np.arange(len(many)) % day.num_rows, np.arange(3)])
-        assert np.allclose(scored["click"].to_numpy(), expected[rows], rtol=0, atol=1e-6)
 
-    def test_duplicates_are_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        twice = pa.concat_tables([day, day])
-        counts = score_log(ranker, write(twice, tmp_path), tmp_path / "scores.parquet")
-        assert counts["scored"] == 2 * day.num_rows
-        assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, twice)
+def test_scores_equal_the_library_in_the_order_of_the_log(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    counts = score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+    scored = pq.read_table(tmp_path / "scores.parquet")
+    assert counts == {"scored": day.num_rows, "bad": 0}
+    assert scored.column_names == [*IDS, *TASKS]
+    assert scored.select(IDS).to_pylist() == day.select(IDS).to_pylist()
+    assert same_scores(scored, ranker, day)
 
-    def test_scores_have_the_requested_tasks_in_order(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["watch_time", "click"])
-        scored = pq.read_table(tmp_path / "scores.parquet")
-        assert scored.column_names == [*IDS, "watch_time", "click"]
-        expected = ranker.score(day)
-        for task in ("watch_time", "click"):
-            assert np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
 
-    def test_features_in_the_log_override_the_side_tables(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        rows = day.append_column("price", pa.array([500.0] * day.num_rows))
-        score_log(ranker, write(rows, tmp_path), tmp_path / "scores.parquet", ["click"])
-        scored = pq.read_table(tmp_path / "scores.parquet")["click"].to_numpy()
-        assert np.allclose(scored, ranker.score(rows)["click"].to_numpy(), atol=1e-6)
-        assert not np.allclose(scored, ranker.score(day)["click"].to_numpy(), atol=1e-6)
+def test_scores_of_several_files_and_chunks_equal_the_library(
+    ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+) -> None:
+    many = day.take(pa.array(np.arange(CHUNK_ROWS + 1000) % day.num_rows))
+    (tmp_path / "log").mkdir()
+    write(day, tmp_path / "log", "a.parquet")
+    write(many, tmp_path / "log", "b.parquet")
+    write(day.slice(0, 3), tmp_path / "log", "c.parquet")
+    score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet", ["click"])
+    whole = pa.concat_tables([day, many, day.slice(0, 3)])
+    scored = pq.read_table(tmp_path / "scores.parquet")
+    assert scored.select(IDS).equals(whole.select(IDS))
+    expected = ranker.score(day, ["click"])["click"].to_numpy()
+    rows = np.concatenate([np.arange(day.num_rows), np.arange(len(many)) % day.num_rows, np.arange(3)])
+    assert np.allclose(scored["click"].to_numpy(), expected[rows], rtol=0, atol=1e-6)
 
-    def test_unknown_users_and_items_are_scored(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
-        strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
-        score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet")
-        assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, strangers)
 
-    def test_time_and_user_columns_are_optional(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        timeless = day.drop_columns(["time"])
-        score_log(ranker, write(timeless, tmp_path), tmp_path / "scores.parquet")
-        assert pq.read_table(tmp_path / "scores.parquet").column_names == ["user_id", "item_id", *TASKS]
+def test_duplicates_are_scored(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    twice = pa.concat_tables([day, day])
+    counts = score_log(ranker, write(twice, tmp_path), tmp_path / "scores.parquet")
+    assert counts["scored"] == 2 * day.num_rows
+    assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, twice)
 
-    def test_scores_replace_an_existing_file(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        (tmp_path / "scores.parquet").write_text("old")
-        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
-        assert pq.read_table(tmp_path / "scores.parquet").num_rows == day.num_rows
+
+def test_scores_have_the_requested_tasks_in_order(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["watch_time", "click"])
+    scored = pq.read_table(tmp_path / "scores.parquet")
+    assert scored.column_names == [*IDS, "watch_time", "click"]
+    expected = ranker.score(day)
+    for task in ("watch_time", "click"):
+        assert np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
+
+
+def test_features_in_the_log_override_the_side_tables(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    rows = day.append_column("price", pa.array([500.0] * day.num_rows))
+    score_log(ranker, write(rows, tmp_path), tmp_path / "scores.parquet", ["click"])
+    scored = pq.read_table(tmp_path / "scores.parquet")["click"].to_numpy()
+    assert np.allclose(scored, ranker.score(rows)["click"].to_numpy(), atol=1e-6)
+    assert not np.allclose(scored, ranker.score(day)["click"].to_numpy(), atol=1e-6)
+
+
+def test_unknown_users_and_items_are_scored(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
+    strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
+    score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet")
+    assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, strangers)
+
+
+def test_time_and_user_columns_are_optional(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    timeless = day.drop_columns(["time"])
+    score_log(ranker, write(timeless, tmp_path), tmp_path / "scores.parquet")
+    assert pq.read_table(tmp_path / "scores.parquet").column_names == ["user_id", "item_id", *TASKS]
+
+
+def test_scores_replace_an_existing_file(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "scores.parquet").write_text("old")
+    score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+    assert pq.read_table(tmp_path / "scores.parquet").num_rows == day.num_rows
 
 
 class TestBadRows:
@@ -151,111 +154,120 @@ class TestBadRows:
         assert {file.name for file in tmp_path.iterdir()} == {"log.parquet", "scores.parquet"}
 
 
-class TestFailures:
-    """A failure leaves neither scores nor a temporary file."""
-
-    def test_unknown_task_is_rejected_with_the_known_tasks(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        log = write(day, tmp_path)
-        with pytest.raises(InvalidInputError, match="unknown task 'clack': choose from click, long_view"):
-            score_log(ranker, log, tmp_path / "scores.parquet", ["click", "clack"])
-        assert list(tmp_path.iterdir()) == [log]
-
-    def test_duplicate_task_is_rejected(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInputError, match="is repeated"):
-            score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["click", "click"])
-
-    def test_damaged_later_file_leaves_no_scores(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        (tmp_path / "log").mkdir()
-        write(day, tmp_path / "log", "part-0.parquet")
-        (tmp_path / "log" / "part-1.parquet").write_text("not Parquet")
-        with pytest.raises(LogError, match=r"part-1\.parquet"):
-            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
-        assert [file.name for file in tmp_path.iterdir()] == ["log"]
-
-    def test_missing_column_is_named(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        log = write(day.drop_columns(["surface"]), tmp_path)
-        with pytest.raises(LogError) as caught:
-            score_log(ranker, log, tmp_path / "scores.parquet")
-        assert str(caught.value).startswith(f"{log}: column 'surface' (feature 'surface') is missing")
-        assert list(tmp_path.iterdir()) == [log]
-
-    def test_column_of_wrong_type_is_named(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        log = write(day.append_column("age", pa.array(["old"] * day.num_rows)), tmp_path)
-        with pytest.raises(LogError, match=r"'age'.*write numbers") as caught:
-            score_log(ranker, log, tmp_path / "scores.parquet")
-        assert str(caught.value).startswith(f"{log}: column ")
-        assert list(tmp_path.iterdir()) == [log]
-
-    def test_empty_log_is_rejected(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        log = write(day.slice(0, 0), tmp_path)
-        with pytest.raises(LogError, match="the log is empty: there are no rows to score") as caught:
-            score_log(ranker, log, tmp_path / "scores.parquet")
-        assert str(caught.value).startswith(f"{log}: ")
-        assert list(tmp_path.iterdir()) == [log]
-
-    def test_missing_log_is_rejected(self, ranker: FrozenRanker, tmp_path: Path) -> None:
-        with pytest.raises(LogError, match="no such log"):
-            score_log(ranker, tmp_path / "nothing", tmp_path / "scores.parquet")
-        assert list(tmp_path.iterdir()) == []
-
-    def test_missing_output_folder_is_rejected(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        out = tmp_path / "nowhere" / "scores.parquet"
-        with pytest.raises(OutputError, match="cannot be written") as caught:
-            score_log(ranker, write(day, tmp_path), out)
-        assert str(caught.value).startswith(f"{out}: ")
-
-    def test_failure_keeps_an_existing_output_file(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        (tmp_path / "scores.parquet").write_text("old")
-        (tmp_path / "log").mkdir()
-        write(day, tmp_path / "log", "part-0.parquet")
-        (tmp_path / "log" / "part-1.parquet").write_text("not Parquet")
-        with pytest.raises(LogError):
-            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
-        assert (tmp_path / "scores.parquet").read_text() == "old"
+# A failure leaves neither scores nor a temporary file.
 
 
-class TestDifferingFiles:
-    def test_files_may_differ_in_unused_columns(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        (tmp_path / "log").mkdir()
-        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
-        extra = day.slice(10).append_column("note", pa.array(["new"] * (day.num_rows - 10)))
-        write(extra, tmp_path / "log", "part-1.parquet")
+def test_unknown_task_is_rejected_with_the_known_tasks(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    log = write(day, tmp_path)
+    with pytest.raises(InvalidInputError, match="unknown task 'clack': choose from click, long_view"):
+        score_log(ranker, log, tmp_path / "scores.parquet", ["click", "clack"])
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_duplicate_task_is_rejected(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="is repeated"):
+        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["click", "click"])
+
+
+def test_damaged_later_file_leaves_no_scores(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    write(day, tmp_path / "log", "part-0.parquet")
+    (tmp_path / "log" / "part-1.parquet").write_text("not Parquet")
+    with pytest.raises(LogError, match=r"part-1\.parquet"):
         score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
-        assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, day)
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
-    def test_files_may_differ_in_the_unit_of_time(self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-        (tmp_path / "log").mkdir()
-        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
-        finer = day.slice(10).set_column(2, "time", day["time"].slice(10).cast(pa.timestamp("ns")))
-        write(finer, tmp_path / "log", "part-1.parquet")
+
+def test_missing_column_is_named(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    log = write(day.drop_columns(["surface"]), tmp_path)
+    with pytest.raises(LogError) as caught:
+        score_log(ranker, log, tmp_path / "scores.parquet")
+    assert str(caught.value).startswith(f"{log}: column 'surface' (feature 'surface') is missing")
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_column_of_wrong_type_is_named(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    log = write(day.append_column("age", pa.array(["old"] * day.num_rows)), tmp_path)
+    with pytest.raises(LogError, match=r"'age'.*write numbers") as caught:
+        score_log(ranker, log, tmp_path / "scores.parquet")
+    assert str(caught.value).startswith(f"{log}: column ")
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_empty_log_is_rejected(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    log = write(day.slice(0, 0), tmp_path)
+    with pytest.raises(LogError, match="the log is empty: there are no rows to score") as caught:
+        score_log(ranker, log, tmp_path / "scores.parquet")
+    assert str(caught.value).startswith(f"{log}: ")
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_missing_log_is_rejected(ranker: FrozenRanker, tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no such log"):
+        score_log(ranker, tmp_path / "nothing", tmp_path / "scores.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_output_folder_is_rejected(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    out = tmp_path / "nowhere" / "scores.parquet"
+    with pytest.raises(OutputError, match="cannot be written") as caught:
+        score_log(ranker, write(day, tmp_path), out)
+    assert str(caught.value).startswith(f"{out}: ")
+
+
+def test_failure_keeps_an_existing_output_file(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "scores.parquet").write_text("old")
+    (tmp_path / "log").mkdir()
+    write(day, tmp_path / "log", "part-0.parquet")
+    (tmp_path / "log" / "part-1.parquet").write_text("not Parquet")
+    with pytest.raises(LogError):
         score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
-        assert pq.read_table(tmp_path / "scores.parquet")["time"].to_pylist() == day["time"].to_pylist()
+    assert (tmp_path / "scores.parquet").read_text() == "old"
 
-    def test_time_that_the_type_of_the_first_file_cannot_represent_is_rejected(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        (tmp_path / "log").mkdir()
-        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
-        odd = [time + timedelta(microseconds=7) for time in day["time"].slice(10).to_pylist()]
-        later = write(
-            day.slice(10).set_column(2, "time", pa.array(odd, pa.timestamp("us"))), tmp_path / "log", "part-1.parquet"
-        )
-        with pytest.raises(LogError) as caught:
-            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
-        assert str(later) in str(caught.value)
 
-    def test_time_column_in_only_some_files_is_rejected(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        (tmp_path / "log").mkdir()
-        write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
-        later = write(day.slice(10).drop_columns(["time"]), tmp_path / "log", "part-1.parquet")
-        with pytest.raises(LogError, match="time") as caught:
-            score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
-        assert str(later) in str(caught.value)
-        assert [file.name for file in tmp_path.iterdir()] == ["log"]
+# Differing files.
+
+
+def test_files_may_differ_in_unused_columns(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+    extra = day.slice(10).append_column("note", pa.array(["new"] * (day.num_rows - 10)))
+    write(extra, tmp_path / "log", "part-1.parquet")
+    score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+    assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, day)
+
+
+def test_files_may_differ_in_the_unit_of_time(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+    finer = day.slice(10).set_column(2, "time", day["time"].slice(10).cast(pa.timestamp("ns")))
+    write(finer, tmp_path / "log", "part-1.parquet")
+    score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+    assert pq.read_table(tmp_path / "scores.parquet")["time"].to_pylist() == day["time"].to_pylist()
+
+
+def test_time_that_the_type_of_the_first_file_cannot_represent_is_rejected(
+    ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+) -> None:
+    (tmp_path / "log").mkdir()
+    write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+    odd = [time + timedelta(microseconds=7) for time in day["time"].slice(10).to_pylist()]
+    later = write(
+        day.slice(10).set_column(2, "time", pa.array(odd, pa.timestamp("us"))), tmp_path / "log", "part-1.parquet"
+    )
+    with pytest.raises(LogError) as caught:
+        score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+    assert str(later) in str(caught.value)
+
+
+def test_time_column_in_only_some_files_is_rejected(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    write(day.slice(0, 10), tmp_path / "log", "part-0.parquet")
+    later = write(day.slice(10).drop_columns(["time"]), tmp_path / "log", "part-1.parquet")
+    with pytest.raises(LogError, match="time") as caught:
+        score_log(ranker, tmp_path / "log", tmp_path / "scores.parquet")
+    assert str(later) in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
 def test_output_has_the_available_ids_before_the_scores(shop: Shop) -> None:

@@ -60,91 +60,98 @@ def outcomes(study: StudyFolder) -> list[str]:
     return [trial_outcome(t) for t in study.trials()]
 
 
-class TestTrials:
-    def test_trial_with_the_lowest_loss_is_the_best(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        fake_trainings(monkeypatch, training_with_losses(3.0), training_with_losses(1.0), training_with_losses(2.0))
-        run_worker(study.path, 3)
-        assert [t.value for t in study.ranked_trials()] == [1.0, 2.0, 3.0]
-        best = study.ranked_trials()[0]
-        run = RunFolder(study.run_folder(best.number))
-        assert load_config(study.best_file) == load_config(run.config) == study.trial_config(best)
+# Trials.
 
-    def test_trials_that_are_not_the_best_keep_no_weights(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fake_trainings(
-            monkeypatch,
-            training_with_losses(3.0),
-            training_with_losses(1.0),
-            training_with_losses(2.0),
-            training_with_losses(0.5, converged=False),
-        )
-        run_worker(study.path, 4)
-        kept = {n: RunFolder(study.run_folder(n)) for n in range(4)}
-        assert [run.best.exists() and run.encoder.exists() for run in kept.values()] == [False, True, False, False]
-        assert all(run.config.exists() and run.selection.exists() for run in kept.values())
 
-    @pytest.mark.parametrize("selection", [{"converged": False}, {"snapped_codes": 2}])
-    def test_unconverged_trial_with_the_lowest_loss_is_disregarded(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, selection: dict[str, Any]
-    ) -> None:
-        fake_trainings(monkeypatch, training_with_losses(2.0), training_with_losses(0.1, **selection))
-        run_worker(study.path, 2)
-        assert outcomes(study) == ["converged", "unconverged"]
-        summary = summarize(study)
-        assert summary["best"]["loss"] == 2.0
-        assert [row["loss"] for row in summary["table"]] == [2.0]
-        assert summary["trials"] == {"converged": 1, "unconverged": 1}
+def test_trial_with_the_lowest_loss_is_the_best(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trainings(monkeypatch, training_with_losses(3.0), training_with_losses(1.0), training_with_losses(2.0))
+    run_worker(study.path, 3)
+    assert [t.value for t in study.ranked_trials()] == [1.0, 2.0, 3.0]
+    best = study.ranked_trials()[0]
+    run = RunFolder(study.run_folder(best.number))
+    assert load_config(study.best_file) == load_config(run.config) == study.trial_config(best)
 
-    @pytest.mark.parametrize(
-        "failure",
-        [RankerError("step 3: the loss of click is not finite"), ZeroDivisionError("x"), OSError("disk full")],
+
+def test_trials_that_are_not_the_best_keep_no_weights(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trainings(
+        monkeypatch,
+        training_with_losses(3.0),
+        training_with_losses(1.0),
+        training_with_losses(2.0),
+        training_with_losses(0.5, converged=False),
     )
-    def test_failed_trial_is_recorded_and_the_study_continues(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, failure: Exception
-    ) -> None:
-        fake_trainings(monkeypatch, failure, training_with_losses(2.0))
+    run_worker(study.path, 4)
+    kept = {n: RunFolder(study.run_folder(n)) for n in range(4)}
+    assert [run.best.exists() and run.encoder.exists() for run in kept.values()] == [False, True, False, False]
+    assert all(run.config.exists() and run.selection.exists() for run in kept.values())
+
+
+@pytest.mark.parametrize("selection", [{"converged": False}, {"snapped_codes": 2}])
+def test_unconverged_trial_with_the_lowest_loss_is_disregarded(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch, selection: dict[str, Any]
+) -> None:
+    fake_trainings(monkeypatch, training_with_losses(2.0), training_with_losses(0.1, **selection))
+    run_worker(study.path, 2)
+    assert outcomes(study) == ["converged", "unconverged"]
+    summary = summarize(study)
+    assert summary["best"]["loss"] == 2.0
+    assert [row["loss"] for row in summary["table"]] == [2.0]
+    assert summary["trials"] == {"converged": 1, "unconverged": 1}
+
+
+@pytest.mark.parametrize(
+    "failure", [RankerError("step 3: the loss of click is not finite"), ZeroDivisionError("x"), OSError("disk full")]
+)
+def test_failed_trial_is_recorded_and_the_study_continues(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    fake_trainings(monkeypatch, failure, training_with_losses(2.0))
+    run_worker(study.path, 2)
+    assert outcomes(study) == ["failed", "converged"]
+    assert str(failure) in study.trials()[0].user_attrs["reason"]
+    assert str(failure) in study.run_folder(0).with_suffix(".log").read_text()
+
+
+def test_trial_with_a_nan_loss_fails(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trainings(monkeypatch, training_with_losses(math.nan))
+    run_worker(study.path, 1)
+    assert outcomes(study) == ["failed"]
+    assert "no trial converged" in format_summary(summarize(study))
+    assert not study.best_file.exists()
+
+
+def test_worker_with_an_unusable_log_stops(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_trainings(monkeypatch, LogError("log: no such log"), training_with_losses(1.0))
+    with pytest.raises(SystemExit):
         run_worker(study.path, 2)
-        assert outcomes(study) == ["failed", "converged"]
-        assert str(failure) in study.trials()[0].user_attrs["reason"]
-        assert str(failure) in study.run_folder(0).with_suffix(".log").read_text()
+    assert "log: no such log" in capsys.readouterr().err
 
-    def test_trial_with_a_nan_loss_fails(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        fake_trainings(monkeypatch, training_with_losses(math.nan))
-        run_worker(study.path, 1)
-        assert outcomes(study) == ["failed"]
-        assert "no trial converged" in format_summary(summarize(study))
-        assert not study.best_file.exists()
 
-    def test_worker_with_an_unusable_log_stops(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        fake_trainings(monkeypatch, LogError("log: no such log"), training_with_losses(1.0))
-        with pytest.raises(SystemExit):
-            run_worker(study.path, 2)
-        assert "log: no such log" in capsys.readouterr().err
+def test_worker_counts_trials_of_earlier_calls(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trainings(monkeypatch, training_with_losses(2.0), training_with_losses(1.0), training_with_losses(3.0))
+    run_worker(study.path, 1)
+    run_worker(study.path, 1)
+    assert len(study.trials()) == 1
+    run_worker(study.path, 3)
+    assert len(study.trials()) == 3
 
-    def test_worker_counts_trials_of_earlier_calls(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        fake_trainings(monkeypatch, training_with_losses(2.0), training_with_losses(1.0), training_with_losses(3.0))
-        run_worker(study.path, 1)
-        run_worker(study.path, 1)
-        assert len(study.trials()) == 1
+
+def test_worker_after_its_deadline_starts_no_trial(study: StudyFolder) -> None:
+    run_worker(study.path, 1, deadline=0.0)
+    assert study.trials() == []
+
+
+def test_one_worker_samples_the_same_settings_every_time(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = []
+    for name in ("a", "b"):
+        fake_trainings(monkeypatch, *[training_with_losses(2.0)] * 3)
+        study = StudyFolder.create(shop.folder / name, shop.config())
         run_worker(study.path, 3)
-        assert len(study.trials()) == 3
-
-    def test_worker_after_its_deadline_starts_no_trial(self, study: StudyFolder) -> None:
-        run_worker(study.path, 1, deadline=0.0)
-        assert study.trials() == []
-
-    def test_one_worker_samples_the_same_settings_every_time(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        settings = []
-        for name in ("a", "b"):
-            fake_trainings(monkeypatch, *[training_with_losses(2.0)] * 3)
-            study = StudyFolder.create(shop.folder / name, shop.config())
-            run_worker(study.path, 3)
-            settings.append([t.params for t in study.trials()])
-        assert settings[0] == settings[1]
-        assert settings[0][0] != settings[0][1] != settings[0][2]
+        settings.append([t.params for t in study.trials()])
+    assert settings[0] == settings[1]
+    assert settings[0][0] != settings[0][1] != settings[0][2]
 
 
 class TestPruning:
@@ -190,64 +197,73 @@ class TestPruning:
         assert self.outcome_after_five(study, monkeypatch, training_with_losses(99.0, 98.0)) == "converged"
 
 
-class TestAbandonedTrials:
-    def test_abandoned_trial_is_retried_once_with_the_same_settings(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for expected in (["abandoned"], ["abandoned", "failed"]):
-            lease = study.lease(9, 0)
-            assert lease is not None
-            lease.lock.close()  # as the operating system does when a process dies
-            study.run_folder(lease.trial.number).mkdir()
-            assert outcomes(study)[: len(expected)] == expected
-        fake_trainings(monkeypatch, training_with_losses(1.0))
-        run_worker(study.path, 2)  # failed trials count, abandoned ones do not
-        assert outcomes(study) == ["abandoned", "failed", "converged"]
-        first, second, third = study.trials()
-        assert first.params == second.params != third.params
-        assert not study.run_folder(0).exists()
-        assert len(study.ended_trials()) == 2
+# Abandoned trials.
 
-    def test_trial_that_died_while_recording_its_outcome_is_abandoned(self, study: StudyFolder) -> None:
-        lease = study.lease(2, 0)
+
+def test_abandoned_trial_is_retried_once_with_the_same_settings(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for expected in (["abandoned"], ["abandoned", "failed"]):
+        lease = study.lease(9, 0)
         assert lease is not None
-        lease.trial.set_user_attr("outcome", "converged")
-        lease.lock.close()
-        retry = study.lease(2, 0)
-        assert retry is not None
-        assert outcomes(study)[0] == "abandoned"
-        assert retry.trial.params == lease.trial.params
-
-    def test_running_trial_is_not_leased_again(self, study: StudyFolder) -> None:
-        lease = study.lease(2, 0)
-        assert lease is not None
-        second_lease = study.lease(2, 1)
-        assert second_lease is not None
-        assert second_lease.trial.number != lease.trial.number
-        assert study.lease(2, 2) is None
+        lease.lock.close()  # as the operating system does when a process dies
+        study.run_folder(lease.trial.number).mkdir()
+        assert outcomes(study)[: len(expected)] == expected
+    fake_trainings(monkeypatch, training_with_losses(1.0))
+    run_worker(study.path, 2)  # failed trials count, abandoned ones do not
+    assert outcomes(study) == ["abandoned", "failed", "converged"]
+    first, second, third = study.trials()
+    assert first.params == second.params != third.params
+    assert not study.run_folder(0).exists()
+    assert len(study.ended_trials()) == 2
 
 
-class TestStudyFolder:
-    def test_create_study_with_a_different_configuration_fails(self, shop: Shop, study: StudyFolder) -> None:
-        StudyFolder.create(study.path, shop.config())
-        with pytest.raises(ConfigError, match=r"study of a different configuration: model\.experts was 3, now it is 4"):
-            StudyFolder.create(study.path, shop.config(model={"experts": 4}))
-        with pytest.raises(ConfigError, match=r"tune\.model\.dropout was None"):
-            StudyFolder.create(study.path, shop.config(tune={"model.dropout": [0.1]}))
+def test_trial_that_died_while_recording_its_outcome_is_abandoned(study: StudyFolder) -> None:
+    lease = study.lease(2, 0)
+    assert lease is not None
+    lease.trial.set_user_attr("outcome", "converged")
+    lease.lock.close()
+    retry = study.lease(2, 0)
+    assert retry is not None
+    assert outcomes(study)[0] == "abandoned"
+    assert retry.trial.params == lease.trial.params
 
-    def test_create_study_in_a_folder_with_other_trials_fails(self, shop: Shop) -> None:
-        (shop.folder / "study" / "trials" / "mine").mkdir(parents=True)
-        with pytest.raises(OutputError, match=r"contains trials but no config\.toml"):
-            StudyFolder.create(shop.folder / "study", shop.config())
 
-    def test_create_study_below_a_file_fails(self, shop: Shop) -> None:
-        (shop.folder / "file").write_text("mine")
-        with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
-            StudyFolder.create(shop.folder / "file" / "study", shop.config())
+def test_running_trial_is_not_leased_again(study: StudyFolder) -> None:
+    lease = study.lease(2, 0)
+    assert lease is not None
+    second_lease = study.lease(2, 1)
+    assert second_lease is not None
+    assert second_lease.trial.number != lease.trial.number
+    assert study.lease(2, 2) is None
 
-    def test_create_study_of_single_task_models_fails(self, shop: Shop) -> None:
-        with pytest.raises(ConfigError, match="a separate model for each task"):
-            StudyFolder.create(shop.folder / "study", shop.config(model={"gate": {"kind": "single_task"}}))
+
+# Study folder.
+
+
+def test_create_study_with_a_different_configuration_fails(shop: Shop, study: StudyFolder) -> None:
+    StudyFolder.create(study.path, shop.config())
+    with pytest.raises(ConfigError, match=r"study of a different configuration: model\.experts was 3, now it is 4"):
+        StudyFolder.create(study.path, shop.config(model={"experts": 4}))
+    with pytest.raises(ConfigError, match=r"tune\.model\.dropout was None"):
+        StudyFolder.create(study.path, shop.config(tune={"model.dropout": [0.1]}))
+
+
+def test_create_study_in_a_folder_with_other_trials_fails(shop: Shop) -> None:
+    (shop.folder / "study" / "trials" / "mine").mkdir(parents=True)
+    with pytest.raises(OutputError, match=r"contains trials but no config\.toml"):
+        StudyFolder.create(shop.folder / "study", shop.config())
+
+
+def test_create_study_below_a_file_fails(shop: Shop) -> None:
+    (shop.folder / "file").write_text("mine")
+    with pytest.raises(OutputError, match=f"{shop.folder}/file is a file, not a folder"):
+        StudyFolder.create(shop.folder / "file" / "study", shop.config())
+
+
+def test_create_study_of_single_task_models_fails(shop: Shop) -> None:
+    with pytest.raises(ConfigError, match="a separate model for each task"):
+        StudyFolder.create(shop.folder / "study", shop.config(model={"gate": {"kind": "single_task"}}))
 
 
 def test_format_summary_names_settings_and_importances(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,20 +129,19 @@ def test_tune_repeated_after_a_kill_continues_the_study(
     assert (folder / "trials" / "1" / "selection.json").exists()
 
 
-class TestTuneCommand:
-    def test_tune_with_an_invalid_range_names_it(
-        self, shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        file = config_file(shop)
-        file.write_text(file.read_text().replace('"model.expert_layers"', '"model.expert_layer"'))
-        assert main(["tune", str(file), "--study", str(tmp_path / "study")]) == 1
-        stderr = capsys.readouterr().err
-        assert stderr.startswith('ranker: tune."model.expert_layer": [4] is not a valid value: ')
-        assert not (tmp_path / "study").exists()
+# Tune command.
 
-    @pytest.mark.slow
-    def test_tune_without_a_converged_trial_fails(
-        self, shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["tune", str(config_file(shop)), "--study", str(tmp_path / "study"), "--timeout", "1"]) == 1
-        assert "no trial converged" in capsys.readouterr().err
+
+def test_tune_with_an_invalid_range_names_it(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config_file(shop)
+    file.write_text(file.read_text().replace('"model.expert_layers"', '"model.expert_layer"'))
+    assert main(["tune", str(file), "--study", str(tmp_path / "study")]) == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith('ranker: tune."model.expert_layer": [4] is not a valid value: ')
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.slow
+def test_tune_without_a_converged_trial_fails(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(config_file(shop)), "--study", str(tmp_path / "study"), "--timeout", "1"]) == 1
+    assert "no trial converged" in capsys.readouterr().err
