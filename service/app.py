@@ -58,7 +58,7 @@ def create_app(
         OutputError: The feedback folder is not writable.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
-    feedback = FeedbackWriter.from_settings(settings)
+    writer = FeedbackWriter.from_settings(settings)
     models, metrics, tracer = ModelRegistry(settings.default_model, barrier), Metrics(), tracing.from_environment()
     reconciler = Reconciler(settings, models, metrics)
     if on_startup_failure is None:
@@ -81,8 +81,8 @@ def create_app(
         engine.close()
         if feature_store is not None:
             await feature_store.close()
-        if feedback is not None:
-            feedback.close()
+        if writer is not None:
+            writer.close()
         if tracer is not None:
             tracer.close()
 
@@ -104,11 +104,7 @@ def create_app(
         customize_openapi(app, requires_keys=keyring is not None)
         return app
 
-    main = [
-        ranking_routes(settings, models, engine, shadows),
-        model_routes(models),
-        feedback_routes(settings, feedback),
-    ]
+    main = [ranking_routes(settings, models, engine, shadows), model_routes(models), feedback_routes(settings, writer)]
     operations = [metrics_routes(metrics), repository_routes(settings, models, reconciler)]
     if operations_port is None:
         return build(*main, *operations)

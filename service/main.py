@@ -185,9 +185,8 @@ def _create_process_app(
 
 def _require_no_gpu(settings: Settings) -> None:
     if settings.backend == "cuda" or (settings.backend == "auto" and has_gpu()):
-        raise RankerError(
-            f"workers = {settings.workers}: one process owns a GPU; serve with 1, or choose another backend"
-        )
+        reason = "one process owns a GPU; serve with 1, or choose another backend"
+        raise RankerError(f"workers = {settings.workers}: {reason}")
 
 
 def _raise_file_limit(settings: Settings) -> None:
@@ -221,7 +220,6 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise RankerError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another {option} or --host"
-        ) from None
+        reason = f"cannot be listened on ({error.strerror}); choose another {option} or --host"
+        raise RankerError(f"{host}:{port} {reason}") from None
     return listener

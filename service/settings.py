@@ -161,9 +161,8 @@ def load_settings(
         ConfigError: The file cannot be read, or a setting is unknown or invalid. The message names the source.
     """
     sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_toml(file)}
-    sources["the environment"] = {
-        name: environ[PREFIX + name.upper()] for name in Settings.model_fields if PREFIX + name.upper() in environ
-    }
+    variables = {name: PREFIX + name.upper() for name in Settings.model_fields}
+    sources["the environment"] = {name: environ[text] for name, text in variables.items() if text in environ}
     sources["the command line"] = {name: value for name, value in options.items() if value is not None}
     merged = {name: value for values in sources.values() for name, value in values.items()}
     try:

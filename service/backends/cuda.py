@@ -48,15 +48,9 @@ class BatchBuffers:
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors in a fixed order."""
-        bags = [*self.shared.bags, *self.items.bags]
-        return [
-            self.shared.ids,
-            self.shared.dense,
-            self.items.ids,
-            self.items.dense,
-            self.request_index,
-            *(tensor for bag in bags for tensor in (bag.values, bag.lengths)),
-        ]
+        shared, items = self.shared, self.items
+        bags = [tensor for bag in (*shared.bags, *items.bags) for tensor in (bag.values, bag.lengths)]
+        return [shared.ids, shared.dense, items.ids, items.dense, self.request_index, *bags]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> BatchBuffers:
         """Apply a function to each tensor."""
@@ -161,14 +155,9 @@ class _Bucket:
 
 
 def _bucket_size(batch: RequestBatch, tasks: Sequence[str]) -> BucketSize:
-    bags = [*batch.shared.bags, *batch.items.bags]
-    requests = len(batch.shared)
-    return BucketSize(
-        tuple(tasks),
-        bucket_size(len(batch)),
-        1 if requests == 1 else bucket_size(requests),
-        tuple(bucket_size(len(bag.values)) for bag in bags),
-    )
+    requests = 1 if len(batch.shared) == 1 else bucket_size(len(batch.shared))
+    bag_values = tuple(bucket_size(len(bag.values)) for bag in (*batch.shared.bags, *batch.items.bags))
+    return BucketSize(tuple(tasks), bucket_size(len(batch)), requests, bag_values)
 
 
 def _zeros(rows: int, ids: int, bag_values: Sequence[int], dense: int) -> TorchBatch:

@@ -93,9 +93,8 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
             if not self._scheduler:
                 return False
             slices, expired = self._scheduler.take(time.monotonic())
-        replies: list[Reply] = [
-            (entry.reply, DeadlineExceededError("the deadline passed before scoring started")) for entry in expired
-        ]
+        reason = "the deadline passed before scoring started"
+        replies: list[Reply] = [(entry.reply, DeadlineExceededError(reason)) for entry in expired]
         _deliver(replies + (self._score_batch(slices) if slices else []))
         return True
 

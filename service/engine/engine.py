@@ -124,9 +124,8 @@ class Engine:
         deadline = timer.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(features))
         try:
-            parts = await self._batcher.submit(
-                (model, tasks), QueuedRequest(features, timer, counted), len(features), deadline
-            )
+            queued = QueuedRequest(features, timer, counted)
+            parts = await self._batcher.submit((model, tasks), queued, len(features), deadline)
         except DeadlineExceededError:
             raise _deadline_exceeded(deadline_ms, timer) from None
         finally:
@@ -141,11 +140,8 @@ class Engine:
     def _score_batch(self, key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
         """Score a batch and record its metrics."""
         results = score_batch(key, requests)
-        counted = [
-            result
-            for result, queued in zip(results, requests, strict=True)
-            if isinstance(result, RequestScores) and queued.counted
-        ]
+        pairs = zip(results, requests, strict=True)
+        counted = [result for result, queued in pairs if isinstance(result, RequestScores) and queued.counted]
         if counted:
             model, tasks = key
             scores = np.concatenate([result.scores for result in counted])

@@ -85,9 +85,8 @@ class EntityEncoder:
         self.cross_parts, self._id_column = layout.cross_parts, schema.id_column(owner)
         self._encoder, self._index = layout.encoder, ranker.encoded.get(owner)
         nulls = fill_features(pa.table({"": pa.nulls(1)}), schema, {})
-        self._unknown = EntityFeatures.from_encoded(
-            layout.encoder.encode(nulls), layout.encoder.hash_features(nulls, layout.cross_parts)
-        )
+        hashes = layout.encoder.hash_features(nulls, layout.cross_parts)
+        self._unknown = EntityFeatures.from_encoded(layout.encoder.encode(nulls), hashes)
         id_features = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
         readers: dict[str, InputFeature] = {}
         for feature in (*id_features, *schema.numbers):
@@ -137,19 +136,15 @@ class EntityEncoder:
         if plan.numbers:
             numbers = to_float64([columns[feature.column] for feature in plan.numbers], plan.numbers)
             numerics = len(plan.shift)
-            singles += [
-                bucketizer.rows_from_values(numbers[:, numerics + i]) for i, bucketizer in enumerate(plan.bucketizers)
-            ]
+            singles += [buckets.rows_from_values(numbers[:, i]) for i, buckets in enumerate(plan.bucketizers, numerics)]
             if numerics:
-                self._overwrite_numerics(encoded, plan, numbers[:, :numerics], keep)
+                self._write_numbers(encoded, plan, numbers[:, :numerics], keep)
         if singles:
             ids = np.stack(singles, 1)
             written = _write_columns(encoded.ids, plan.single_columns, ids, ids != MISSING, keep)
             encoded.missing[:, plan.single_missing] &= ~written
 
-    def _overwrite_numerics(
-        self, encoded: EntityFeatures, plan: ColumnPlan, numbers: FloatArray, keep: Mask | None
-    ) -> None:
+    def _write_numbers(self, encoded: EntityFeatures, plan: ColumnPlan, numbers: FloatArray, keep: Mask | None) -> None:
         if plan.log_numerics is not None:
             numbers[:, plan.log_numerics] = transform_numbers(numbers[:, plan.log_numerics], "log1p")
         numbers = scale_numbers(numbers, plan.shift, plan.scale)

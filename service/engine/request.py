@@ -31,9 +31,8 @@ class RawFeatures:
     def slice(self, start: int, stop: int) -> RawFeatures:
         """Return the rows [start, stop)."""
         ids = None if self.ids is None else self.ids[start:stop]
-        columns, stored = (
-            {name: values[start:stop] for name, values in mapping.items()} for mapping in (self.columns, self.stored)
-        )
+        columns = {name: values[start:stop] for name, values in self.columns.items()}
+        stored = {name: values[start:stop] for name, values in self.stored.items()}
         return RawFeatures(ids, columns, stored)
 
 
@@ -63,9 +62,8 @@ class FeatureRequest:
 
     def slice(self, start: int, stop: int) -> FeatureRequest:
         """Return the candidates [start, stop) of a single request."""
-        return FeatureRequest(
-            {**self.owners, "item": self.owners["item"].slice(start, stop)}, [stop - start], self.signature
-        )
+        items = self.owners["item"].slice(start, stop)
+        return FeatureRequest({**self.owners, "item": items}, [stop - start], self.signature)
 
     @staticmethod
     def concat(requests: Sequence[FeatureRequest]) -> FeatureRequest:
@@ -79,9 +77,8 @@ class FeatureRequest:
             stored = {name: concat([part.stored[name] for part in parts]) for name in first.stored}
             ids = None if first.ids is None else concat([part.ids for part in parts])
             owners[owner] = RawFeatures(ids, columns, stored)
-        return FeatureRequest(
-            owners, [count for request in requests for count in request.counts], requests[0].signature
-        )
+        counts = [count for request in requests for count in request.counts]
+        return FeatureRequest(owners, counts, requests[0].signature)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -76,9 +76,7 @@ class MissingFeatures:
         width, cells = len(self.features), self.mask().tobytes()
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         pattern_index = {pattern: i for i, pattern in enumerate(dict.fromkeys(rows))}
-        names = [
-            [name for name, missing in zip(self.features, pattern, strict=True) if missing] for pattern in pattern_index
-        ]
+        names = [list(compress(self.features, pattern)) for pattern in pattern_index]
         return names, [pattern_index[row] for row in rows]
 
 
@@ -122,9 +120,8 @@ class RequestEncoder:
         }
         shared_hashes = hashes["user"] | hashes["context"]
         item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
-        return RequestBatch(
-            self._shared.assemble(entities, shared_hashes), self._items.assemble(entities, item_hashes), request_index
-        )
+        shared = self._shared.assemble(entities, shared_hashes)
+        return RequestBatch(shared, self._items.assemble(entities, item_hashes), request_index)
 
     def missing(self, batch: RequestBatch, counts: Sequence[int]) -> Iterator[MissingFeatures]:
         """Yield the missing features of each request.
@@ -158,9 +155,8 @@ class FeatureGroupAssembler:
         self._ids = _positions([f.name for f in group.singles], [f.name for f in singles])
         self._bags = _positions([f.name for f in group.bags], [f.name for part in parts for f in part.bags])
         dense = _dense_columns(encoder, encoder.schema)
-        self._dense = _positions(
-            [dense[i] for i in group.dense], [column for part in parts for column in _dense_columns(encoder, part)]
-        )
+        available = [column for part in parts for column in _dense_columns(encoder, part)]
+        self._dense = _positions([dense[i] for i in group.dense], available)
         inputs = [encoder.schema.inputs[i].name for i in group.missing]
         self._missing = _positions(inputs, [f.name for part in parts for f in part.inputs])
 

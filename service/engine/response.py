@@ -129,9 +129,8 @@ def objective_weights(
     names = [task.name for task in tasks]
     for task in requested or {}:
         if task not in names:
-            raise InvalidRequestError(
-                f"objective.{task}", f"is not among the tasks that are scored: {', '.join(names)}"
-            )
+            reason = f"is not among the tasks that are scored: {', '.join(names)}"
+            raise InvalidRequestError(f"objective.{task}", reason)
     bundle_objective = {task: weight for task, weight in ranker.objective.items() if task in names}
     objective = requested or bundle_objective or {names[0]: 1.0}
     return np.array([objective.get(name, 0.0) for name in names])

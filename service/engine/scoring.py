@@ -38,9 +38,8 @@ class RequestScores:
         """Join the candidates of all slices of one request."""
         if len(parts) == 1:
             return parts[0]
-        return RequestScores(
-            np.concatenate([part.scores for part in parts]), MissingFeatures.concat([part.missing for part in parts])
-        )
+        scores = np.concatenate([part.scores for part in parts])
+        return RequestScores(scores, MissingFeatures.concat([part.missing for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -111,19 +110,13 @@ def _encode(encoder: RequestEncoder, requests: Sequence[QueuedRequest]) -> Reque
         raise InvalidInputError(error.field, error.reason, row) from None
 
 
-def _score(
-    model: LoadedModel, batch: RequestBatch, tasks: Sequence[str], counts: Sequence[int]
-) -> Iterator[RequestScores]:
+def _score(model: LoadedModel, batch: RequestBatch, tasks: Sequence[str], counts: list[int]) -> Iterator[RequestScores]:
     """Score encoded requests; ``counts`` holds the number of candidates of each."""
     scores = model.backend.scores(batch, tasks)
     if len(scores) != sum(counts):
         raise ValueError(f"{len(scores)} scores for {sum(counts)} candidates")
-    stops = np.cumsum(counts).tolist()
-    missing_features = model.encoder.missing(batch, counts)
-    return (
-        RequestScores(scores[stop - count : stop], missing)
-        for count, stop, missing in zip(counts, stops, missing_features, strict=True)
-    )
+    parts = zip(counts, np.cumsum(counts).tolist(), model.encoder.missing(batch, counts), strict=True)
+    return (RequestScores(scores[stop - count : stop], missing) for count, stop, missing in parts)
 
 
 def _end_stage(stage: Literal["queue", "look-up", "forward"], requests: Sequence[QueuedRequest]) -> None:

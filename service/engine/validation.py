@@ -104,12 +104,11 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
     _require_distinct(ids)
     for column, values in columns.items():
         if len(values) != len(ids):
-            raise InvalidRequestError(
-                f"items.features.{column}", f"has {len(values)} values for {len(ids)} ids: send one value per id"
-            )
+            reason = f"has {len(values)} values for {len(ids)} ids: send one value per id"
+            raise InvalidRequestError(f"items.features.{column}", reason)
     user = {name: [value] for name, value in options.user.features.items()}
     context = {name: [value] for name, value in options.context.items()}
-    id_types = _id_types(ids)
+    id_types = frozenset(map(type, ids) if isinstance(ids, list) else [type(ids)])
     user_signature = _validate_columns("user", user, readable["user"])
     context_signature = _validate_columns("context", context, readable["context"])
     columns = _to_canonical(columns, readable["item"])
@@ -120,15 +119,8 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
         "context": RawFeatures(None, context),
         "item": RawFeatures(ids, columns, stored.columns.get("item", {})),
     }
-    mixed_ids = len(id_types) > 1
     has_arrow = any(isinstance(values, pa.Array) for values in (ids, *columns.values()))
-    return FeatureRequest(owners, [len(ids)], None if mixed_ids or has_arrow else signature)
-
-
-def _id_types(ids: Values) -> frozenset[type]:
-    if isinstance(ids, list):
-        return frozenset(map(type, ids))
-    return frozenset([type(ids)])
+    return FeatureRequest(owners, [len(ids)], None if has_arrow or len(id_types) > 1 else signature)
 
 
 def _require_distinct(ids: Values) -> None:
@@ -137,9 +129,8 @@ def _require_distinct(ids: Values) -> None:
         values = to_list(ids)
         repeated = next(value for value, count in Counter(values).items() if count > 1)
         first, second = [i for i, value in enumerate(values) if value == repeated][:2]
-        raise InvalidRequestError(
-            f"items[{second}].id", f"candidate {repeated!r} is already at index {first}: send each candidate once"
-        )
+        reason = f"candidate {repeated!r} is already at index {first}: send each candidate once"
+        raise InvalidRequestError(f"items[{second}].id", reason)
 
 
 def _to_canonical(columns: Mapping[str, Values], readable: Mapping[str, InputFeature]) -> Mapping[str, Values]:
@@ -208,9 +199,8 @@ def _value_type(values: Values, feature: InputFeature) -> type:
     if not are_ids(ids, types):
         _reject(values, feature, _is_list_of_ids if isinstance(feature, PooledFeature) else _is_id)
     if {int, str} <= types:
-        raise InvalidRequestError(
-            f"{_field_path(feature.owner)}.{feature.column}", "mixes integers and strings: send one of the two"
-        )
+        field = f"{_field_path(feature.owner)}.{feature.column}"
+        raise InvalidRequestError(field, "mixes integers and strings: send one of the two")
     return int if int in types else str if str in types else NoneType
 
 
@@ -240,10 +230,8 @@ def _is_number(value: Any) -> bool:
 def _reject(values: Sequence[Any], feature: InputFeature, is_allowed: Callable[[Any], bool]) -> NoReturn:
     """Raise an error about the first value that is not allowed."""
     row = next(row for row, value in enumerate(values) if not is_allowed(value))
-    raise InvalidRequestError(
-        f"{_field_path(feature.owner, row)}.{feature.column}",
-        f"must be {ALLOWED_VALUES[feature.kind]}, not {repr(values[row]):.80}",
-    )
+    field = f"{_field_path(feature.owner, row)}.{feature.column}"
+    raise InvalidRequestError(field, f"must be {ALLOWED_VALUES[feature.kind]}, not {repr(values[row]):.80}")
 
 
 def to_invalid_request(error: InvalidInputError, schema: Schema) -> InvalidRequestError:

@@ -98,9 +98,7 @@ def to_float64(columns: Sequence[Values], features: Sequence[NumberFeature]) -> 
         else:
             numbers = np.array(columns, np.float64).T
     except (OverflowError, ValueError):
-        numbers = np.stack(
-            [_checked_column_to_float64(values, feature) for values, feature in zip(columns, features, strict=True)], 1
-        )
+        numbers = np.stack(list(map(_checked_column_to_float64, columns, features)), 1)
     invalid = ~np.isfinite(numbers)
     if invalid.any() and (invalid := invalid & np.stack([is_set(values) for values in columns], 1)).any():
         raise _invalid_number(invalid, features, "is NaN or infinite: write null for unknown")

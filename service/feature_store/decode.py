@@ -110,14 +110,9 @@ class ColumnDecoder:
         self._has_lists = any(isinstance(feature, PooledFeature) for feature in features)
         self._has_numbers = any(isinstance(feature, NumberFeature) for feature in features)
         self._has_ids = not all(isinstance(feature, NumberFeature) for feature in features)
-        self._has_log1p = any(
-            isinstance(feature, NumericFeature) and feature.transform == "log1p" for feature in features
-        )
-        tables = [feature.table for feature in features if not isinstance(feature, NumberFeature)]
-        mappings = [encoder.id_mappings[table] for table in tables]
-        integer_ids = any(
-            isinstance(mapping, Vocabulary) and pa.types.is_integer(mapping.ids.type) for mapping in mappings
-        )
+        self._has_log1p = any(isinstance(f, NumericFeature) and f.transform == "log1p" for f in features)
+        mappings = [encoder.id_mappings[f.table] for f in features if not isinstance(f, NumberFeature)]
+        integer_ids = any(isinstance(m, Vocabulary) and pa.types.is_integer(m.ids.type) for m in mappings)
         self._types: set[type] = {int, str}
         if not self._has_ids:
             self._types = {int, float}

@@ -62,11 +62,8 @@ def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Rec
 
         def list_entries() -> list[VersionEntry]:
             with repository_errors():
-                return [
-                    entry
-                    for entry in index_repository(path, models, reconciler)
-                    if entry.state == "READY" or not options.ready
-                ]
+                entries = index_repository(path, models, reconciler)
+                return [entry for entry in entries if entry.state == "READY" or not options.ready]
 
         return await run_in_threadpool(list_entries)
 
@@ -83,11 +80,9 @@ def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Rec
         with repository_errors(model):
             return repository.read_release(path, model).to_json()
 
-    @router.put(
-        "/models/{model}/release",
-        responses=documented(400, 404, 409, 422),
-        openapi_extra=documented_body(Release, required=True),
-    )
+    release_body = documented_body(Release, required=True)
+
+    @router.put("/models/{model}/release", responses=documented(400, 404, 409, 422), openapi_extra=release_body)
     async def put_release(http: Request, model: str) -> list[VersionEntry]:
         """Replace the release of a model; respond once this process serves it. Others follow at their next poll."""
         release = decode_message(await http.body(), Release, "body", settings)
@@ -97,9 +92,8 @@ def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Rec
                 with repository.lock_model(path, model):
                     for version in release.versions:
                         if (folder := repository.bundle_folder(path, model, version)).is_dir():
-                            checksums.verify_files(
-                                folder
-                            )  # a service that starts later could not serve a damaged version
+                            # A service that starts later could not serve a damaged version.
+                            checksums.verify_files(folder)
                     repository.write_release(path, model, release)
                 reconciler.reload(model)
                 return index_model(path, model, models, reconciler)

@@ -93,10 +93,8 @@ def _unreadable(error: Exception) -> Problem:
 
 def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        detail = (
-            f"the columns take {size} bytes once they are decoded; at most {max_bytes} are read: send fewer candidates"
-        )
-        raise Problem(413, detail)
+        excess = f"the columns take {size} bytes once they are decoded"
+        raise Problem(413, f"{excess}; at most {max_bytes} are read: send fewer candidates")
 
 
 def _check_columns(schema: pa.Schema, id_column: str, item_features: Mapping[str, InputFeature]) -> None:
@@ -106,45 +104,32 @@ def _check_columns(schema: pa.Schema, id_column: str, item_features: Mapping[str
         InvalidRequestError: A column is unknown, repeated, or of an unsupported type.
     """
     if id_column not in schema.names:
-        raise InvalidRequestError(
-            "items.id", f"the stream has no column '{id_column}', which holds the candidates' ids in the log"
-        )
+        reason = f"the stream has no column '{id_column}', which holds the candidates' ids in the log"
+        raise InvalidRequestError("items.id", reason)
     for name, count in Counter(schema.names).items():
         if name != id_column:
             require_known("item", name, item_features)
         field = "items.id" if name == id_column else f"items.features.{name}"
         if count > 1:
             raise InvalidRequestError(field, f"the stream has {count} columns '{name}': send one")
-        data_type = schema.field(name).type
-        if not (
-            _is_single(data_type) or (name != id_column and _is_list(data_type) and _is_single(data_type.value_type))
-        ):
-            raise InvalidRequestError(
-                field, f"holds {data_type!s:.80}: send numbers, integers, strings, or lists of those"
-            )
+        dtype = schema.field(name).type
+        if not (_is_single(dtype) or (name != id_column and _is_list(dtype) and _is_single(dtype.value_type))):
+            raise InvalidRequestError(field, f"holds {dtype!s:.80}: send numbers, integers, strings, or lists of those")
 
 
-def _is_single(data_type: pa.DataType) -> bool:
-    if pa.types.is_dictionary(data_type):
-        return _is_single(data_type.value_type) and not pa.types.is_dictionary(data_type.value_type)
-    return bool(
-        pa.types.is_primitive(data_type)
-        or pa.types.is_null(data_type)
-        or _is_text(data_type)
-        or pa.types.is_decimal(data_type)
-    )
+def _is_single(dtype: pa.DataType) -> bool:
+    if pa.types.is_dictionary(dtype):
+        return _is_single(dtype.value_type) and not pa.types.is_dictionary(dtype.value_type)
+    is_plain = pa.types.is_primitive(dtype) or pa.types.is_null(dtype) or pa.types.is_decimal(dtype)
+    return bool(is_plain or _is_text(dtype))
 
 
-def _is_text(data_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
-    )
+def _is_text(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype))
 
 
-def _is_list(data_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type)
-    )
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
 
 
 def _decode(buffer: pa.Buffer) -> list[pa.RecordBatch]:
@@ -164,15 +149,15 @@ def _decoded_bytes(column: pa.Array, limit: int) -> int:
         column: Validated column.
         limit: Size above which the result may be too low but exceeds the limit.
     """
-    data_type = column.type
-    if pa.types.is_primitive(data_type):
+    dtype = column.type
+    if pa.types.is_primitive(dtype):
         return 8 * len(column)
-    if pa.types.is_dictionary(data_type):
+    if pa.types.is_dictionary(dtype):
         sizes = _value_sizes(column.dictionary)
         return int(sizes[column.indices.drop_null().to_numpy()].sum()) + 8 * len(column)
-    if _is_list(data_type):
-        fixed = pa.types.is_fixed_size_list(data_type)
-        count = len(column) * data_type.list_size if fixed else pc.sum(pc.list_value_length(column)).as_py() or 0
+    if _is_list(dtype):
+        fixed = pa.types.is_fixed_size_list(dtype)
+        count = len(column) * dtype.list_size if fixed else pc.sum(pc.list_value_length(column)).as_py() or 0
         lists = 8 * (len(column) + count)
         return lists if lists > limit else lists + _decoded_bytes(pc.list_flatten(column), limit)
     return int(_value_sizes(column).sum()) + 8 * len(column)
@@ -184,14 +169,14 @@ def _max_length(column: pa.Array) -> int:
     Args:
         column: Validated column whose decoded size is within the limit.
     """
-    data_type = column.type
-    if pa.types.is_primitive(data_type):
+    dtype = column.type
+    if pa.types.is_primitive(dtype):
         return 0
-    if pa.types.is_dictionary(data_type):
+    if pa.types.is_dictionary(dtype):
         return _max_length(column.dictionary)
-    if _is_list(data_type):
+    if _is_list(dtype):
         return _max_length(pc.list_flatten(column))
-    return pc.max(pc.utf8_length(column.cast(pa.large_string()))).as_py() or 0 if _is_text(data_type) else 0
+    return pc.max(pc.utf8_length(column.cast(pa.large_string()))).as_py() or 0 if _is_text(dtype) else 0
 
 
 def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
@@ -200,9 +185,8 @@ def _value_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
         return np.zeros(0, np.int64)
     if pa.types.is_string_view(values.type):
         words = np.frombuffer(values.buffers()[1], np.int32, 4 * len(values), 16 * values.offset)
-        return np.where(values.is_valid(), words[::4], 0).astype(
-            np.int64
-        )  # the first of the four words of a view is its length
+        # The first of the four words of a view is its length.
+        return np.where(values.is_valid(), words[::4], 0).astype(np.int64)
     if _is_text(values.type):
         sizes: npt.NDArray[np.int64] = pc.binary_length(values).cast(pa.int64()).fill_null(0).to_numpy()
         return sizes
@@ -216,9 +200,8 @@ def _ids(column: pa.Array) -> Values:
         InvalidRequestError: An id is null, or the type is not valid for ids.
     """
     if column.null_count:
-        raise InvalidRequestError(
-            f"items[{column.is_valid().index(False).as_py()}].id", "is null: every candidate needs an id"
-        )
+        row = column.is_valid().index(False).as_py()
+        raise InvalidRequestError(f"items[{row}].id", "is null: every candidate needs an id")
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if _is_text(column.type):

@@ -51,9 +51,8 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
     item_features, max_length = model.encoder.readable["item"], settings.max_string_length
     if body_format == ARROW:
         id_column = model.ranker.schema.columns.item
-        options, candidates = read_stream(
-            body, id_column, item_features, settings.max_candidates, settings.max_body_bytes, max_length
-        )
+        limits = settings.max_candidates, settings.max_body_bytes, max_length
+        options, candidates = read_stream(body, id_column, item_features, *limits)
         return ParsedRequest(decode_message(options, RankOptions, "request", settings), candidates)
     parsed = None
     if _looks_like_large_columns(body):

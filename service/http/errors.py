@@ -8,24 +8,10 @@ from starlette.requests import ClientDisconnect
 
 from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError
 from service.models.registry import ModelNotFoundError, ModelUnavailableError
-from service.protocol.problems import (
-    CLIENT_CLOSED_REQUEST,
-    RETRY_AFTER,
-    Problem,
-    invalid_field,
-    queue_full,
-    to_response,
-)
+from service.protocol.problems import CLIENT_CLOSED, RETRY_AFTER, Problem, invalid_field, queue_full, to_response
 
-EXPECTED_ERRORS = (
-    Problem,
-    HTTPException,
-    InvalidRequestError,
-    ModelNotFoundError,
-    QueueFullError,
-    ModelUnavailableError,
-    DeadlineExceededError,
-)
+SERVING_ERRORS = (InvalidRequestError, ModelNotFoundError, QueueFullError, ModelUnavailableError, DeadlineExceededError)
+EXPECTED_ERRORS = (Problem, HTTPException, *SERVING_ERRORS)
 """Errors that ``to_problem`` converts; ``RequestContextMiddleware`` answers any other with 500."""
 
 
@@ -56,7 +42,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return to_response(to_problem(error))
 
     async def disconnected(_: Request, __: Exception) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED)
 
     for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, respond)

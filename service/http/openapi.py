@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI
@@ -27,15 +27,9 @@ from service.protocol.problems import ProblemDocument
 
 REF_TEMPLATE = "#/components/schemas/{model}"
 
+_MODELS = (RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary, Feedback, IndexRequest, Release)
 _, _SCHEMAS = models_json_schema(
-    [
-        (model, "validation")
-        for model in (
-            *(RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary),
-            *(Feedback, IndexRequest, Release, ProblemDocument),
-        )
-    ],
-    ref_template=REF_TEMPLATE,
+    [(model, "validation") for model in (*_MODELS, ProblemDocument)], ref_template=REF_TEMPLATE
 )
 
 REQUEST_STREAM = (
@@ -58,9 +52,7 @@ def _ref(model: type) -> dict[str, str]:
     return {"$ref": REF_TEMPLATE.format(model=model.__name__)}
 
 
-RETRY_AFTER_HEADER = {
-    "Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}
-}
+RETRY_HEADER = {"Retry-After": {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}}
 """Header of responses after which clients should retry."""
 
 
@@ -69,7 +61,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     content = {"application/problem+json": {"schema": _ref(ProblemDocument)}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
-        | ({"headers": RETRY_AFTER_HEADER} if status in (429, 503) else {})
+        | ({"headers": RETRY_HEADER} if status in (429, 503) else {})
         for status in statuses
     }
 
@@ -127,9 +119,9 @@ def customize_openapi(app: FastAPI, *, requires_keys: bool) -> None:
             document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS["$defs"])
             if requires_keys:
                 _add_keys(document)
-            for operation in _operations(document):
-                for status, response in operation["responses"].items():
-                    response["headers"] = response.get("headers", {}) | REQUEST_ID | HEADERS_BY_STATUS.get(status, {})
+            operations = [operation for path in document["paths"].values() for operation in path.values()]
+            for status, response in chain.from_iterable(operation["responses"].items() for operation in operations):
+                response["headers"] = response.get("headers", {}) | REQUEST_ID | HEADERS_BY_STATUS.get(status, {})
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -145,8 +137,3 @@ def _add_keys(document: dict[str, Any]) -> None:
             operation["security"] = [{scheme: [scope]} for scheme in SCHEMES]
             for status in (401, 403):
                 operation["responses"][str(status)] = documented(status)[status]
-
-
-def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for operations in document["paths"].values():
-        yield from operations.values()

@@ -94,10 +94,8 @@ def warm_up(
         return
     splitter = SharedItemSplitter(ranker.encoder)
     rows = golden.take(np.arange(max_rows) % len(golden))
-    several = splitter.split(rows, np.arange(max_rows))
-    single = RequestBatch(
-        several.shared.take(np.zeros(1, np.int64)), several.items, np.zeros_like(several.request_index)
-    )
+    batch = splitter.split(rows, np.arange(max_rows))
+    single = RequestBatch(batch.shared.take(np.zeros(1, np.int64)), batch.items, np.zeros_like(batch.request_index))
     tasks = tuple(sorted(ranker.schema.task_names))
     for size in [*(2**power for power in range((max_rows - 1).bit_length())), max_rows]:
         backend.scores(single.slice(0, size), tasks)

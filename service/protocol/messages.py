@@ -183,6 +183,7 @@ def _parse_time(text: Any) -> datetime:
     raise ValueError("must be a time with a time zone, such as 2026-01-31T09:30:00Z")
 
 
+Time = Annotated[datetime, BeforeValidator(_parse_time)]
 Labels = Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Number], Field(min_length=1)]
 
 
@@ -191,9 +192,7 @@ class Event(_Message):
 
     item: Id
     labels: Annotated[Labels, Field(description=LABELS)]
-    time: Annotated[
-        Annotated[datetime, BeforeValidator(_parse_time)] | None, Field(description="default: time of arrival")
-    ] = None
+    time: Annotated[Time | None, Field(description="default: time of arrival")] = None
 
 
 class Feedback(_Message):

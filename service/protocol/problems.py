@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
-CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED = 499
 """Status recorded in metrics and logs when the client disconnects; it is never received. Proxies use it too."""
 RETRY_AFTER = {"Retry-After": "1"}
 """Header of 429 and 503, in whole seconds; a full queue is processed within one second."""
@@ -66,9 +66,8 @@ class Problem(Exception):  # noqa: N818 — the term of RFC 9457
 
 def to_response(problem: Problem) -> Response:
     """Convert a problem to an HTTP response."""
-    document = ProblemDocument(
-        title=HTTPStatus(problem.status).phrase, status=problem.status, detail=problem.detail, errors=problem.errors
-    )
+    title = HTTPStatus(problem.status).phrase
+    document = ProblemDocument(title=title, status=problem.status, detail=problem.detail, errors=problem.errors)
     return Response(document.model_dump_json(), problem.status, problem.headers, "application/problem+json")
 
 

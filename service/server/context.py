@@ -100,7 +100,7 @@ class StaticResponse:
             close: Whether the connection closes after the response.
         """
         echoed = [
-            (name, value) for name, value in request_headers if name in ECHOED_HEADERS and SAFE_VALUE.fullmatch(value)
+            header for header in request_headers if header[0] in ECHOED_HEADERS and SAFE_VALUE.fullmatch(header[1])
         ]
         connection = b"connection: close\r\n" if close else b""
         return self._head + _header_lines(default_headers) + _header_lines(echoed) + connection + b"\r\n" + self._body

@@ -140,9 +140,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._set_read_timer(None)
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            timeout, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(timeout, handler)
 
     # Callbacks of uvicorn
 
@@ -193,9 +192,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _on_read_timeout(self) -> None:
         self._awaited = None
         if self._part == "head":
-            self._reject_and_close(
-                Problem(408, f"the headers took more than {self._limits.header_seconds:g} s"), "slow_headers"
-            )
+            reason = f"the headers took more than {self._limits.header_seconds:g} s"
+            self._reject_and_close(Problem(408, reason), "slow_headers")
         elif self._part is None or self.cycle.response_complete:
             self.transport.close()  # there is no request, or it is answered
         else:

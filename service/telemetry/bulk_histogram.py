@@ -76,9 +76,8 @@ class BulkHistogram(Collector):
         names = sorted({*self._rows.get(model, {}), *tasks})
         labels = {"model": [model], "task": names}
         texts = [(label, f"U{max(map(len, values))}") for label, values in labels.items()]
-        block = self._new_block(
-            np.dtype([*texts, ("totals", np.float64, (len(self._bounds) + 1,))], align=True), len(names)
-        )
+        fields = np.dtype([*texts, ("totals", np.float64, (len(self._bounds) + 1,))], align=True)
+        block = self._new_block(fields, len(names))
         self._blocks.append(block)
         self._rows[model] = {task: row for row, task in enumerate(names)}
         self._totals[model] = block["totals"]

@@ -8,7 +8,6 @@ import sys
 import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Literal
 
 LogFormat = Literal["json", "text"]
@@ -62,16 +61,13 @@ def configure(log_format: LogFormat | None) -> None:
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
-    threading.excepthook = lambda args: _log_thread_failure(args.exc_type, args.exc_value, args.exc_traceback)
+    threading.excepthook = _log_thread_failure
 
 
-def _log_thread_failure(
-    error_type: type[BaseException], error: BaseException | None, traceback: TracebackType | None
-) -> None:
-    if error is not None:
-        logging.getLogger("ranker.service").critical(
-            "a thread failed with an exception", exc_info=(error_type, error, traceback)
-        )
+def _log_thread_failure(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        exc_info = args.exc_type, args.exc_value, args.exc_traceback
+        logging.getLogger("ranker.service").critical("a thread failed with an exception", exc_info=exc_info)
 
 
 def _time(record: logging.LogRecord) -> str:

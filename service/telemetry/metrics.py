@@ -7,24 +7,16 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.telemetry.bulk_histogram import BulkHistogram
 from service.telemetry.multiprocess import WorkerProcessCollector, shared_folder
 from service.telemetry.stage_timer import STAGES, Stage
 
-REQUEST_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-STAGE_SECONDS_BUCKETS = (0.0001, 0.00025, 0.0005, *REQUEST_SECONDS_BUCKETS)
+REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+STAGE_BUCKETS = (0.0001, 0.00025, 0.0005, *REQUEST_BUCKETS)
 BATCH_ROWS_BUCKETS = (1, 10, 25, 50, 100, 200, 300, 400, 500, 1000, 2500)
 PROBABILITY_BUCKETS = (0, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 SCORE_BUCKETS = (*PROBABILITY_BUCKETS, 2, 3, 5, 10, 100, 1000)
@@ -96,11 +88,9 @@ class Metrics:
             "fallbacks", "Requests for which a store failed to supply features, by reason.", ["store", "reason"]
         )
         self._seconds = histogram(
-            "request_seconds", "Seconds from a ranking request's arrival to its response.", REQUEST_SECONDS_BUCKETS
+            "request_seconds", "Seconds from a ranking request's arrival to its response.", REQUEST_BUCKETS
         )
-        self._stages = histogram(
-            "stage_seconds", "Seconds per stage of a ranking request.", STAGE_SECONDS_BUCKETS, ["stage"]
-        )
+        self._stages = histogram("stage_seconds", "Seconds per stage of a ranking request.", STAGE_BUCKETS, ["stage"])
         self._batch_rows = histogram("batch_rows", "Candidates per batch.", BATCH_ROWS_BUCKETS)
         self.queue_rows = total("queue_rows", "Candidates that wait or are being scored.")
         self.in_flight = total("requests_in_flight", "Ranking requests in progress.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.protocol.problems import CLIENT_CLOSED_REQUEST
+from service.protocol.problems import CLIENT_CLOSED
 from service.settings import Settings
 from service.telemetry.metrics import REJECTIONS, Metrics
 from service.telemetry.stage_timer import STAGES
@@ -62,7 +62,7 @@ def test_guide_lists_every_status(client: TestClient) -> None:
         for operation in operations.values()
         for status in operation["responses"]
     }
-    possible = {status for status in documented if status >= "400"} | {"401", "403", str(CLIENT_CLOSED_REQUEST), "500"}
+    possible = {status for status in documented if status >= "400"} | {"401", "403", str(CLIENT_CLOSED), "500"}
     assert set(names("status", r"\b([45]\d\d)\b")) >= possible
 
 

@@ -66,9 +66,8 @@ class Key(BaseModel):
     @field_validator("sha256")
     @classmethod
     def _check_hash(cls, text: str) -> str:
-        if len(text) != 64 or not set(text) <= set(
-            "0123456789abcdef"
-        ):  # the message omits the text, which may be a key
+        if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
+            # The message omits the text, which may be a key.
             raise ValueError("write the key's SHA-256 as 64 hexadecimal digits, not the key")
         return text
 
@@ -231,10 +230,10 @@ class Keyring:
         names = ", ".join(key.name for key in keys) or "none, all requests that need one are rejected"
         log.info("API keys of %s: %s", self._file, names)
         if self._version is not None and self._version[0] & stat.S_IROTH:
-            log.warning(
-                "%s can be read by every user of this machine; run 'chmod 600' (its hashes do not reveal the keys)",
-                self._file,
+            message = (
+                "%s can be read by every user of this machine; run 'chmod 600' (its hashes do not reveal the keys)"
             )
+            log.warning(message, self._file)
 
 
 def _file_version(file: Path) -> tuple[int, ...] | None:

@@ -122,7 +122,7 @@ def test_keys_new_prints_only_the_key_on_stdout(file: Path, capsys: pytest.Captu
     printed = capsys.readouterr()
     (key,) = read_keys(file)
     assert hashlib.sha256(printed.out.strip().encode()).hexdigest() == key.sha256
-    assert "shown only now" in printed.err
+    assert "not shown again" in printed.err
     assert key.expires is not None
     assert timedelta(days=6.9) < key.expires - datetime.now(UTC) <= timedelta(days=7)
 
