@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,19 @@ from ranking import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
 from tests.conftest import SMALL
+
+TEST_SECONDS = 30.0
+"""Timeout of an asynchronous test."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), TEST_SECONDS))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -20,12 +20,10 @@ from pipelines.jobs.score import score_log
 from ranking import FrozenRanker
 from ranking.encoding.torch_batch import TorchBatch
 from service.app import create_app
-from service.backends.select import select_backend
-from service.engine.request_encoder import RequestEncoder
-from service.engine.response import RankResult, prepare, sort_candidates
 from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
 from service.settings import Settings
+from tests.support.direct_ranking import rank_alone
 
 PER_TASK_GATE = "dselect_k all experts"
 PER_EXAMPLE_GATES = [
@@ -56,16 +54,6 @@ class ServedGate:
     @property
     def tolerance(self) -> float:
         return TOLERANCES[self.gate]
-
-    def selected_experts(self, table: pa.Table, tasks: list[str]) -> list[int]:
-        """Return the experts that the gate selects for these tasks and candidates."""
-        if self.gate == PER_TASK_GATE:
-            return sorted({expert for task in tasks for expert in self.ranker.selection.tasks[task]})
-        inputs = TorchBatch.from_numpy(self.ranker.encoder.encode(self.ranker.complete(table)))
-        positions = [self.ranker.schema.task_names.index(task) for task in tasks]
-        selected = (self.ranker.graph.routing(inputs)[:, positions] > 0).flatten(0, 1).any(0)
-        experts: list[int] = selected.nonzero().flatten().tolist()
-        return experts
 
     def assert_scores_match(self, response: dict[str, Any], ids: list[str], expected: pa.Table) -> None:
         scores = {item["id"]: item["scores"] for item in response["items"]}
@@ -258,30 +246,15 @@ def test_rank_top_n_returns_the_best(client: TestClient, request_body: dict[str,
     assert rank(client, request_body | {"top_n": 300})["items"] == items
 
 
-def rank_directly(ranker: FrozenRanker, request: ParsedRequest) -> RankResult:
-    """Rank as the service does, but without its queue."""
-    encoder = RequestEncoder(ranker)
-    prepared = prepare(ranker, encoder, request)
-    batch = encoder(prepared.request)
-    (missing,) = encoder.missing(batch, prepared.request.counts)
-    scores = select_backend(ranker, "torch").scores(batch, [task.name for task in prepared.tasks])
-    return sort_candidates(prepared, scores, missing)
-
-
 def test_experts_that_no_requested_task_selected_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:
     used = ranker.selection.experts_for(["like"])
     assert used != ranker.selection.experts_used, "the fixture's tasks share all experts: choose another seed"
-    poisoned_weights = {
-        name: np.full_like(weight, np.nan)
-        if name.startswith("expert.") and int(name.split(".")[1]) not in used
-        else weight
-        for name, weight in ranker.weights.items()
-    }
-    request = ParsedRequest.from_message(
-        RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True}), {}
-    )
-    expected = rank_directly(ranker, request)
-    result = rank_directly(dataclasses.replace(ranker, weights=poisoned_weights), request)
+    unused = {name for name in ranker.weights if name.startswith("expert.") and int(name.split(".")[1]) not in used}
+    poisoned_weights = {n: np.full_like(w, np.nan) if n in unused else w for n, w in ranker.weights.items()}
+    message = RankRequest.model_validate(request_body | {"tasks": ["like"], "explain": True})
+    request = ParsedRequest.from_message(message, {})
+    expected = rank_alone(ranker, request)
+    result = rank_alone(dataclasses.replace(ranker, weights=poisoned_weights), request)
     assert result.experts_run == used
     np.testing.assert_array_equal(result.scores, expected.scores)
 

@@ -21,19 +21,14 @@ from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
 
-__all__ = [
-    "_one_thread",
-    "draw_rows",
-    "hand_encoder",
-    "hand_ranker",
-    "hand_schema",
-    "hand_tables",
-    "make_mmoe",
-    "make_model",
-    "set_codes",
-]
+__all__ = ["_one_thread", "draw_rows", "hand_encoder", "hand_ranker", "hand_schema", "hand_tables"]
+__all__ += ["make_mmoe", "make_model", "set_codes"]
 
 USERS, ITEMS = 20, 30
+
+OF_ITEMS = {"owner": "user", "dim": 4, "min_count": 2, "table": "item_id", "pooling": "sum"}
+DAY_PART: dict[str, Any] = {"name": "day_part", "column": "hour", "kind": "buckets", "owner": "context", "dim": 2}
+DAY_PART |= {"boundaries": [6, 12, 18], "default": 12}
 
 HAND: dict[str, Any] = {
     "name": "hand",
@@ -43,37 +38,12 @@ HAND: dict[str, Any] = {
         {"name": "country", "kind": "categorical", "owner": "user", "dim": 3, "hash_buckets": 7},
         {"name": "tab", "kind": "categorical", "owner": "context", "dim": 2},
         {"name": "genres", "kind": "bag", "owner": "item", "dim": 4},
-        {
-            "name": "liked",
-            "kind": "bag",
-            "owner": "user",
-            "dim": 4,
-            "min_count": 2,
-            "table": "item_id",
-            "pooling": "sum",
-        },
+        {"name": "liked", "kind": "bag", **OF_ITEMS},
         {"name": "words", "kind": "bag", "owner": "item", "dim": 3, "hash_buckets": 11, "pooling": "sum"},
-        {
-            "name": "recent",
-            "kind": "sequence",
-            "owner": "user",
-            "dim": 4,
-            "min_count": 2,
-            "table": "item_id",
-            "pooling": "sum",
-            "max_length": 2,
-        },
+        {"name": "recent", "kind": "sequence", "max_length": 2, **OF_ITEMS},
         {"name": "country_tab", "kind": "cross", "of": ["country", "tab"], "hash_buckets": 13, "dim": 3},
         {"name": "age_band", "column": "age", "kind": "buckets", "owner": "user", "dim": 3, "count": 4},
-        {
-            "name": "day_part",
-            "column": "hour",
-            "kind": "buckets",
-            "owner": "context",
-            "dim": 2,
-            "boundaries": [6, 12, 18],
-            "default": 12,
-        },
+        DAY_PART,
         {"name": "age", "kind": "numeric", "owner": "user"},
         {"name": "price", "kind": "numeric", "owner": "item", "transform": "log1p"},
         {"name": "hour", "kind": "numeric", "owner": "context", "transform": "none"},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from typing import Any, TypeVar
@@ -65,9 +66,12 @@ class Scorer:
         return await asyncio.to_thread(self.started.get, timeout=SECONDS)
 
 
+NumbersBatcher = Batcher[str, Numbers, Result]
+
+
 @contextmanager
 def running_batcher(scorer: Any, max_rows: int) -> Any:
-    batcher: Batcher[str, Numbers, Result] = Batcher(scorer, max_rows)
+    batcher: NumbersBatcher = Batcher(scorer, max_rows)
     try:
         yield batcher
     finally:
@@ -78,92 +82,82 @@ def run(test: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(test, SECONDS))
 
 
-def submit(
-    batcher: Batcher[str, Numbers, Result], values: Sequence[int], key: str = "k", **options: float
-) -> asyncio.Task[Result]:
+@pytest.fixture
+def scorer() -> Scorer:
+    return Scorer(held=True)
+
+
+@pytest.fixture
+def batcher(scorer: Scorer, request: pytest.FixtureRequest) -> Iterator[NumbersBatcher]:
+    """A batcher of at most 10 rows per batch, or as many as the parameter."""
+    with running_batcher(scorer, getattr(request, "param", 10)) as batcher:
+        yield batcher
+
+
+def submit(batcher: NumbersBatcher, values: Sequence[int], key: str = "k", **options: float) -> asyncio.Task[Result]:
     async def whole() -> Result:
         return np.concatenate(await batcher.submit(key, Numbers(values), len(values), **options))
 
     return asyncio.ensure_future(whole())
 
 
-def test_batcher_requests_during_scoring_form_next_batch() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        first = submit(batcher, [1, 2])
-        assert await scorer.next_batch() == [1, 2]
-        others = [submit(batcher, [10 * i, 10 * i + 1]) for i in range(1, 4)]
-        await asyncio.sleep(0)  # now they are queued
-        scorer.let_go(2)
-        np.testing.assert_array_equal(await first, expected([1, 2], "k"))
-        for i, other in enumerate(others, start=1):
-            np.testing.assert_array_equal(await other, expected([10 * i, 10 * i + 1], "k"))
-
-    with running_batcher(scorer, 100) as batcher:
-        run(test())
+async def test_batcher_requests_during_scoring_form_next_batch(scorer: Scorer, batcher: NumbersBatcher) -> None:
+    first = submit(batcher, [1, 2])
+    assert await scorer.next_batch() == [1, 2]
+    others = [submit(batcher, [10 * i, 10 * i + 1]) for i in range(1, 4)]
+    await asyncio.sleep(0)  # now they are queued
+    scorer.let_go(2)
+    np.testing.assert_array_equal(await first, expected([1, 2], "k"))
+    for i, other in enumerate(others, start=1):
+        np.testing.assert_array_equal(await other, expected([10 * i, 10 * i + 1], "k"))
     assert scorer.batches == [("k", [1, 2]), ("k", [10, 11, 20, 21, 30, 31])]
 
 
-def test_batcher_large_request_delays_small_ones_by_current_batch_only() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        large = submit(batcher, range(4000))
-        assert await scorer.next_batch() == list(range(1000))
-        small = [submit(batcher, [-10 * i - value for value in range(10, 20)]) for i in range(32)]
-        await asyncio.sleep(0)
-        scorer.let_go(2)
-        await asyncio.wait(small)
-        assert not large.done()
-        scorer.let_go(10)
-        np.testing.assert_array_equal(await large, expected(range(4000), "k"))
-
-    with running_batcher(scorer, 1000) as batcher:
-        run(test())
+@pytest.mark.parametrize("batcher", [1000], indirect=True)
+async def test_batcher_large_request_delays_small_ones_by_current_batch_only(
+    scorer: Scorer, batcher: NumbersBatcher
+) -> None:
+    large = submit(batcher, range(4000))
+    assert await scorer.next_batch() == list(range(1000))
+    small = [submit(batcher, [-10 * i - value for value in range(10, 20)]) for i in range(32)]
+    await asyncio.sleep(0)
+    scorer.let_go(2)
+    await asyncio.wait(small)
+    assert not large.done()
+    scorer.let_go(10)
+    np.testing.assert_array_equal(await large, expected(range(4000), "k"))
     assert [len(values) for _, values in scorer.batches] == [1000, 1000, 1000, 1000, 320]
     assert set(scorer.batches[1][1][:320]) == {-10 * i - value for i in range(32) for value in range(10, 20)}
 
 
-def test_batcher_failed_batch_fails_only_its_requests() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        before = submit(batcher, [1])
-        await scorer.next_batch()
-        bad, beside, large = submit(batcher, [-1]), submit(batcher, [2]), submit(batcher, [3] * 25)
-        other = submit(batcher, [4], key="other")
-        await asyncio.sleep(0)
-        scorer.let_go(10)
-        results = await asyncio.gather(before, other, bad, beside, large, return_exceptions=True)
-        np.testing.assert_array_equal(results[0], expected([1], "k"))
-        np.testing.assert_array_equal(results[1], expected([4], "other"))
-        errors = results[2:]
-        assert [(type(error), str(error)) for error in errors] == [(ScoringError, "minus one")] * 3
-        assert all(isinstance(error.__cause__, ArithmeticError) for error in errors if isinstance(error, Exception))
-        assert len(set(map(id, errors))) == 3
-        np.testing.assert_array_equal(await submit(batcher, [5]), expected([5], "k"))  # the thread survives
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+async def test_batcher_failed_batch_fails_only_its_requests(scorer: Scorer, batcher: NumbersBatcher) -> None:
+    before = submit(batcher, [1])
+    await scorer.next_batch()
+    bad, beside, large = submit(batcher, [-1]), submit(batcher, [2]), submit(batcher, [3] * 25)
+    other = submit(batcher, [4], key="other")
+    await asyncio.sleep(0)
+    scorer.let_go(10)
+    results = await asyncio.gather(before, other, bad, beside, large, return_exceptions=True)
+    np.testing.assert_array_equal(results[0], expected([1], "k"))
+    np.testing.assert_array_equal(results[1], expected([4], "other"))
+    errors = results[2:]
+    assert [(type(error), str(error)) for error in errors] == [(ScoringError, "minus one")] * 3
+    assert all(isinstance(error.__cause__, ArithmeticError) for error in errors if isinstance(error, Exception))
+    assert len(set(map(id, errors))) == 3
+    np.testing.assert_array_equal(await submit(batcher, [5]), expected([5], "k"))  # the thread survives
+    batcher.close()
     assert sum(values.count(3) for _, values in scorer.batches) == 8, "the rest of a failed request was scored"
 
 
-def test_batcher_error_of_one_work_fails_only_that_request() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        before = submit(batcher, [0])
-        await scorer.next_batch()
-        bad, beside = submit(batcher, [1, -2]), submit(batcher, [2])
-        await asyncio.sleep(0)
-        scorer.let_go(2)
-        results = await asyncio.gather(before, bad, beside, return_exceptions=True)
-        assert (type(results[1]), str(results[1])) == (LookupError, "minus two")
-        np.testing.assert_array_equal(results[2], expected([2], "k"))
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+async def test_batcher_error_of_one_work_fails_only_that_request(scorer: Scorer, batcher: NumbersBatcher) -> None:
+    before = submit(batcher, [0])
+    await scorer.next_batch()
+    bad, beside = submit(batcher, [1, -2]), submit(batcher, [2])
+    await asyncio.sleep(0)
+    scorer.let_go(2)
+    results = await asyncio.gather(before, bad, beside, return_exceptions=True)
+    assert (type(results[1]), str(results[1])) == (LookupError, "minus two")
+    np.testing.assert_array_equal(results[2], expected([2], "k"))
     assert scorer.batches == [("k", [0]), ("k", [1, -2, 2])] or scorer.batches == [("k", [0]), ("k", [2, 1, -2])]
 
 
@@ -179,129 +173,99 @@ def test_batcher_too_few_results_raise_scoring_error() -> None:
         run(batcher.submit("k", Numbers([1, 2]), 2))
 
 
-def test_batcher_requests_of_one_loop_iteration_share_batch() -> None:
-    scorer = Scorer()
-
-    async def test() -> None:
-        await asyncio.gather(*(submit(batcher, [i]) for i in range(8)))
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+async def test_batcher_requests_of_one_loop_iteration_share_batch(scorer: Scorer, batcher: NumbersBatcher) -> None:
+    scorer.let_go(8)
+    await asyncio.gather(*(submit(batcher, [i]) for i in range(8)))
     assert scorer.batches == [("k", list(range(8)))]
 
 
-def test_batcher_cancelled_request_is_not_scored() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        large = submit(batcher, range(100, 125))
-        assert await scorer.next_batch() == list(range(100, 110))
-        waiting, staying = submit(batcher, [1, 2]), submit(batcher, [3])
-        await asyncio.sleep(0)
-        large.cancel()
-        waiting.cancel()
-        assert await asyncio.gather(large, waiting, return_exceptions=True) != []
-        assert large.cancelled()
-        assert waiting.cancelled()
-        scorer.let_go(2)
-        np.testing.assert_array_equal(await staying, expected([3], "k"))
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+async def test_batcher_cancelled_request_is_not_scored(scorer: Scorer, batcher: NumbersBatcher) -> None:
+    large = submit(batcher, range(100, 125))
+    assert await scorer.next_batch() == list(range(100, 110))
+    waiting, staying = submit(batcher, [1, 2]), submit(batcher, [3])
+    await asyncio.sleep(0)
+    large.cancel()
+    waiting.cancel()
+    assert await asyncio.gather(large, waiting, return_exceptions=True) != []
+    assert large.cancelled()
+    assert waiting.cancelled()
+    scorer.let_go(2)
+    np.testing.assert_array_equal(await staying, expected([3], "k"))
+    batcher.close()
     assert [values for _, values in scorer.batches] == [list(range(100, 110)), [3]]
 
 
-def test_batcher_cancellation_during_scoring_does_not_affect_others() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        first = submit(batcher, [0])
-        await scorer.next_batch()
-        leaving, staying = submit(batcher, [1]), submit(batcher, [2])
-        await asyncio.sleep(0)
-        scorer.let_go()
-        await first
-        assert await scorer.next_batch() == [1, 2]
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        scorer.let_go()
-        np.testing.assert_array_equal(await staying, expected([2], "k"))
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+async def test_batcher_cancellation_during_scoring_does_not_affect_others(
+    scorer: Scorer, batcher: NumbersBatcher
+) -> None:
+    first = submit(batcher, [0])
+    await scorer.next_batch()
+    leaving, staying = submit(batcher, [1]), submit(batcher, [2])
+    await asyncio.sleep(0)
+    scorer.let_go()
+    await first
+    assert await scorer.next_batch() == [1, 2]
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    scorer.let_go()
+    np.testing.assert_array_equal(await staying, expected([2], "k"))
 
 
-def test_batcher_deadline_exceeded_in_queue_raises_without_scoring() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        first = submit(batcher, [1])
-        await scorer.next_batch()
-        expired = submit(batcher, [2], deadline=time.monotonic() - 1)
-        in_time = submit(batcher, [3], deadline=time.monotonic() + 2 * SECONDS)
-        await asyncio.sleep(0)
-        scorer.let_go(2)
-        with pytest.raises(DeadlineExceededError):
-            await expired
-        await asyncio.gather(first, in_time)
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+async def test_batcher_deadline_exceeded_in_queue_raises_without_scoring(
+    scorer: Scorer, batcher: NumbersBatcher
+) -> None:
+    first = submit(batcher, [1])
+    await scorer.next_batch()
+    expired = submit(batcher, [2], deadline=time.monotonic() - 1)
+    in_time = submit(batcher, [3], deadline=time.monotonic() + 2 * SECONDS)
+    await asyncio.sleep(0)
+    scorer.let_go(2)
+    with pytest.raises(DeadlineExceededError):
+        await expired
+    await asyncio.gather(first, in_time)
+    batcher.close()
     assert [values for _, values in scorer.batches] == [[1], [3]]
 
 
-def test_batcher_close_scores_queue_and_rejects_new_work() -> None:
-    scorer = Scorer(held=True)
-
-    async def test() -> None:
-        batcher: Batcher[str, Numbers, Result] = Batcher(scorer, 10)
-        queued = [submit(batcher, range(start, start + 15)) for start in (0, 100, 200)]
-        await scorer.next_batch()
-        closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
-        scorer.let_go(10)
-        await closing
-        for start, task in zip((0, 100, 200), queued, strict=True):
-            np.testing.assert_array_equal(await task, expected(range(start, start + 15), "k"))
-        with pytest.raises(RuntimeError, match="closed"):
-            await batcher.submit("k", Numbers([1]), 1)
-
-    run(test())
+async def test_batcher_close_scores_queue_and_rejects_new_work(scorer: Scorer, batcher: NumbersBatcher) -> None:
+    queued = [submit(batcher, range(start, start + 15)) for start in (0, 100, 200)]
+    await scorer.next_batch()
+    closing = asyncio.ensure_future(asyncio.to_thread(batcher.close))
+    scorer.let_go(10)
+    await closing
+    for start, task in zip((0, 100, 200), queued, strict=True):
+        np.testing.assert_array_equal(await task, expected(range(start, start + 15), "k"))
+    with pytest.raises(RuntimeError, match="closed"):
+        await batcher.submit("k", Numbers([1]), 1)
 
 
-def test_batcher_wakes_event_loop_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = Scorer(held=True)
+async def test_batcher_wakes_event_loop_once_per_batch(
+    scorer: Scorer, batcher: NumbersBatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wake_ups: list[Any] = []
-
-    async def test() -> None:
-        first = submit(batcher, [0])
-        await scorer.next_batch()
-        loop = asyncio.get_running_loop()
-        wake = loop.call_soon_threadsafe
-        others = [submit(batcher, [i]) for i in range(1, 9)]
-        await asyncio.sleep(0)
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (wake_ups.append(call), wake(*call)))
-        scorer.let_go(2)
-        await asyncio.gather(first, *others)
-        monkeypatch.undo()
-
-    with running_batcher(scorer, 10) as batcher:
-        run(test())
+    first = submit(batcher, [0])
+    await scorer.next_batch()
+    loop = asyncio.get_running_loop()
+    wake = loop.call_soon_threadsafe
+    others = [submit(batcher, [i]) for i in range(1, 9)]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: (wake_ups.append(call), wake(*call)))
+    scorer.let_go(2)
+    await asyncio.gather(first, *others)
+    monkeypatch.undo()
     assert len(wake_ups) == 2
 
 
-def test_batcher_closed_event_loop_does_not_stop_thread() -> None:
-    scorer = Scorer(held=True)
-
+def test_batcher_closed_event_loop_does_not_stop_thread(scorer: Scorer, batcher: NumbersBatcher) -> None:
     async def abandon() -> None:
         abandoned = submit(batcher, [1])
         await scorer.next_batch()
         abandoned.cancel()
 
-    with running_batcher(scorer, 10) as batcher:
-        run(abandon())
-        scorer.let_go(2)
-        (result,) = run(batcher.submit("k", Numbers([2]), 1))
-        np.testing.assert_array_equal(result, expected([2], "k"))
+    run(abandon())
+    scorer.let_go(2)
+    (result,) = run(batcher.submit("k", Numbers([2]), 1))
+    np.testing.assert_array_equal(result, expected([2], "k"))
 
 
 requests = st.lists(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from service.engine.engine import Engine
 from service.engine.errors import InvalidRequestError, ScoringError
 from service.engine.model import LoadedModel
 from service.engine.request_encoder import RequestEncoder
-from service.engine.response import RankResult, prepare, sort_candidates
+from service.engine.response import RankResult
 from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
+from tests.support.direct_ranking import rank_alone
 from tests.support.missing_features import by_candidate
 
 SECONDS = 30.0
@@ -69,20 +70,6 @@ def request(user: int, count: int, **options: Any) -> ParsedRequest:
     return ParsedRequest.from_message(RankRequest.model_validate(user_and_context | {"items": items} | options), {})
 
 
-FIRST_REQUEST = request(0, 3)
-
-
-def rank_alone(ranker: FrozenRanker, parsed: ParsedRequest) -> RankResult:
-    """Rank a request without the engine."""
-    encoder = RequestEncoder(ranker)
-    prepared = prepare(ranker, encoder, parsed)
-    batch = encoder(prepared.request)
-    (missing,) = encoder.missing(batch, prepared.request.counts)
-    return sort_candidates(
-        prepared, select_backend(ranker, "torch").scores(batch, [task.name for task in prepared.tasks]), missing
-    )
-
-
 def assert_equal_to_alone(
     ranker: FrozenRanker, requests: Sequence[ParsedRequest], results: Sequence[RankResult]
 ) -> None:
@@ -93,135 +80,102 @@ def assert_equal_to_alone(
         np.testing.assert_allclose(ranked.scores, expected.scores, atol=1e-6)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, SECONDS))
-
-
-def submit(engine: Engine, model: LoadedModel, parsed: ParsedRequest, waited: float = 0.0) -> asyncio.Task[RankResult]:
-    timer = StageTimer()
-    timer.arrived -= waited
-    return asyncio.create_task(engine.rank(model, parsed, timer))
-
-
-async def submit_while_blocked(
-    engine: Engine,
-    backend: BlockingBackend,
-    model: LoadedModel,
-    requests: Sequence[tuple[LoadedModel, ParsedRequest, float]],
-) -> list[asyncio.Task[RankResult]]:
-    """Queue requests while the first request is being scored alone."""
-    first = submit(engine, model, FIRST_REQUEST)
-    await asyncio.to_thread(backend.started.wait, SECONDS)
-    tasks = [submit(engine, *arguments) for arguments in requests]
+async def rank_while_blocked(
+    engine: Engine, requests: Sequence[tuple[LoadedModel, ParsedRequest]], *backends: BlockingBackend
+) -> list[Any]:
+    """Queue requests while the first one is being scored alone; return all results and errors in order."""
+    (model, parsed), *others = requests
+    first = asyncio.create_task(engine.rank(model, parsed, StageTimer()))
+    await asyncio.to_thread(backends[0].started.wait, SECONDS)
+    tasks = [asyncio.create_task(engine.rank(model, parsed, StageTimer())) for model, parsed in others]
     await asyncio.sleep(0)
-    return [first, *tasks]
+    for backend in backends:
+        backend.go.set()
+    return await asyncio.gather(first, *tasks, return_exceptions=True)
 
 
-def test_rank_equal_tasks_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    backend = BlockingBackend(hand_ranker)
-    model = loaded_model(hand_ranker, backend)
-    requests = [request(user, 1 + 2 * user) for user in range(1, 6)] + [request(9, 120)]
+@pytest.fixture
+def backend(hand_ranker: FrozenRanker) -> BlockingBackend:
+    return BlockingBackend(hand_ranker)
+
+
+@pytest.fixture
+def model(hand_ranker: FrozenRanker, backend: BlockingBackend) -> LoadedModel:
+    return loaded_model(hand_ranker, backend)
+
+
+async def test_rank_equal_tasks_share_batches(
+    hand_ranker: FrozenRanker, engine: Engine, backend: BlockingBackend, model: LoadedModel
+) -> None:
+    requests = [request(0, 3), *(request(user, 1 + 2 * user) for user in range(1, 6)), request(9, 120)]
     requests += [
         request(user, 4, tasks=tasks) for user, tasks in enumerate((["watch", "click"], ["click", "watch"]) * 2)
     ]
-
-    async def test() -> None:
-        tasks = await submit_while_blocked(engine, backend, model, [(model, parsed, 0.0) for parsed in requests])
-        backend.go.set()
-        assert_equal_to_alone(hand_ranker, [FIRST_REQUEST, *requests], await asyncio.gather(*tasks))
-
-    run(test())
+    results = await rank_while_blocked(engine, [(model, parsed) for parsed in requests], backend)
+    assert_equal_to_alone(hand_ranker, requests, results)
     everything = tuple(sorted(hand_ranker.schema.task_names))
     assert backend.batches == [
         (1, 3, everything),
         (6, 50, everything),  # 35 candidates of five users, and the first of the large request
         (4, 16, ("click", "watch")),  # in any order of the tasks
-        (1, 50, everything),
-        (1, 50, everything),
-        (1, 5, everything),
+        *((1, rows, everything) for rows in (50, 50, 5)),
     ]
 
 
-def test_rank_different_versions_do_not_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    one, other = BlockingBackend(hand_ranker), BlockingBackend(hand_ranker)
-
-    async def test() -> None:
-        models = [loaded_model(hand_ranker, one), loaded_model(hand_ranker, other)]
-        requests = [(models[i % 2], request(i, 2), 0.0) for i in range(6)]
-        tasks = await submit_while_blocked(engine, one, models[0], requests)
-        one.go.set()
-        other.go.set()
-        await asyncio.gather(*tasks)
-
-    run(test())
+async def test_rank_different_versions_do_not_share_batches(hand_ranker: FrozenRanker, engine: Engine) -> None:
+    one, other = backends = BlockingBackend(hand_ranker), BlockingBackend(hand_ranker)
+    models = [loaded_model(hand_ranker, backend) for backend in backends]
+    requests = [(models[0], request(0, 3)), *((models[i % 2], request(i, 2)) for i in range(6))]
+    results = await rank_while_blocked(engine, requests, *backends)
+    assert_equal_to_alone(hand_ranker, [parsed for _, parsed in requests], results)
     assert [rows for _, rows, _ in one.batches] == [3, 6]
     assert [rows for _, rows, _ in other.batches] == [6]
 
 
-def test_rank_no_candidates_skips_queue(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    backend = BlockingBackend(hand_ranker)
-
-    async def test() -> None:
-        ranked = await engine.rank(loaded_model(hand_ranker, backend), request(1, 0), StageTimer())
-        assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
-
-    run(test())
+async def test_rank_no_candidates_skips_queue(engine: Engine, backend: BlockingBackend, model: LoadedModel) -> None:
+    ranked = await engine.rank(model, request(1, 0), StageTimer())
+    assert (ranked.ids, ranked.scores.shape) == ([], (0, 4))
     assert backend.batches == []
 
 
-def test_rank_failing_backend_fails_only_its_requests(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    async def test() -> None:
-        with pytest.raises(ScoringError, match="no room"):
-            await engine.rank(loaded_model(hand_ranker, FailingBackend()), request(1, 2), StageTimer())
-        backend = BlockingBackend(hand_ranker)
-        backend.go.set()
-        ranked = await engine.rank(loaded_model(hand_ranker, backend), request(1, 2), StageTimer())
-        assert ranked.ids == rank_alone(hand_ranker, request(1, 2)).ids
-
-    run(test())
+async def test_rank_failing_backend_fails_only_its_requests(
+    hand_ranker: FrozenRanker, engine: Engine, backend: BlockingBackend, model: LoadedModel
+) -> None:
+    with pytest.raises(ScoringError, match="no room"):
+        await engine.rank(loaded_model(hand_ranker, FailingBackend()), request(1, 2), StageTimer())
+    backend.go.set()
+    ranked = await engine.rank(model, request(1, 2), StageTimer())
+    assert ranked.ids == rank_alone(hand_ranker, request(1, 2)).ids
 
 
-def test_rank_different_columns_share_batch(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    backend = BlockingBackend(hand_ranker)
-    model = loaded_model(hand_ranker, backend)
+async def test_rank_different_columns_share_batch(
+    hand_ranker: FrozenRanker, engine: Engine, backend: BlockingBackend, model: LoadedModel
+) -> None:
     words = {"items": {"id": [1, 2], "features": {"genres": [["news"], None]}}}
     requests = [
-        request(1, 3),
-        request(2, 2, items=[{"id": "1"}, {"id": "2"}]),  # text
-        request(3, 4),
+        *(request(0, 3), request(1, 3), request(3, 4), request(5, 2, context={"hour": 3})),
+        *(request(2, 2, items=[{"id": first}, {"id": "2"}]) for first in ("1", 1)),  # text, mixed types
         ParsedRequest.from_message(RankRequest.model_validate(words), {}),
-        request(4, 2, items=[{"id": 1}, {"id": "2"}]),  # mixed types
-        request(5, 2, context={"hour": 3}),
     ]
-
-    async def test() -> None:
-        tasks = await submit_while_blocked(engine, backend, model, [(model, parsed, 0.0) for parsed in requests])
-        backend.go.set()
-        assert_equal_to_alone(hand_ranker, [FIRST_REQUEST, *requests], await asyncio.gather(*tasks))
-
-    run(test())
+    results = await rank_while_blocked(engine, [(model, parsed) for parsed in requests], backend)
+    assert_equal_to_alone(hand_ranker, requests, results)
     assert [rows for _, rows, _ in backend.batches] == [3, 15]
 
 
-def test_rank_invalid_request_does_not_affect_others_in_batch(hand_ranker: FrozenRanker, engine: Engine) -> None:
-    backend = BlockingBackend(hand_ranker)
-    model = loaded_model(hand_ranker, backend)
-
+async def test_rank_invalid_request_does_not_affect_others_in_batch(
+    engine: Engine, backend: BlockingBackend, model: LoadedModel
+) -> None:
     def with_prices(*prices: float) -> ParsedRequest:
         items = {"id": list(range(len(prices))), "features": {"price": list(prices)}}
         return ParsedRequest.from_message(RankRequest.model_validate({"items": items}), {})
 
-    async def test() -> None:
-        many = [1.0] * 70
-        requests = [with_prices(1.0, 2.0), with_prices(1.0, -3.0), with_prices(4.0), with_prices(*many, -3.0)]
-        tasks = await submit_while_blocked(engine, backend, model, [(model, parsed, 0.0) for parsed in requests])
-        backend.go.set()
-        _, valid, invalid, other, invalid_in_second_batch = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(valid, RankResult)
-        assert isinstance(other, RankResult)
-        assert isinstance(invalid, InvalidRequestError)
-        assert isinstance(invalid_in_second_batch, InvalidRequestError)
-        assert invalid.field == "items[1].features.price"
-        assert invalid_in_second_batch.field == "items[70].features.price"
-
-    run(test())
+    prices = [[1.0, 2.0], [1.0, -3.0], [4.0], [*[1.0] * 70, -3.0]]
+    requests = [request(0, 3), *(with_prices(*values) for values in prices)]
+    results = await rank_while_blocked(engine, [(model, parsed) for parsed in requests], backend)
+    _, valid, invalid, other, invalid_in_second_batch = results
+    assert isinstance(valid, RankResult)
+    assert isinstance(other, RankResult)
+    assert isinstance(invalid, InvalidRequestError)
+    assert isinstance(invalid_in_second_batch, InvalidRequestError)
+    assert invalid.field == "items[1].features.price"
+    assert invalid_in_second_batch.field == "items[70].features.price"

@@ -78,6 +78,12 @@ def feature_request(owners: dict[Owner, RawFeatures]) -> FeatureRequest:
     return FeatureRequest(owners, [0 if ids is None else len(ids)])
 
 
+def item_request(item_features: dict[str, Any]) -> dict[Owner, RawFeatures]:
+    """A request of two items and no user."""
+    item = RawFeatures([1, 2], item_features)
+    return {"user": RawFeatures([None], {}), "context": RawFeatures(None, {}), "item": item}
+
+
 def missing_names(encoder: RequestEncoder, batch: RequestBatch) -> list[list[str]]:
     """Names of the missing features of each candidate of one request."""
     (missing,) = encoder.missing(batch, [len(batch)])
@@ -186,11 +192,7 @@ def test_request_encoder_missing_features_are_in_schema_order(hand_ranker: Froze
 def test_request_encoder_invalid_number_names_row(
     hand_ranker: FrozenRanker, column: str, values: list[Any], reason: str
 ) -> None:
-    request: dict[Owner, RawFeatures] = {
-        "user": RawFeatures([None], {}),
-        "context": RawFeatures(None, {}),
-        "item": RawFeatures([1, 2], {column: values}),
-    }
+    request = item_request({column: values})
     with pytest.raises(InvalidInputError, match=reason) as caught:
         RequestEncoder(hand_ranker)(feature_request(request))
     assert (caught.value.field, caught.value.row) == (column, 1)
@@ -215,11 +217,7 @@ def test_request_encoder_result_does_not_alias_tables(hand_ranker: FrozenRanker)
 @pytest.mark.parametrize("values", [["3", "x"], pa.array(["3", "x"])])
 def test_request_encoder_text_for_number_raises(hand_ranker: FrozenRanker, values: Any) -> None:
     """Validation accepts text if an id feature reads the column too."""
-    request: dict[Owner, RawFeatures] = {
-        "user": RawFeatures([None], {}),
-        "context": RawFeatures(None, {}),
-        "item": RawFeatures([1, 2], {"price": values}),
-    }
+    request = item_request({"price": values})
     with pytest.raises(InvalidInputError, match="holds text, but 'price' is a number"):
         RequestEncoder(hand_ranker)(feature_request(request))
 

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 
 from pipelines.cli.main import main
 from service.app import create_app
-from service.http.media_types import ARROW
 from service.settings import Settings
+from tests.support.arrow_streams import send, stream
 from tests.support.hand_ranker import ITEMS, USERS
 from tests.support.redis_server import RedisServer
 
@@ -160,14 +160,9 @@ def test_stored_features_are_not_listed_as_missing(loaded_redis: RedisServer, st
 def test_arrow_request_with_nulls_reads_the_store(loaded_redis: RedisServer, combined_client: TestClient) -> None:
     loaded_redis.client.set("ranker:feed:item:2", json.dumps(ITEM_FEATURES))
     header = {"user": {"id": "u1"}, "request_id": "r"}
-    table = pa.table({"item_id": [1, 2, 3], "price": [9.5, None, 1.0]}, metadata={"request": json.dumps(header)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    response = combined_client.post("/v1/rank", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
-    assert response.json() == rank(
-        combined_client, header | {"items": {"id": [1, 2, 3], "features": {"price": [9.5, None, 1.0]}}}
-    )
+    table = pa.table({"item_id": [1, 2, 3], "price": [9.5, None, 1.0]})
+    expected = rank(combined_client, header | {"items": {"id": [1, 2, 3], "features": {"price": [9.5, None, 1.0]}}})
+    assert send(combined_client, stream(table, header)) == expected
 
 
 def test_explanation_is_the_same_with_stored_features(
@@ -208,11 +203,5 @@ def test_server_timing_header_contains_the_store_stage(
 ) -> None:
     with serve(repository_without_tables, store=loaded_redis.url, server_timing=True) as client:
         times = client.post("/v1/rank", json={"items": [{"id": 1}]}).headers["Server-Timing"]
-    assert [part.split(";")[0] for part in times.split(", ")] == [
-        "parse",
-        "store",
-        "queue",
-        "look-up",
-        "forward",
-        "write",
-    ]
+    stages = [part.split(";")[0] for part in times.split(", ")]
+    assert stages == ["parse", "store", "queue", "look-up", "forward", "write"]

@@ -43,6 +43,11 @@ def engine(service: Service) -> Iterator[Engine]:
     engine.close()
 
 
+@pytest.fixture
+def shadows(service: Service, engine: Engine) -> ShadowScorer:
+    return ShadowScorer(engine, service.metrics)
+
+
 def parsed_request(**options: Any) -> ParsedRequest:
     body = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
     return ParsedRequest.from_message(RankRequest.model_validate(body | options), {})
@@ -66,61 +71,53 @@ async def rank_and_submit(
     return shadow_request
 
 
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, TIMEOUT_SECONDS))
-
-
 @pytest.mark.parametrize("options", [{}, {"top_n": 3, "explain": True}, {"tasks": ["like"]}])
-def test_shadow_records_score_differences_of_the_returned_candidates(
-    service: Service, engine: Engine, options: dict[str, Any]
+async def test_shadow_records_score_differences_of_the_returned_candidates(
+    service: Service, engine: Engine, shadows: ShadowScorer, options: dict[str, Any]
 ) -> None:
-    async def test() -> None:
-        shadows = ShadowScorer(engine, service.metrics)
-        request = parsed_request(**options)
-        shadow_request = await rank_and_submit(service, engine, shadows, request)
-        await queue_empty(shadows)
-        shadow_result = await engine.rank(
-            shadow_request.shadow, parsed_request(tasks=options.get("tasks")), StageTimer(), counted=False
-        )
-        rows = [shadow_result.ids.index(item) for item in shadow_request.result.ids]
-        assert service.metric(COUNT("scored")) == 1
-        assert service.metric('ranker_rows_scored_total{model="feed",version="2"}') == 0  # only served batches count
-        for column, task in enumerate(shadow_request.result.tasks):
-            expected = np.abs(shadow_request.result.scores[:, column] - shadow_result.scores[rows, column]).mean()
-            labels = f'{{model="feed",task="{task}"}}'
-            assert service.metric(f"ranker_shadow_score_difference_sum{labels}") == pytest.approx(expected, rel=1e-4)
-            assert expected > 0
-
-    run(test())
+    request = parsed_request(**options)
+    shadow_request = await rank_and_submit(service, engine, shadows, request)
+    await queue_empty(shadows)
+    shadow_result = await engine.rank(
+        shadow_request.shadow, parsed_request(tasks=options.get("tasks")), StageTimer(), counted=False
+    )
+    rows = [shadow_result.ids.index(item) for item in shadow_request.result.ids]
+    assert service.metric(COUNT("scored")) == 1
+    assert service.metric('ranker_rows_scored_total{model="feed",version="2"}') == 0  # only served batches count
+    for column, task in enumerate(shadow_request.result.tasks):
+        expected = np.abs(shadow_request.result.scores[:, column] - shadow_result.scores[rows, column]).mean()
+        labels = f'{{model="feed",task="{task}"}}'
+        assert service.metric(f"ranker_shadow_score_difference_sum{labels}") == pytest.approx(expected, rel=1e-4)
+        assert expected > 0
 
 
-def test_shadow_drops_requests_while_the_engine_is_busy(service: Service, engine: Engine) -> None:
-    async def test() -> None:
-        shadows = ShadowScorer(engine, service.metrics)
-        await rank_and_submit(service, engine, shadows, parsed_request())
-        ranking = asyncio.create_task(engine.rank(service.models.get("feed").current, parsed_request(), StageTimer()))
-        await asyncio.gather(queue_empty(shadows), ranking)
-        assert service.metric(COUNT("dropped")) == 1
-        assert not service.metric(COUNT("scored")) > 0
-
-    run(test())
+async def test_shadow_drops_requests_while_the_engine_is_busy(
+    service: Service, engine: Engine, shadows: ShadowScorer
+) -> None:
+    await rank_and_submit(service, engine, shadows, parsed_request())
+    ranking = asyncio.create_task(engine.rank(service.models.get("feed").current, parsed_request(), StageTimer()))
+    await asyncio.gather(queue_empty(shadows), ranking)
+    assert service.metric(COUNT("dropped")) == 1
+    assert not service.metric(COUNT("scored")) > 0
 
 
-def test_shadow_drops_requests_above_its_queue_limit(service: Service, engine: Engine) -> None:
-    async def test() -> None:
-        shadows = ShadowScorer(engine, service.metrics)
-        shadow_request = await rank_and_submit(service, engine, shadows, parsed_request())
-        for _ in range(MAX_QUEUED_REQUESTS + 2):
-            shadows.submit(shadow_request)
-        assert service.metric(COUNT("dropped")) == 3
-        await queue_empty(shadows)
-        assert service.metric(COUNT("scored")) == MAX_QUEUED_REQUESTS
-
-    run(test())
+async def test_shadow_drops_requests_above_its_queue_limit(
+    service: Service, engine: Engine, shadows: ShadowScorer
+) -> None:
+    shadow_request = await rank_and_submit(service, engine, shadows, parsed_request())
+    for _ in range(MAX_QUEUED_REQUESTS + 2):
+        shadows.submit(shadow_request)
+    assert service.metric(COUNT("dropped")) == 3
+    await queue_empty(shadows)
+    assert service.metric(COUNT("scored")) == MAX_QUEUED_REQUESTS
 
 
-def test_failing_shadow_is_logged_once_without_values(
-    service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_failing_shadow_is_logged_once_without_values(
+    service: Service,
+    engine: Engine,
+    shadows: ShadowScorer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rank = engine.rank
 
@@ -129,28 +126,20 @@ def test_failing_shadow_is_logged_once_without_values(
             raise InvalidRequestError("items.price", "secret")
         return await rank(model, request, timer, **options)
 
-    async def test() -> None:
-        monkeypatch.setattr(engine, "rank", failing_rank)
-        shadows = ShadowScorer(engine, service.metrics)
-        for _ in range(3):
-            await rank_and_submit(service, engine, shadows, parsed_request())
-            await queue_empty(shadows)
-
-    with caplog.at_level(logging.WARNING):
-        run(test())
+    monkeypatch.setattr(engine, "rank", failing_rank)
+    caplog.set_level(logging.WARNING)
+    for _ in range(3):
+        await rank_and_submit(service, engine, shadows, parsed_request())
+        await queue_empty(shadows)
     assert service.metric(COUNT("failed")) == 3
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == "shadow version 2 of 'feed' failed on a request that version 1 ranked: items.price"
 
 
-def test_close_drops_queued_requests(service: Service, engine: Engine) -> None:
-    async def test() -> None:
-        shadows = ShadowScorer(engine, service.metrics)
-        await rank_and_submit(service, engine, shadows, parsed_request())
-        await shadows.close()
-        assert service.metric(COUNT("scored")) != 1
-
-    run(test())
+async def test_close_drops_queued_requests(service: Service, engine: Engine, shadows: ShadowScorer) -> None:
+    await rank_and_submit(service, engine, shadows, parsed_request())
+    await shadows.close()
+    assert service.metric(COUNT("scored")) != 1
 
 
 def test_shadow_does_not_change_responses(repo: Path, request_body: dict[str, Any]) -> None:

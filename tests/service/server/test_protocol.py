@@ -43,7 +43,7 @@ def exchange(service: ServiceProcess, *segments: bytes, pause: float = 0.0) -> b
 
 
 def rejections(service: ServiceProcess, reason: str) -> float:
-    return samples(service.metrics())[f"ranker_rejections_total,reason={reason}"]
+    return samples(service.metrics()).get(f"ranker_rejections_total,reason={reason}", 0.0)
 
 
 def open_files(service: ServiceProcess) -> int:
