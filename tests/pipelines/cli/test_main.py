@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from pipelines.cli.arguments import SHELLS
 from pipelines.cli.main import main
 from pipelines.runs.run import RunFolder
+from tests.support.ports import occupied_port
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -48,6 +48,7 @@ class Workflow(NamedTuple):
     commands: dict[str, Outcome]
 
 
+COMMANDS = ["demo", "logs", "check", "train", "evaluate", "compare", "report", "freeze", "publish", "score"]
 SMALL = ["model.experts=3", "model.expert_layers=[8]", "model.tower_layers=[4]", "training.batch_size=128"]
 
 
@@ -406,26 +407,7 @@ def test_invalid_arguments_print_the_usage_and_exit_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "",
-        "demo",
-        "logs",
-        "logs synthetic",
-        "logs kuairand",
-        "check",
-        "train",
-        "evaluate",
-        "compare",
-        "report",
-        "freeze",
-        "publish",
-        "score",
-        "serve",
-        "completion",
-    ],
-)
+@pytest.mark.parametrize("command", ["", *COMMANDS, "serve", "completion", "logs synthetic", "logs kuairand"])
 def test_help_prints_the_usage_and_exits_with_0(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
@@ -499,8 +481,7 @@ sys.exit(main(["freeze", f"{folder}/run", "--out", f"{out}/bundle"]))
 
 
 def test_serve_on_occupied_port_is_a_one_line_error(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with occupied_port() as port:
         assert main(["serve", str(repository), "--port", str(port)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ranker: ")]
     assert f"127.0.0.1:{port} cannot be listened on" in line

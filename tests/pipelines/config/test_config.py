@@ -268,116 +268,128 @@ def test_split_bounds_with_mixed_time_zones_are_rejected(config_file: Path) -> N
     assert text.startswith(f"{config_file}: logs")
 
 
-class TestGates:
-    KINDS = "dselect_k, top_k, softmax, gumbel_softmax, softmax_selectors, attentive, shared_bottom or single_task"
+# Gates.
 
-    @pytest.mark.parametrize("kind", KINDS.replace(" or ", ", ").split(", "))
-    def test_gate_kind_selects_the_gate(self, config_file: Path, kind: str) -> None:
-        assert load_config(config_file, [f"model.gate.kind={kind}"]).model.gate.kind == kind
 
-    def test_gate_without_kind_is_dselect_k(self, config_file: Path) -> None:
-        assert (
-            load_config(config_file).model.gate
-            == load_config(config_file, ["model.gate.k=2"]).model.gate
-            == DSelectKConfig()
-        )
+KINDS = "dselect_k, top_k, softmax, gumbel_softmax, softmax_selectors, attentive, shared_bottom or single_task"
 
-    @pytest.mark.parametrize("kind", ["softmx", "3", "DSelectK"])
-    def test_unknown_gate_kind_is_rejected_with_a_list_of_kinds(self, config_file: Path, kind: str) -> None:
-        override = f"model.gate.kind={kind}"
-        assert error_message(config_file, override) == (
-            f"{config_file}: model.gate: kind is {kind!r}; choose {self.KINDS} (with --set {override})"
-        )
 
-    def test_gate_that_is_not_a_section_is_rejected(self, config_file: Path) -> None:
-        text = error_message(config_file, "model.gate=softmax")
-        assert text.startswith(f"{config_file}: model.gate: ")
-        assert "categorical" not in text
+@pytest.mark.parametrize("kind", KINDS.replace(" or ", ", ").split(", "))
+def test_gate_kind_selects_the_gate(config_file: Path, kind: str) -> None:
+    assert load_config(config_file, [f"model.gate.kind={kind}"]).model.gate.kind == kind
 
-    @pytest.mark.parametrize(
-        ("kind", "key"),
-        [
-            ("dselect_k", "noise"),
-            ("dselect_k", "sparsity_weight"),
-            ("top_k", "experts_budget"),
-            ("top_k", "overlap_weight"),
-            ("softmax", "k"),
-            ("gumbel_softmax", "per_example"),
-            ("softmax_selectors", "per_example"),
-            ("softmax_selectors", "surplus"),
-            ("attentive", "per_example"),
-            ("shared_bottom", "importance_weight"),
-            ("single_task", "k"),
-        ],
+
+def test_gate_without_kind_is_dselect_k(config_file: Path) -> None:
+    assert (
+        load_config(config_file).model.gate
+        == load_config(config_file, ["model.gate.k=2"]).model.gate
+        == DSelectKConfig()
     )
-    def test_key_of_another_gate_kind_is_rejected_with_its_path(self, config_file: Path, kind: str, key: str) -> None:
-        overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=1"]
-        expected = (
-            f"{config_file}: model.gate.{key}: unknown key of kind '{kind}' (with --set {' --set '.join(overrides)})"
-        )
-        assert error_message(config_file, *overrides) == expected
 
-    @pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors"])
-    def test_experts_budget_above_the_number_of_experts_is_rejected(self, config_file: Path, kind: str) -> None:
-        overrides = [f"model.gate.kind={kind}", "model.experts=6"]
-        assert load_config(config_file, [*overrides, "model.gate.experts_budget=6"]).model.gate.kind == kind
-        assert "model: gate.experts_budget = 7 exceeds the 6 experts" in error_message(
-            config_file, *overrides, "model.gate.experts_budget=7"
-        )
-        assert "model.gate.experts_budget: " in error_message(config_file, *overrides, "model.gate.experts_budget=0")
 
-    @pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors", "top_k"])
-    def test_k_above_the_number_of_experts_is_rejected(self, config_file: Path, kind: str) -> None:
-        overrides = [f"model.gate.kind={kind}", "model.experts=3", "model.gate.k=4"]
-        assert "model: gate.k = 4 exceeds the 3 experts: choose k ≤ experts" in error_message(config_file, *overrides)
-
-    @pytest.mark.parametrize("kind", ["softmax", "attentive", "shared_bottom", "single_task"])
-    def test_gate_without_k_accepts_one_expert(self, config_file: Path, kind: str) -> None:
-        assert load_config(config_file, [f"model.gate.kind={kind}", "model.experts=1"]).model.experts == 1
-
-    @pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax"])
-    @pytest.mark.parametrize("key", ["similarity_same", "similarity_different"])
-    def test_similarity_weights_require_a_per_example_gate(self, config_file: Path, kind: str, key: str) -> None:
-        overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=0.1"]
-        assert f"model.gate: {key.split('_')[0]}" in error_message(config_file, *overrides)
-        assert "set per_example = true" in error_message(config_file, *overrides)
-        assert load_config(config_file, [*overrides, "model.gate.per_example=true"]).model.gate.kind == kind
-
-    @pytest.mark.parametrize("time", ["0.6", "0.7"])
-    def test_budget_at_after_annealing_is_rejected(self, config_file: Path, time: str) -> None:
-        text = error_message(config_file, "model.gate.experts_budget=2", f"training.convergence.budget_at={time}")
-        assert "training.convergence: choose budget_at < anneal_until" in text
-
-    @pytest.mark.parametrize(
-        ("settings", "budget"),
-        [
-            ([], 3),
-            (["model.gate.k=4"], 4),
-            (["model.experts=5"], 2),
-            (["model.gate.experts_budget=12"], 12),
-            (["model.gate.kind=softmax_selectors"], 3),
-            (["model.gate.per_example=true"], None),
-            (["model.gate.per_example=true", "model.gate.experts_budget=5"], 5),
-            (["model.gate.kind=top_k"], None),
-            (["model.gate.kind=softmax"], None),
-            (["model.gate.kind=gumbel_softmax"], None),
-            (["model.gate.kind=attentive"], None),
-            (["model.gate.kind=shared_bottom"], None),
-        ],
-        ids=str,
+@pytest.mark.parametrize("kind", ["softmx", "3", "DSelectK"])
+def test_unknown_gate_kind_is_rejected_with_a_list_of_kinds(config_file: Path, kind: str) -> None:
+    override = f"model.gate.kind={kind}"
+    assert error_message(config_file, override) == (
+        f"{config_file}: model.gate: kind is {kind!r}; choose {KINDS} (with --set {override})"
     )
-    def test_experts_budget_defaults_to_a_quarter_of_the_experts_and_at_least_k(
-        self, config_file: Path, settings: list[str], budget: int | None
-    ) -> None:
-        assert load_config(config_file, ["model.experts=12", *settings]).model.experts_budget == budget
 
-    @pytest.mark.parametrize(
-        "settings", [settings for settings in GATES.values() if settings], ids=[name for name, s in GATES.items() if s]
+
+def test_gate_that_is_not_a_section_is_rejected(config_file: Path) -> None:
+    text = error_message(config_file, "model.gate=softmax")
+    assert text.startswith(f"{config_file}: model.gate: ")
+    assert "categorical" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("dselect_k", "noise"),
+        ("dselect_k", "sparsity_weight"),
+        ("top_k", "experts_budget"),
+        ("top_k", "overlap_weight"),
+        ("softmax", "k"),
+        ("gumbel_softmax", "per_example"),
+        ("softmax_selectors", "per_example"),
+        ("softmax_selectors", "surplus"),
+        ("attentive", "per_example"),
+        ("shared_bottom", "importance_weight"),
+        ("single_task", "k"),
+    ],
+)
+def test_key_of_another_gate_kind_is_rejected_with_its_path(config_file: Path, kind: str, key: str) -> None:
+    overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=1"]
+    expected = f"{config_file}: model.gate.{key}: unknown key of kind '{kind}' (with --set {' --set '.join(overrides)})"
+    assert error_message(config_file, *overrides) == expected
+
+
+@pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors"])
+def test_experts_budget_above_the_number_of_experts_is_rejected(config_file: Path, kind: str) -> None:
+    overrides = [f"model.gate.kind={kind}", "model.experts=6"]
+    assert load_config(config_file, [*overrides, "model.gate.experts_budget=6"]).model.gate.kind == kind
+    assert "model: gate.experts_budget = 7 exceeds the 6 experts" in error_message(
+        config_file, *overrides, "model.gate.experts_budget=7"
     )
-    def test_gate_round_trips_through_a_file(self, config_file: Path, tmp_path: Path, settings: list[str]) -> None:
-        config = load_config(config_file, settings)
-        config.write(tmp_path / "config.toml")
-        assert load_config(tmp_path / "config.toml") == config
+    assert "model.gate.experts_budget: " in error_message(config_file, *overrides, "model.gate.experts_budget=0")
+
+
+@pytest.mark.parametrize("kind", ["dselect_k", "softmax_selectors", "top_k"])
+def test_k_above_the_number_of_experts_is_rejected(config_file: Path, kind: str) -> None:
+    overrides = [f"model.gate.kind={kind}", "model.experts=3", "model.gate.k=4"]
+    assert "model: gate.k = 4 exceeds the 3 experts: choose k ≤ experts" in error_message(config_file, *overrides)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "attentive", "shared_bottom", "single_task"])
+def test_gate_without_k_accepts_one_expert(config_file: Path, kind: str) -> None:
+    assert load_config(config_file, [f"model.gate.kind={kind}", "model.experts=1"]).model.experts == 1
+
+
+@pytest.mark.parametrize("kind", ["dselect_k", "top_k", "softmax"])
+@pytest.mark.parametrize("key", ["similarity_same", "similarity_different"])
+def test_similarity_weights_require_a_per_example_gate(config_file: Path, kind: str, key: str) -> None:
+    overrides = [f"model.gate.kind={kind}", f"model.gate.{key}=0.1"]
+    assert f"model.gate: {key.split('_')[0]}" in error_message(config_file, *overrides)
+    assert "set per_example = true" in error_message(config_file, *overrides)
+    assert load_config(config_file, [*overrides, "model.gate.per_example=true"]).model.gate.kind == kind
+
+
+@pytest.mark.parametrize("time", ["0.6", "0.7"])
+def test_budget_at_after_annealing_is_rejected(config_file: Path, time: str) -> None:
+    text = error_message(config_file, "model.gate.experts_budget=2", f"training.convergence.budget_at={time}")
+    assert "training.convergence: choose budget_at < anneal_until" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget"),
+    [
+        ([], 3),
+        (["model.gate.k=4"], 4),
+        (["model.experts=5"], 2),
+        (["model.gate.experts_budget=12"], 12),
+        (["model.gate.kind=softmax_selectors"], 3),
+        (["model.gate.per_example=true"], None),
+        (["model.gate.per_example=true", "model.gate.experts_budget=5"], 5),
+        (["model.gate.kind=top_k"], None),
+        (["model.gate.kind=softmax"], None),
+        (["model.gate.kind=gumbel_softmax"], None),
+        (["model.gate.kind=attentive"], None),
+        (["model.gate.kind=shared_bottom"], None),
+    ],
+    ids=str,
+)
+def test_experts_budget_defaults_to_a_quarter_of_the_experts_and_at_least_k(
+    config_file: Path, settings: list[str], budget: int | None
+) -> None:
+    assert load_config(config_file, ["model.experts=12", *settings]).model.experts_budget == budget
+
+
+@pytest.mark.parametrize(
+    "settings", [settings for settings in GATES.values() if settings], ids=[name for name, s in GATES.items() if s]
+)
+def test_gate_round_trips_through_a_file(config_file: Path, tmp_path: Path, settings: list[str]) -> None:
+    config = load_config(config_file, settings)
+    config.write(tmp_path / "config.toml")
+    assert load_config(tmp_path / "config.toml") == config
 
 
 # Overrides.

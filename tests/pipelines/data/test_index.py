@@ -87,35 +87,38 @@ def test_damaged_index_file_is_named(tmp_path: Path, content: bytes | None) -> N
     assert str(caught.value).startswith(f"{file}: cannot be read")
 
 
-class TestReadUnits:
-    @staticmethod
-    def units(*chunks: tuple[str, int, int, int]) -> list[list[tuple[str, int, int]]]:
-        """Return (file, row group, first row) of the chunks by unit; chunks are (file, row group, first row, rows)."""
-        entries = [
-            IndexedChunk(Chunk(file, "", group, start, rows), {"train": rows}, np.empty(0, np.int32))
-            for file, group, start, rows in chunks
-        ]
-        return [
-            [(e.chunk.file, e.chunk.group, e.chunk.start) for e in unit]
-            for unit in LogIndex(entries).read_units("train")
-        ]
+# Read units.
 
-    def test_read_units_are_row_groups(self) -> None:
-        n = CHUNK_ROWS
-        assert self.units(("a", 0, 0, n), ("a", 0, n, n), ("a", 1, 0, n), ("b", 0, 0, 5)) == [
-            [("a", 0, 0), ("a", 0, n)],
-            [("a", 1, 0)],
-            [("b", 0, 0)],
-        ]
 
-    def test_read_units_join_small_consecutive_row_groups_of_a_file(self) -> None:
-        half = CHUNK_ROWS // 2
-        assert self.units(("a", 0, 0, half), ("a", 1, 0, half), ("a", 2, 0, 1), ("b", 0, 0, 1)) == [
-            [("a", 0, 0), ("a", 1, 0)],
-            [("a", 2, 0)],
-            [("b", 0, 0)],
-        ]
+def units(*chunks: tuple[str, int, int, int]) -> list[list[tuple[str, int, int]]]:
+    """Return (file, row group, first row) of the chunks by unit; chunks are (file, row group, first row, rows)."""
+    entries = [
+        IndexedChunk(Chunk(file, "", group, start, rows), {"train": rows}, np.empty(0, np.int32))
+        for file, group, start, rows in chunks
+    ]
+    return [
+        [(e.chunk.file, e.chunk.group, e.chunk.start) for e in unit] for unit in LogIndex(entries).read_units("train")
+    ]
 
-    def test_read_units_leave_out_chunks_without_rows_of_the_split(self) -> None:
-        entries = [IndexedChunk(Chunk("a", "", 0, 0, 9), {"train": 0}, np.empty(0, np.int32))]
-        assert LogIndex(entries).read_units("train") == []
+
+def test_read_units_are_row_groups() -> None:
+    n = CHUNK_ROWS
+    assert units(("a", 0, 0, n), ("a", 0, n, n), ("a", 1, 0, n), ("b", 0, 0, 5)) == [
+        [("a", 0, 0), ("a", 0, n)],
+        [("a", 1, 0)],
+        [("b", 0, 0)],
+    ]
+
+
+def test_read_units_join_small_consecutive_row_groups_of_a_file() -> None:
+    half = CHUNK_ROWS // 2
+    assert units(("a", 0, 0, half), ("a", 1, 0, half), ("a", 2, 0, 1), ("b", 0, 0, 1)) == [
+        [("a", 0, 0), ("a", 1, 0)],
+        [("a", 2, 0)],
+        [("b", 0, 0)],
+    ]
+
+
+def test_read_units_leave_out_chunks_without_rows_of_the_split() -> None:
+    entries = [IndexedChunk(Chunk("a", "", 0, 0, 9), {"train": 0}, np.empty(0, np.int32))]
+    assert LogIndex(entries).read_units("train") == []

@@ -175,82 +175,85 @@ def test_time_column_of_another_type_is_rejected_in_a_split(shop: Shop) -> None:
     assert str(caught.value).startswith(f"{file}: column 'time'")
 
 
-class TestSchemaDrift:
-    """A column with different types in the files of a log."""
+# A column with different types in the files of a log.
 
-    @staticmethod
-    def write_two_files(shop: Shop, column: str, values: pa.Array) -> tuple[Path, Path]:
-        """Write two files; the second has these values in the column."""
-        table = shop.table(20)
-        later = table.slice(10).set_column(table.column_names.index(column), column, values)
-        return shop.write(table.slice(0, 10), "part-0.parquet"), shop.write(later, "part-1.parquet")
 
-    @pytest.mark.parametrize(
-        ("column", "values", "before", "after"),
-        [
-            ("tab", pa.array(list("0123456789")), "int64", "string"),
-            ("user_id", pa.array(range(10)), "string", "int64"),
-            ("user_id", pa.array([1.0] * 10), "string", "double"),
-            ("age", pa.array(["30"] * 10), "double", "string"),
-            ("is_click", pa.array(["1"] * 10), "int8", "string"),
-            ("tags", pa.array(["red"] * 10), "list<element: string>", "string"),
-            ("tags", pa.array([[1]] * 10), "list<element: string>", "list<element: int64>"),
-            ("tags", pa.array([[["red"]]] * 10), "list<element: string>", "list<element: list<element: string>>"),
-            ("tab", pa.array([{"id": 1}] * 10), "int64", "struct<id: int64>"),
-            ("time", pa.array([datetime(2026, 1, 6, tzinfo=UTC)] * 10), "timestamp[us]", "timestamp[us, tz=UTC]"),
-            ("time", pa.array([date(2026, 1, 6)] * 10), "timestamp[us]", "date32[day]"),
-        ],
-        ids=parameter_id,
+def write_two_files(shop: Shop, column: str, values: pa.Array) -> tuple[Path, Path]:
+    """Write two files; the second has these values in the column."""
+    table = shop.table(20)
+    later = table.slice(10).set_column(table.column_names.index(column), column, values)
+    return shop.write(table.slice(0, 10), "part-0.parquet"), shop.write(later, "part-1.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "before", "after"),
+    [
+        ("tab", pa.array(list("0123456789")), "int64", "string"),
+        ("user_id", pa.array(range(10)), "string", "int64"),
+        ("user_id", pa.array([1.0] * 10), "string", "double"),
+        ("age", pa.array(["30"] * 10), "double", "string"),
+        ("is_click", pa.array(["1"] * 10), "int8", "string"),
+        ("tags", pa.array(["red"] * 10), "list<element: string>", "string"),
+        ("tags", pa.array([[1]] * 10), "list<element: string>", "list<element: int64>"),
+        ("tags", pa.array([[["red"]]] * 10), "list<element: string>", "list<element: list<element: string>>"),
+        ("tab", pa.array([{"id": 1}] * 10), "int64", "struct<id: int64>"),
+        ("time", pa.array([datetime(2026, 1, 6, tzinfo=UTC)] * 10), "timestamp[us]", "timestamp[us, tz=UTC]"),
+        ("time", pa.array([date(2026, 1, 6)] * 10), "timestamp[us]", "date32[day]"),
+    ],
+    ids=parameter_id,
+)
+def test_type_change_between_files_names_both_files(
+    shop: Shop, column: str, values: pa.Array, before: str, after: str
+) -> None:
+    first, second = write_two_files(shop, column, values)
+    assert scan_error(shop) == (
+        f"{second}: column '{column}' holds {after}, but {before} in {first}: "
+        "write one type in all files, or move the files of one type away"
     )
-    def test_type_change_between_files_names_both_files(
-        self, shop: Shop, column: str, values: pa.Array, before: str, after: str
-    ) -> None:
-        first, second = self.write_two_files(shop, column, values)
-        assert scan_error(shop) == (
-            f"{second}: column '{column}' holds {after}, but {before} in {first}: "
-            "write one type in all files, or move the files of one type away"
-        )
 
-    @pytest.mark.parametrize(
-        ("column", "values"),
-        [
-            ("tab", pa.array(range(10), pa.int32())),
-            ("tab", pa.array([float(i) for i in range(9)] + [None])),
-            ("tab", pa.array([True] * 10)),
-            ("tab", pa.nulls(10)),
-            ("user_id", pa.array(["u1"] * 10).dictionary_encode()),
-            ("user_id", pa.array(["u1"] * 10, pa.large_string())),
-            ("age", pa.array(range(10), pa.int16())),
-            ("is_click", pa.array([True] * 10)),
-            ("tags", pa.array([["red"]] * 10, pa.large_list(pa.string()))),
-            ("tags", pa.array([[]] * 10)),
-            ("time", pa.array([datetime(2026, 1, 6)] * 10, pa.timestamp("ms"))),
-        ],
-        ids=parameter_id,
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("tab", pa.array(range(10), pa.int32())),
+        ("tab", pa.array([float(i) for i in range(9)] + [None])),
+        ("tab", pa.array([True] * 10)),
+        ("tab", pa.nulls(10)),
+        ("user_id", pa.array(["u1"] * 10).dictionary_encode()),
+        ("user_id", pa.array(["u1"] * 10, pa.large_string())),
+        ("age", pa.array(range(10), pa.int16())),
+        ("is_click", pa.array([True] * 10)),
+        ("tags", pa.array([["red"]] * 10, pa.large_list(pa.string()))),
+        ("tags", pa.array([[]] * 10)),
+        ("time", pa.array([datetime(2026, 1, 6)] * 10, pa.timestamp("ms"))),
+    ],
+    ids=parameter_id,
+)
+def test_type_change_within_a_kind_is_accepted(shop: Shop, column: str, values: pa.Array) -> None:
+    write_two_files(shop, column, values)
+    assert row_numbers(shop.reader().scan()) == list(range(20))
+
+
+def test_fractional_numbers_in_an_id_column_are_rejected(shop: Shop) -> None:
+    _, second = write_two_files(shop, "tab", pa.array([1.5] * 10))
+    assert scan_error(shop).startswith(f"{second}: column 'tab': 'tab' is a categorical: its ids must be integers")
+
+
+def test_type_change_outside_the_schema_is_accepted(shop: Shop) -> None:
+    write_two_files(shop, "n", pa.array(["x"] * 10))
+    assert sum(chunk.rows.num_rows for chunk in shop.reader().scan()) == 20
+
+
+@pytest.mark.parametrize(("lacking", "named", "has"), [([0], 0, 2), ([1], 1, 0), ([0, 1], 0, 2)])
+def test_column_missing_in_some_files_names_a_file_that_has_it(
+    shop: Shop, lacking: list[int], named: int, has: int
+) -> None:
+    table = shop.table(30)
+    parts = [table.slice(10 * i, 10).drop_columns(["price"] if i in lacking else []) for i in range(3)]
+    files = [shop.write(part, f"part-{i}.parquet") for i, part in enumerate(parts)]
+    assert scan_error(shop) == (
+        f"{files[named]}: column 'price' (feature 'price') is missing, but {files[has]} has it: write it in all files"
     )
-    def test_type_change_within_a_kind_is_accepted(self, shop: Shop, column: str, values: pa.Array) -> None:
-        self.write_two_files(shop, column, values)
-        assert row_numbers(shop.reader().scan()) == list(range(20))
-
-    def test_fractional_numbers_in_an_id_column_are_rejected(self, shop: Shop) -> None:
-        _, second = self.write_two_files(shop, "tab", pa.array([1.5] * 10))
-        assert scan_error(shop).startswith(f"{second}: column 'tab': 'tab' is a categorical: its ids must be integers")
-
-    def test_type_change_outside_the_schema_is_accepted(self, shop: Shop) -> None:
-        self.write_two_files(shop, "n", pa.array(["x"] * 10))
-        assert sum(chunk.rows.num_rows for chunk in shop.reader().scan()) == 20
-
-    @pytest.mark.parametrize(("lacking", "named", "has"), [([0], 0, 2), ([1], 1, 0), ([0, 1], 0, 2)])
-    def test_column_missing_in_some_files_names_a_file_that_has_it(
-        self, shop: Shop, lacking: list[int], named: int, has: int
-    ) -> None:
-        table = shop.table(30)
-        parts = [table.slice(10 * i, 10).drop_columns(["price"] if i in lacking else []) for i in range(3)]
-        files = [shop.write(part, f"part-{i}.parquet") for i, part in enumerate(parts)]
-        assert scan_error(shop) == (
-            f"{files[named]}: column 'price' (feature 'price') is missing, "
-            f"but {files[has]} has it: write it in all files"
-        )
 
 
 @pytest.fixture

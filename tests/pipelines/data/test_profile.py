@@ -209,35 +209,40 @@ def test_on_train_receives_only_the_training_split(shop: Shop) -> None:
     assert rows == list(range(80))
 
 
-class TestMissingDays:
-    @staticmethod
-    def message(shop: Shop, days: set[int], **logs: Any) -> str:
-        """Return the error for a log of these days of January; "" without an error."""
-        table = shop.table(200)
-        kept = pc.is_in(pc.day(table["time"]), pa.array(sorted(days), pa.int64()))
-        profile = profile_table(shop, table.filter(kept))
-        try:
-            require_learnable(profile, shop.config(logs=logs))
-        except LogError as error:
-            return str(error)
-        return ""
+# Missing days.
 
-    def test_missing_days_are_listed_with_the_fix(self, shop: Shop) -> None:
-        assert self.message(shop, {1, 2, 4, 8, 9, 10}) == (
-            f"{shop.log}: no usable row on 2026-01-03, 2026-01-05 to 2026-01-07, between 2026-01-01 and 2026-01-10; "
-            "restore these days, fix timestamps that are far off, or set logs.allow_missing_days = true"
-        )
 
-    def test_missing_days_are_accepted_with_allow_missing_days(self, shop: Shop) -> None:
-        assert self.message(shop, {1, 2, 4, 8, 9, 10}, allow_missing_days=True) == ""
+def message(shop: Shop, days: set[int], **logs: Any) -> str:
+    """Return the error for a log of these days of January; "" without an error."""
+    table = shop.table(200)
+    kept = pc.is_in(pc.day(table["time"]), pa.array(sorted(days), pa.int64()))
+    profile = profile_table(shop, table.filter(kept))
+    try:
+        require_learnable(profile, shop.config(logs=logs))
+    except LogError as error:
+        return str(error)
+    return ""
 
-    def test_days_before_the_first_and_after_the_last_are_not_missing(self, shop: Shop) -> None:
-        assert self.message(shop, {3, 4, 5, 6, 7, 8, 9}) == ""
 
-    def test_timestamp_far_off_is_reported_as_missing_days(self, shop: Shop) -> None:
-        profile = profile_table(shop, shop.with_value(shop.table(100), "time", 50, datetime(1970, 1, 1)))
-        with pytest.raises(LogError, match=r"no usable row on 1970-01-02 to 2025-12-31, between 1970-01-01 and 2026"):
-            require_learnable(profile, shop.config())
+def test_missing_days_are_listed_with_the_fix(shop: Shop) -> None:
+    assert message(shop, {1, 2, 4, 8, 9, 10}) == (
+        f"{shop.log}: no usable row on 2026-01-03, 2026-01-05 to 2026-01-07, between 2026-01-01 and 2026-01-10; "
+        "restore these days, fix timestamps that are far off, or set logs.allow_missing_days = true"
+    )
+
+
+def test_missing_days_are_accepted_with_allow_missing_days(shop: Shop) -> None:
+    assert message(shop, {1, 2, 4, 8, 9, 10}, allow_missing_days=True) == ""
+
+
+def test_days_before_the_first_and_after_the_last_are_not_missing(shop: Shop) -> None:
+    assert message(shop, {3, 4, 5, 6, 7, 8, 9}) == ""
+
+
+def test_timestamp_far_off_is_reported_as_missing_days(shop: Shop) -> None:
+    profile = profile_table(shop, shop.with_value(shop.table(100), "time", 50, datetime(1970, 1, 1)))
+    with pytest.raises(LogError, match=r"no usable row on 1970-01-02 to 2025-12-31, between 1970-01-01 and 2026"):
+        require_learnable(profile, shop.config())
 
 
 # Output.

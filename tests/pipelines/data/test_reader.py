@@ -232,45 +232,48 @@ def test_bad_row_with_two_faults_is_reported_once(shop: Shop) -> None:
     assert chunk.bad.num_rows == 1
 
 
-class TestLoadTables:
-    def logs(self, shop: Shop, **sides: Path) -> LogsConfig:
-        return shop.logs().model_copy(update=sides)
+# Load tables.
 
-    def test_load_tables_keeps_only_the_columns_of_the_owner(self, shop: Shop) -> None:
-        users = pa.table({"user_id": ["u1", "u2"], "age": [1.0, 2.0], "name": ["A", "B"], "price": [1.0, 2.0]})
-        pq.write_table(users, shop.folder / "users.parquet")
-        tables = load_tables(self.logs(shop, users=shop.folder / "users.parquet"), shop.schema)
-        assert set(tables) == {"user"}
-        assert tables["user"].table.column_names == ["user_id", "age"]
 
-    def test_load_tables_of_unreadable_file_names_it(self, shop: Shop) -> None:
-        file = shop.folder / "items.parquet"
-        with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
-            load_tables(self.logs(shop, items=file), shop.schema)
-        assert str(caught.value).startswith(f"{file}: ")
-        file.write_text("not Parquet")
-        with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
-            load_tables(self.logs(shop, items=file), shop.schema)
-        assert str(caught.value).startswith(f"{file}: ")
+def logs(shop: Shop, **sides: Path) -> LogsConfig:
+    return shop.logs().model_copy(update=sides)
 
-    @pytest.mark.parametrize(
-        ("table", "says"),
-        [
-            ({"user": ["u1"], "age": [1.0]}, "'user_id': the id column is missing"),
-            ({"user_id": ["u1", None], "age": [1.0, 2.0]}, "'user_id', row 1: an id is null"),
-            ({"user_id": ["u1", "u2", "u1"], "age": [1.0, 2.0, 3.0]}, "id 'u1' occurs twice"),
-            ({"user_id": ["u1"], "age": ["young"]}, "'age': holds string, but 'age' is numeric"),
-        ],
-    )
-    def test_load_tables_of_invalid_table_names_file_and_column(
-        self, shop: Shop, table: dict[str, list[Any]], says: str
-    ) -> None:
-        file = shop.folder / "users.parquet"
-        pq.write_table(pa.table(table), file)
-        with pytest.raises(LogError) as caught:
-            load_tables(self.logs(shop, users=file), shop.schema)
-        assert str(caught.value).startswith(f"{file}: column ")
-        assert says in str(caught.value)
+
+def test_load_tables_keeps_only_the_columns_of_the_owner(shop: Shop) -> None:
+    users = pa.table({"user_id": ["u1", "u2"], "age": [1.0, 2.0], "name": ["A", "B"], "price": [1.0, 2.0]})
+    pq.write_table(users, shop.folder / "users.parquet")
+    tables = load_tables(logs(shop, users=shop.folder / "users.parquet"), shop.schema)
+    assert set(tables) == {"user"}
+    assert tables["user"].table.column_names == ["user_id", "age"]
+
+
+def test_load_tables_of_unreadable_file_names_it(shop: Shop) -> None:
+    file = shop.folder / "items.parquet"
+    with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
+        load_tables(logs(shop, items=file), shop.schema)
+    assert str(caught.value).startswith(f"{file}: ")
+    file.write_text("not Parquet")
+    with pytest.raises(LogError, match="cannot be read as Parquet") as caught:
+        load_tables(logs(shop, items=file), shop.schema)
+    assert str(caught.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"user": ["u1"], "age": [1.0]}, "'user_id': the id column is missing"),
+        ({"user_id": ["u1", None], "age": [1.0, 2.0]}, "'user_id', row 1: an id is null"),
+        ({"user_id": ["u1", "u2", "u1"], "age": [1.0, 2.0, 3.0]}, "id 'u1' occurs twice"),
+        ({"user_id": ["u1"], "age": ["young"]}, "'age': holds string, but 'age' is numeric"),
+    ],
+)
+def test_load_tables_of_invalid_table_names_file_and_column(shop: Shop, table: dict[str, list[Any]], says: str) -> None:
+    file = shop.folder / "users.parquet"
+    pq.write_table(pa.table(table), file)
+    with pytest.raises(LogError) as caught:
+        load_tables(logs(shop, users=file), shop.schema)
+    assert str(caught.value).startswith(f"{file}: column ")
+    assert says in str(caught.value)
 
 
 def test_scan_accepts_dates_as_times(shop: Shop) -> None:

@@ -179,114 +179,120 @@ def test_items_have_upload_age_at_the_end_of_the_log(converted: Path, log: pa.Ta
     assert at_end[row["video_id"]] == pytest.approx(row["upload_age"])
 
 
-class TestLayouts:
-    """The data set exists as CSV and as Parquet; both give the same rows."""
+# The data set exists as CSV and as Parquet; both give the same rows.
 
-    LOGS = ("log_standard_4_08_to_4_21_pure", "log_standard_4_22_to_5_08_pure")
 
-    @pytest.fixture
-    def sample(self, raw: pa.Table, kuairand_raw: Path) -> dict[str, pa.Table]:
-        """A few rows of each original table."""
-        log = raw.take(list(range(0, IMPRESSIONS, 3000)))
-        users = pq.read_table(kuairand_raw / "user_features_pure.parquet")
-        videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
-        known = pc.is_in(users["user_id"], log["user_id"].combine_chunks())
-        shown = pc.is_in(videos["video_id"], log["video_id"].combine_chunks())
-        return {
-            self.LOGS[0]: log.slice(0, 20),
-            self.LOGS[1]: log.slice(20),
-            "user_features_pure": users.filter(known),
-            "video_features_basic_pure": videos.filter(shown),
-        }
+LOGS = ("log_standard_4_08_to_4_21_pure", "log_standard_4_22_to_5_08_pure")
 
-    def rows(self, folder: Path) -> pa.Table:
-        """Return the log as training reads it, completed with users and items, sorted by time."""
-        config = load_config(folder / "ranker.toml")
-        schema = config.serving_schema
-        chunks = LogReader(config.logs.path, schema, load_tables(config.logs, schema)).scan()
-        columns = [feature.column for feature in schema.features] + [task.label for task in schema.tasks]
-        table = pa.concat_tables([chunk.rows.select(["time", *columns]) for chunk in chunks], promote_options="default")
-        return table.sort_by([("time", "ascending"), ("user_id", "ascending"), ("video_id", "ascending")])
 
-    @pytest.fixture
-    def expected(self, sample: dict[str, pa.Table], tmp_path: Path) -> pa.Table:
-        """Rows that the Parquet layout gives."""
-        original = tmp_path / "parquet"
-        for i, name in enumerate(self.LOGS):
-            (original / "log" / f"date=2022042{i}").mkdir(parents=True)
-            log = sample[name].drop_columns(["date"])
-            pq.write_table(log, original / "log" / f"date=2022042{i}" / "part-0.parquet")
-        for name in ("user_features_pure", "video_features_basic_pure"):
-            pq.write_table(sample[name], original / f"{name}.parquet")
-        convert(original, tmp_path / "from_parquet")
-        return self.rows(tmp_path / "from_parquet")
+@pytest.fixture
+def sample(raw: pa.Table, kuairand_raw: Path) -> dict[str, pa.Table]:
+    """A few rows of each original table."""
+    log = raw.take(list(range(0, IMPRESSIONS, 3000)))
+    users = pq.read_table(kuairand_raw / "user_features_pure.parquet")
+    videos = pq.read_table(kuairand_raw / "video_features_basic_pure.parquet")
+    known = pc.is_in(users["user_id"], log["user_id"].combine_chunks())
+    shown = pc.is_in(videos["video_id"], log["video_id"].combine_chunks())
+    return {
+        LOGS[0]: log.slice(0, 20),
+        LOGS[1]: log.slice(20),
+        "user_features_pure": users.filter(known),
+        "video_features_basic_pure": videos.filter(shown),
+    }
 
-    @pytest.mark.parametrize("sub_folder", [".", "data"])
-    def test_csv_layout_gives_the_same_rows_as_parquet(
-        self, sample: dict[str, pa.Table], expected: pa.Table, tmp_path: Path, sub_folder: str
-    ) -> None:
-        original = tmp_path / "csv" / sub_folder
-        original.mkdir(parents=True)
-        for name, table in sample.items():
-            pa_csv.write_csv(table, original / f"{name}.csv")
-        (original / "log_random_4_22_to_5_08_pure.csv").write_text("another policy chose these\n")
-        convert(tmp_path / "csv", tmp_path / "from_csv")
-        rows = self.rows(tmp_path / "from_csv")
-        assert rows.num_rows == expected.num_rows == sample[self.LOGS[0]].num_rows + sample[self.LOGS[1]].num_rows
-        for name in expected.column_names:
-            assert rows[name].to_pylist() == expected[name].to_pylist(), name
 
-    def test_parquet_files_with_csv_names_give_the_same_rows(
-        self, sample: dict[str, pa.Table], expected: pa.Table, tmp_path: Path
-    ) -> None:
-        (tmp_path / "flat").mkdir()
-        for name, table in sample.items():
-            pq.write_table(table, tmp_path / "flat" / f"{name}.parquet")
-        convert(tmp_path / "flat", tmp_path / "from_flat")
-        assert self.rows(tmp_path / "from_flat").to_pylist() == expected.to_pylist()
+def read_rows(folder: Path) -> pa.Table:
+    """Return the log as training reads it, completed with users and items, sorted by time."""
+    config = load_config(folder / "ranker.toml")
+    schema = config.serving_schema
+    chunks = LogReader(config.logs.path, schema, load_tables(config.logs, schema)).scan()
+    columns = [feature.column for feature in schema.features] + [task.label for task in schema.tasks]
+    table = pa.concat_tables([chunk.rows.select(["time", *columns]) for chunk in chunks], promote_options="default")
+    return table.sort_by([("time", "ascending"), ("user_id", "ascending"), ("video_id", "ascending")])
 
-    @pytest.mark.parametrize("missing", ["log_standard", "user_features", "video_features_basic"])
-    def test_missing_file_is_named_with_the_folder(
-        self, sample: dict[str, pa.Table], tmp_path: Path, missing: str
-    ) -> None:
-        (tmp_path / "csv").mkdir()
-        for name, table in sample.items():
-            if not name.startswith(missing):
-                pa_csv.write_csv(table, tmp_path / "csv" / f"{name}.csv")
-        with pytest.raises(LogError) as caught:
-            convert(tmp_path / "csv", tmp_path / "out")
-        assert str(caught.value).startswith(f"{tmp_path}/csv: ")
-        assert missing in str(caught.value)
-        assert "--raw" in str(caught.value)
-        assert not (tmp_path / "out").exists()
 
-    @pytest.mark.parametrize(
-        ("file", "column"),
-        [
-            ("log_standard_4_22_to_5_08_pure", "time_ms"),
-            ("log_standard_4_22_to_5_08_pure", "play_time_ms"),
-            ("user_features_pure", "register_days"),
-            ("video_features_basic_pure", "upload_dt"),
-            ("video_features_basic_pure", "tag"),
-        ],
-    )
-    def test_missing_column_is_named(self, sample: dict[str, pa.Table], tmp_path: Path, file: str, column: str) -> None:
-        (tmp_path / "csv").mkdir()
-        for name, table in sample.items():
-            if name != self.LOGS[0]:
-                written = table.drop_columns([column]) if name == file else table
-                pa_csv.write_csv(written, tmp_path / "csv" / f"{name}.csv")
-        with pytest.raises(LogError, match=column):
-            convert(tmp_path / "csv", tmp_path / "out")
+@pytest.fixture
+def expected(sample: dict[str, pa.Table], tmp_path: Path) -> pa.Table:
+    """Rows that the Parquet layout gives."""
+    original = tmp_path / "parquet"
+    for i, name in enumerate(LOGS):
+        (original / "log" / f"date=2022042{i}").mkdir(parents=True)
+        log = sample[name].drop_columns(["date"])
+        pq.write_table(log, original / "log" / f"date=2022042{i}" / "part-0.parquet")
+    for name in ("user_features_pure", "video_features_basic_pure"):
+        pq.write_table(sample[name], original / f"{name}.parquet")
+    convert(original, tmp_path / "from_parquet")
+    return read_rows(tmp_path / "from_parquet")
 
-    def test_damaged_file_is_named(self, sample: dict[str, pa.Table], tmp_path: Path) -> None:
-        (tmp_path / "csv").mkdir()
-        for name, table in sample.items():
+
+@pytest.mark.parametrize("sub_folder", [".", "data"])
+def test_csv_layout_gives_the_same_rows_as_parquet(
+    sample: dict[str, pa.Table], expected: pa.Table, tmp_path: Path, sub_folder: str
+) -> None:
+    original = tmp_path / "csv" / sub_folder
+    original.mkdir(parents=True)
+    for name, table in sample.items():
+        pa_csv.write_csv(table, original / f"{name}.csv")
+    (original / "log_random_4_22_to_5_08_pure.csv").write_text("another policy chose these\n")
+    convert(tmp_path / "csv", tmp_path / "from_csv")
+    rows = read_rows(tmp_path / "from_csv")
+    assert rows.num_rows == expected.num_rows == sample[LOGS[0]].num_rows + sample[LOGS[1]].num_rows
+    for name in expected.column_names:
+        assert rows[name].to_pylist() == expected[name].to_pylist(), name
+
+
+def test_parquet_files_with_csv_names_give_the_same_rows(
+    sample: dict[str, pa.Table], expected: pa.Table, tmp_path: Path
+) -> None:
+    (tmp_path / "flat").mkdir()
+    for name, table in sample.items():
+        pq.write_table(table, tmp_path / "flat" / f"{name}.parquet")
+    convert(tmp_path / "flat", tmp_path / "from_flat")
+    assert read_rows(tmp_path / "from_flat").to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("missing", ["log_standard", "user_features", "video_features_basic"])
+def test_missing_file_is_named_with_the_folder(sample: dict[str, pa.Table], tmp_path: Path, missing: str) -> None:
+    (tmp_path / "csv").mkdir()
+    for name, table in sample.items():
+        if not name.startswith(missing):
             pa_csv.write_csv(table, tmp_path / "csv" / f"{name}.csv")
-        with (tmp_path / "csv" / "user_features_pure.csv").open("a") as file:
-            file.write("1,2,3\n")
-        with pytest.raises(LogError, match=r"user_features_pure\.csv: cannot be read"):
-            convert(tmp_path / "csv", tmp_path / "out")
+    with pytest.raises(LogError) as caught:
+        convert(tmp_path / "csv", tmp_path / "out")
+    assert str(caught.value).startswith(f"{tmp_path}/csv: ")
+    assert missing in str(caught.value)
+    assert "--raw" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "column"),
+    [
+        ("log_standard_4_22_to_5_08_pure", "time_ms"),
+        ("log_standard_4_22_to_5_08_pure", "play_time_ms"),
+        ("user_features_pure", "register_days"),
+        ("video_features_basic_pure", "upload_dt"),
+        ("video_features_basic_pure", "tag"),
+    ],
+)
+def test_missing_column_is_named(sample: dict[str, pa.Table], tmp_path: Path, file: str, column: str) -> None:
+    (tmp_path / "csv").mkdir()
+    for name, table in sample.items():
+        if name != LOGS[0]:
+            written = table.drop_columns([column]) if name == file else table
+            pa_csv.write_csv(written, tmp_path / "csv" / f"{name}.csv")
+    with pytest.raises(LogError, match=column):
+        convert(tmp_path / "csv", tmp_path / "out")
+
+
+def test_damaged_file_is_named(sample: dict[str, pa.Table], tmp_path: Path) -> None:
+    (tmp_path / "csv").mkdir()
+    for name, table in sample.items():
+        pa_csv.write_csv(table, tmp_path / "csv" / f"{name}.csv")
+    with (tmp_path / "csv" / "user_features_pure.csv").open("a") as file:
+        file.write("1,2,3\n")
+    with pytest.raises(LogError, match=r"user_features_pure\.csv: cannot be read"):
+        convert(tmp_path / "csv", tmp_path / "out")
 
 
 def test_convert_into_nonempty_folder_is_rejected(kuairand_raw: Path, tmp_path: Path) -> None:

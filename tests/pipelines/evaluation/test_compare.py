@@ -71,32 +71,38 @@ def metrics_by_task(result: dict[str, Any]) -> dict[str, Any]:
     return {task: part["measures"] for task, part in result["tasks"].items()}
 
 
-class TestDifference:
-    def draws(self, *values: float) -> np.ndarray[Any, Any]:
-        return np.array(values)
+# Difference.
 
-    @pytest.mark.parametrize(
-        ("measure", "better"),
-        [("auc", "b"), ("gauc", "b"), ("ndcg", "b"), ("logloss", "a"), ("rmse", "a"), ("calibration", None)],
-    )
-    def test_metric_difference_with_interval_excluding_zero_names_the_better_model(
-        self, measure: str, better: str | None
-    ) -> None:
-        result = metric_difference(measure, self.draws(0.5, 0.4, 0.6), self.draws(0.7, 0.5, 0.9))
-        assert result["better"] == better
-        assert (result["a"], result["b"], result["difference"]) == (0.5, 0.7, pytest.approx(0.2))
-        assert result["interval"] == pytest.approx([0.105, 0.295])
 
-    def test_metric_difference_with_interval_containing_zero_names_no_better_model(self) -> None:
-        assert metric_difference("auc", self.draws(0.5, 0.5, 0.5), self.draws(0.7, 0.4, 0.9))["better"] is None
+def draws(*values: float) -> np.ndarray[Any, Any]:
+    return np.array(values)
 
-    def test_metric_difference_below_the_rounding_is_zero(self) -> None:
-        result = metric_difference("auc", self.draws(0.5, 0.5, 0.5), self.draws(0.5, 0.5, 0.5) + 1e-8)
-        assert (result["difference"], result["interval"], result["better"]) == (0.0, [0.0, 0.0], None)
 
-    def test_metric_difference_of_an_undefined_metric_is_none(self) -> None:
-        result = metric_difference("auc", self.draws(np.nan, 0.5), self.draws(0.7, 0.7))
-        assert result == {"a": None, "b": 0.7, "difference": None, "interval": None, "better": None}
+@pytest.mark.parametrize(
+    ("measure", "better"),
+    [("auc", "b"), ("gauc", "b"), ("ndcg", "b"), ("logloss", "a"), ("rmse", "a"), ("calibration", None)],
+)
+def test_metric_difference_with_interval_excluding_zero_names_the_better_model(
+    measure: str, better: str | None
+) -> None:
+    result = metric_difference(measure, draws(0.5, 0.4, 0.6), draws(0.7, 0.5, 0.9))
+    assert result["better"] == better
+    assert (result["a"], result["b"], result["difference"]) == (0.5, 0.7, pytest.approx(0.2))
+    assert result["interval"] == pytest.approx([0.105, 0.295])
+
+
+def test_metric_difference_with_interval_containing_zero_names_no_better_model() -> None:
+    assert metric_difference("auc", draws(0.5, 0.5, 0.5), draws(0.7, 0.4, 0.9))["better"] is None
+
+
+def test_metric_difference_below_the_rounding_is_zero() -> None:
+    result = metric_difference("auc", draws(0.5, 0.5, 0.5), draws(0.5, 0.5, 0.5) + 1e-8)
+    assert (result["difference"], result["interval"], result["better"]) == (0.0, [0.0, 0.0], None)
+
+
+def test_metric_difference_of_an_undefined_metric_is_none() -> None:
+    result = metric_difference("auc", draws(np.nan, 0.5), draws(0.7, 0.7))
+    assert result == {"a": None, "b": 0.7, "difference": None, "interval": None, "better": None}
 
 
 # Runs.

@@ -262,50 +262,58 @@ def test_evaluate_on_later_rows_does_not_warn(
     assert "too good" not in capsys.readouterr().err
 
 
-class TestRequests:
-    @pytest.fixture
-    def shop_with_requests(self, shop: Shop) -> Shop:
-        table = shop.table(400)
-        ids = pa.array([None if n % 7 == 0 else f"r{n // 6}" for n in range(400)])
-        shop.write(table.append_column("request", ids))
-        return shop
-
-    def test_request_column_gives_runs_and_bundles_an_ndcg(self, shop_with_requests: Shop) -> None:
-        run = train(
-            shop_with_requests.config(columns={"request": "request"}, evaluation={"ndcg_at": 3, "slices": ["tab"]}),
-            shop_with_requests.folder / "run",
-        )
-        result = run.load_evaluation()
-        assert 0 < result["tasks"]["click"]["ndcg"] <= 1
-        assert result["ndcg_at"] == 3
-        freeze_run(run.path, shop_with_requests.folder / "bundle")
-        frozen = evaluate(
-            bundle_scorer(ranking.load(shop_with_requests.folder / "bundle"), "bundle"), shop_with_requests.log
-        )
-        assert frozen["ndcg_at"] == 3, "a bundle is evaluated with the settings of its run"
-        assert "tab" in frozen["slices"]
-        assert frozen["tasks"]["click"]["ndcg"] is not None
-
-    def test_missing_request_column_is_reported(self, shop: Shop) -> None:
-        file = shop.write(shop.table(200))
-        with pytest.raises(LogError, match=r"column 'request' \(the request id\) is missing") as caught:
-            train(shop.config(columns={"request": "request"}), shop.folder / "run")
-        assert str(caught.value).startswith(str(file))
+# Requests.
 
 
-class TestDamagedRuns:
-    @pytest.fixture
-    def copied_run(self, run: RunFolder, tmp_path: Path) -> RunFolder:
-        return RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
+@pytest.fixture
+def shop_with_requests(shop: Shop) -> Shop:
+    table = shop.table(400)
+    ids = pa.array([None if n % 7 == 0 else f"r{n // 6}" for n in range(400)])
+    shop.write(table.append_column("request", ids))
+    return shop
 
-    def test_run_without_a_selection_key_fails(self, copied_run: RunFolder) -> None:
-        selection = json.loads(copied_run.selection.read_text())
-        del selection["per_example"]
-        copied_run.selection.write_text(json.dumps(selection))
-        with pytest.raises(LogError, match="has no key 'per_example': another version wrote the run; train again"):
-            evaluate_all(run_scorers(RunFolder.open(copied_run.path)))
 
-    def test_run_with_an_unknown_configuration_key_fails(self, copied_run: RunFolder) -> None:
-        copied_run.config.write_text(copied_run.config.read_text() + "\n[training.convergence.old]\nkey = 1\n")
-        with pytest.raises(LogError, match="old: unknown key; the run is damaged or of another version: train again"):
-            evaluate_all(run_scorers(RunFolder.open(copied_run.path)))
+def test_request_column_gives_runs_and_bundles_an_ndcg(shop_with_requests: Shop) -> None:
+    run = train(
+        shop_with_requests.config(columns={"request": "request"}, evaluation={"ndcg_at": 3, "slices": ["tab"]}),
+        shop_with_requests.folder / "run",
+    )
+    result = run.load_evaluation()
+    assert 0 < result["tasks"]["click"]["ndcg"] <= 1
+    assert result["ndcg_at"] == 3
+    freeze_run(run.path, shop_with_requests.folder / "bundle")
+    frozen = evaluate(
+        bundle_scorer(ranking.load(shop_with_requests.folder / "bundle"), "bundle"), shop_with_requests.log
+    )
+    assert frozen["ndcg_at"] == 3, "a bundle is evaluated with the settings of its run"
+    assert "tab" in frozen["slices"]
+    assert frozen["tasks"]["click"]["ndcg"] is not None
+
+
+def test_missing_request_column_is_reported(shop: Shop) -> None:
+    file = shop.write(shop.table(200))
+    with pytest.raises(LogError, match=r"column 'request' \(the request id\) is missing") as caught:
+        train(shop.config(columns={"request": "request"}), shop.folder / "run")
+    assert str(caught.value).startswith(str(file))
+
+
+# Damaged runs.
+
+
+@pytest.fixture
+def copied_run(run: RunFolder, tmp_path: Path) -> RunFolder:
+    return RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
+
+
+def test_run_without_a_selection_key_fails(copied_run: RunFolder) -> None:
+    selection = json.loads(copied_run.selection.read_text())
+    del selection["per_example"]
+    copied_run.selection.write_text(json.dumps(selection))
+    with pytest.raises(LogError, match="has no key 'per_example': another version wrote the run; train again"):
+        evaluate_all(run_scorers(RunFolder.open(copied_run.path)))
+
+
+def test_run_with_an_unknown_configuration_key_fails(copied_run: RunFolder) -> None:
+    copied_run.config.write_text(copied_run.config.read_text() + "\n[training.convergence.old]\nkey = 1\n")
+    with pytest.raises(LogError, match="old: unknown key; the run is damaged or of another version: train again"):
+        evaluate_all(run_scorers(RunFolder.open(copied_run.path)))

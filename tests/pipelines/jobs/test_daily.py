@@ -168,31 +168,33 @@ def test_running_service_switches_to_the_new_version(feed: Feed, monkeypatch: py
         wait_until(lambda: post(f"{url}/v1/rank", request)["version"] == "2", "version 2 is served")
 
 
-class TestQualityGate:
-    POISON = ("--set", "training.epochs=8", "--set", "training.learning_rate.trunk=0.02")
+# Quality gate.
 
-    @pytest.fixture
-    def spoiled(self, feed: Feed) -> Feed:
-        """The feed with inverted clicks on the new training days; the test day is unchanged."""
-        for day in (date(2026, 1, 8), NINTH):
-            feed.rewrite(day, flip_clicks)
-        return feed
 
-    def test_worse_model_is_not_published_with_exit_code_3(
-        self, spoiled: Feed, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert spoiled.daily(TENTH, *self.POISON) == 3
-        output = capsys.readouterr()
-        assert "ranker: 2026-01-10 is not published: it is worse than version 1 of feed by more than 1.0%" in output.err
-        assert "click auc" in output.err
-        assert output.out == ""
-        assert spoiled.published == [1]
-        assert spoiled.current == 1
-        record = spoiled.record(TENTH)
-        assert record["version"] is None
-        assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
+POISON = ("--set", "training.epochs=8", "--set", "training.learning_rate.trunk=0.02")
 
-        assert spoiled.daily(TENTH, *self.POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
-        assert "training has already finished" in capsys.readouterr().err
-        assert spoiled.published == [1, 2]
-        bundle.load(repository.bundle_folder(spoiled.repository, "feed", 2))
+
+@pytest.fixture
+def spoiled(feed: Feed) -> Feed:
+    """The feed with inverted clicks on the new training days; the test day is unchanged."""
+    for day in (date(2026, 1, 8), NINTH):
+        feed.rewrite(day, flip_clicks)
+    return feed
+
+
+def test_worse_model_is_not_published_with_exit_code_3(spoiled: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert spoiled.daily(TENTH, *POISON) == 3
+    output = capsys.readouterr()
+    assert "ranker: 2026-01-10 is not published: it is worse than version 1 of feed by more than 1.0%" in output.err
+    assert "click auc" in output.err
+    assert output.out == ""
+    assert spoiled.published == [1]
+    assert spoiled.current == 1
+    record = spoiled.record(TENTH)
+    assert record["version"] is None
+    assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
+
+    assert spoiled.daily(TENTH, *POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
+    assert "training has already finished" in capsys.readouterr().err
+    assert spoiled.published == [1, 2]
+    bundle.load(repository.bundle_folder(spoiled.repository, "feed", 2))

@@ -43,35 +43,38 @@ def fill_weights(run: RunFolder, **weights: float) -> None:
     save_file(best, run.best)
 
 
-class TestUnconvergedGates:
-    @pytest.fixture
-    def unconverged(self, copy: RunFolder) -> RunFolder:
-        fill_weights(copy, gate__z=0.0)
-        return copy
+# Unconverged gates.
 
-    def test_unconverged_gate_is_rejected_with_task_selector_and_distance(
-        self, unconverged: RunFolder, tmp_path: Path
-    ) -> None:
-        with pytest.raises(NotConvergedError) as caught:
-            freeze_run(unconverged.path, tmp_path / "bundle")
-        for task in unconverged.load_config().task_names:
-            assert f"task '{task}' selector 0 is 100.0% of γ/2 away" in str(caught.value)
-        assert "train for more steps" in str(caught.value)
 
-    def test_unconverged_gate_leaves_no_files(self, unconverged: RunFolder, tmp_path: Path) -> None:
-        with pytest.raises(NotConvergedError):
-            freeze_run(unconverged.path, tmp_path / "bundle")
-        assert [file.name for file in tmp_path.iterdir()] == ["run"]
+@pytest.fixture
+def unconverged(copy: RunFolder) -> RunFolder:
+    fill_weights(copy, gate__z=0.0)
+    return copy
 
-    def test_only_unconverged_selectors_are_named(self, copy: RunFolder, tmp_path: Path) -> None:
-        best = load_file(copy.best)
-        best["gate.z"][2, 1] = 0.4 * best["gate.gamma"]
-        save_file(best, copy.best)
-        task = copy.load_config().task_names[2]
-        with pytest.raises(NotConvergedError) as caught:
-            freeze_run(copy.path, tmp_path / "bundle")
-        assert f"task '{task}' selector 1 is 20.0% of γ/2 away" in str(caught.value)
-        assert str(caught.value).count("selector") == 1
+
+def test_unconverged_gate_is_rejected_with_task_selector_and_distance(unconverged: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(NotConvergedError) as caught:
+        freeze_run(unconverged.path, tmp_path / "bundle")
+    for task in unconverged.load_config().task_names:
+        assert f"task '{task}' selector 0 is 100.0% of γ/2 away" in str(caught.value)
+    assert "train for more steps" in str(caught.value)
+
+
+def test_unconverged_gate_leaves_no_files(unconverged: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(NotConvergedError):
+        freeze_run(unconverged.path, tmp_path / "bundle")
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_only_unconverged_selectors_are_named(copy: RunFolder, tmp_path: Path) -> None:
+    best = load_file(copy.best)
+    best["gate.z"][2, 1] = 0.4 * best["gate.gamma"]
+    save_file(best, copy.best)
+    task = copy.load_config().task_names[2]
+    with pytest.raises(NotConvergedError) as caught:
+        freeze_run(copy.path, tmp_path / "bundle")
+    assert f"task '{task}' selector 1 is 20.0% of γ/2 away" in str(caught.value)
+    assert str(caught.value).count("selector") == 1
 
 
 # Output folder.

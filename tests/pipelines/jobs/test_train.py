@@ -211,16 +211,12 @@ def test_train_with_a_constant_label_raises_a_log_error(
     assert message in log_error(shop, table.set_column(index, label, values))
 
 
-def test_train_without_training_rows_raises_a_log_error(shop: Shop) -> None:
-    assert "nothing to train on" in log_error(shop, shop.table(100).slice(80))
-
-
-def test_train_without_validation_rows_raises_a_log_error(shop: Shop) -> None:
-    assert "nothing to validate on" in log_error(shop, shop.table(100).slice(0, 80))
-
-
-def test_train_without_rows_raises_a_log_error(shop: Shop) -> None:
-    assert "no usable row" in log_error(shop, shop.table(100).slice(0, 0))
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [((80,), "nothing to train on"), ((0, 80), "nothing to validate on"), ((0, 0), "no usable row")],
+)
+def test_train_without_rows_of_a_split_raises_a_log_error(shop: Shop, rows: tuple[int, ...], message: str) -> None:
+    assert message in log_error(shop, shop.table(100).slice(*rows))
 
 
 def test_train_with_a_missing_column_raises_a_log_error(shop: Shop) -> None:

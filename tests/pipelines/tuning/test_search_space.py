@@ -15,7 +15,6 @@ from ranking.errors import ConfigError
 from tests.conftest import GATES
 from tests.pipelines.conftest import Shop
 
-
 # Suggest.
 
 

@@ -154,47 +154,48 @@ def test_one_worker_samples_the_same_settings_every_time(shop: Shop, monkeypatch
     assert settings[0][0] != settings[0][1] != settings[0][2]
 
 
-class TestPruning:
-    def outcome_after_five(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch, last: FakeTraining) -> str:
-        """Return the outcome of a trial that follows five trials with losses 4, 3 at steps 1, 2."""
-        fake_trainings(monkeypatch, *[training_with_losses(4.0, 3.0)] * 5, last)
-        run_worker(study.path, 6)
-        return outcomes(study)[-1]
+# Pruning.
 
-    def test_pruning_stops_a_trial_above_the_median_at_the_same_step(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assert self.outcome_after_five(study, monkeypatch, training_with_losses(4.1, 1.0)) == "pruned"
-        assert len(study.ended_trials()) == 6
 
-    def test_pruning_keeps_a_trial_below_the_median(self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.outcome_after_five(study, monkeypatch, training_with_losses(3.9, 2.9)) == "converged"
+def outcome_after_five(study: StudyFolder, monkeypatch: pytest.MonkeyPatch, last: FakeTraining) -> str:
+    """Return the outcome of a trial that follows five trials with losses 4, 3 at steps 1, 2."""
+    fake_trainings(monkeypatch, *[training_with_losses(4.0, 3.0)] * 5, last)
+    run_worker(study.path, 6)
+    return outcomes(study)[-1]
 
-    def test_pruning_ignores_checks_before_the_final_selection(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def late(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-            on_check(check(1, 99.0, "selecting"))
-            on_check(check(2, 2.0))
-            return {}
 
-        assert self.outcome_after_five(study, monkeypatch, late) == "converged"
+def test_pruning_stops_a_trial_above_the_median_at_the_same_step(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert outcome_after_five(study, monkeypatch, training_with_losses(4.1, 1.0)) == "pruned"
+    assert len(study.ended_trials()) == 6
 
-    def test_pruning_does_not_compare_different_steps(
-        self, study: StudyFolder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def elsewhere(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-            on_check(check(77, 99.0))
-            return {}
 
-        assert self.outcome_after_five(study, monkeypatch, elsewhere) == "converged"
+def test_pruning_keeps_a_trial_below_the_median(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_after_five(study, monkeypatch, training_with_losses(3.9, 2.9)) == "converged"
 
-    def test_pruning_is_off_if_the_meaning_of_a_step_is_tuned(
-        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        config = shop.config(tune={"training.batch_size": [16, 32]})
-        study = StudyFolder.create(shop.folder / "study", config)
-        assert self.outcome_after_five(study, monkeypatch, training_with_losses(99.0, 98.0)) == "converged"
+
+def test_pruning_ignores_checks_before_the_final_selection(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        on_check(check(1, 99.0, "selecting"))
+        on_check(check(2, 2.0))
+        return {}
+
+    assert outcome_after_five(study, monkeypatch, late) == "converged"
+
+
+def test_pruning_does_not_compare_different_steps(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        on_check(check(77, 99.0))
+        return {}
+
+    assert outcome_after_five(study, monkeypatch, elsewhere) == "converged"
+
+
+def test_pruning_is_off_if_the_meaning_of_a_step_is_tuned(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = shop.config(tune={"training.batch_size": [16, 32]})
+    study = StudyFolder.create(shop.folder / "study", config)
+    assert outcome_after_five(study, monkeypatch, training_with_losses(99.0, 98.0)) == "converged"
 
 
 # Abandoned trials.

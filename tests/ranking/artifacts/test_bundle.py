@@ -253,25 +253,20 @@ def test_sha256sum_verifies_a_bundle(written: Path, copied: Path) -> None:
 # Damage.
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_load_truncated_file_is_named(copied: Path, name: str) -> None:
-    file = copied / name
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    assert name in load_error(copied)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_load_file_with_a_flipped_byte_is_named(copied: Path, name: str) -> None:
-    file = copied / name
+def flip_byte(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
-    assert name in load_error(copied)
 
 
+@pytest.mark.parametrize("damage", [truncate, flip_byte, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
-def test_load_missing_file_is_named(copied: Path, name: str) -> None:
-    (copied / name).unlink()
+def test_load_damaged_or_missing_file_is_named(copied: Path, name: str, damage: Callable[[Path], None]) -> None:
+    damage(copied / name)
     assert name in load_error(copied)
 
 
@@ -388,10 +383,6 @@ def widen(folder: Path, name: str) -> None:
     save_file(weights, folder / "weights.safetensors")
 
 
-def with_manifest(folder: Path, key: str, value: Any) -> None:
-    edit_manifest(folder, **{key: value})
-
-
 def with_golden(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     pq.write_table(change(pq.read_table(folder / "golden.parquet")), folder / "golden.parquet")
 
@@ -403,55 +394,44 @@ def fewer_scores(golden: pa.Table) -> pa.Table:
     )
 
 
+SELECTION = {"num_experts": 5, "k": 2}
 REJECTED_BY_READ: dict[str, Callable[[Path], object]] = {
-    "missing embedding": lambda folder: without_weight(folder, "embedding.genres"),
-    "embedding with too few rows": lambda folder: with_weight(
-        folder, "embedding.user_id", np.zeros((2, 4), np.float32)
+    "missing embedding": lambda f: without_weight(f, "embedding.genres"),
+    "embedding with too few rows": lambda f: with_weight(f, "embedding.user_id", np.zeros((2, 4), np.float32)),
+    "missing weight of an expert": lambda f: without_weight(f, "expert.1.0.weight"),
+    "missing bias of an expert": lambda f: without_weight(f, "expert.1.0.bias"),
+    "missing layer of a tower": lambda f: without_weight(f, "tower.like.0.weight"),
+    "weight of another shape": lambda f: with_weight(f, "expert.1.1.weight", np.zeros((3, 8), np.float32)),
+    "expert wider than the others": lambda f: widen(f, "expert.1"),
+    "tower with two outputs": lambda f: widen(f, "tower.like"),
+    "weight that is not a matrix": lambda f: with_weight(f, "expert.1.0.weight", np.zeros(8, np.float32)),
+    "manifest that is a list": lambda f: (f / "manifest.json").write_text("[]"),
+    "manifest that is not JSON": lambda f: (f / "manifest.json").write_text("{"),
+    "empty manifest": lambda f: (f / "manifest.json").write_text("{}"),
+    "selection with a list of tasks": lambda f: edit_manifest(f, selection=SELECTION | {"tasks": []}),
+    "selection without tasks": lambda f: edit_manifest(f, selection=SELECTION | {"tasks": {}}),
+    "selection of other tasks": lambda f: edit_manifest(f, selection=SELECTION | {"tasks": {"buy": {"0": 1.0}}}),
+    "empty schema": lambda f: edit_manifest(f, schema={}),
+    "weights that are not safetensors": lambda f: (f / "weights.safetensors").write_text("x"),
+    "feature table that is not Parquet": lambda f: (f / "users.parquet").write_text("x"),
+    "feature table without its id column": lambda f: pq.write_table(pa.table({"x": [1]}), f / "users.parquet"),
+    "missing feature index": lambda f: shutil.rmtree(f / "items"),
+    "missing rows of a feature index": lambda f: (f / "items" / "rows.npy").unlink(),
+    "rows of another feature index": lambda f: shutil.copy(f / "users" / "rows.npy", f / "items" / "rows.npy"),
+    "array of another type": lambda f: np.save(f / "items" / "keys.npy", np.zeros(31)),
+    "vocabulary without ids": lambda f: pq.write_table(
+        pa.table({"key": [1]}), f / "encoder" / "vocabularies" / "tab.parquet"
     ),
-    "missing weight of an expert": lambda folder: without_weight(folder, "expert.1.0.weight"),
-    "missing bias of an expert": lambda folder: without_weight(folder, "expert.1.0.bias"),
-    "missing layer of a tower": lambda folder: without_weight(folder, "tower.like.0.weight"),
-    "weight of another shape": lambda folder: with_weight(folder, "expert.1.1.weight", np.zeros((3, 8), np.float32)),
-    "expert wider than the others": lambda folder: widen(folder, "expert.1"),
-    "tower with two outputs": lambda folder: widen(folder, "tower.like"),
-    "weight that is not a matrix": lambda folder: with_weight(folder, "expert.1.0.weight", np.zeros(8, np.float32)),
-    "manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[]"),
-    "manifest that is not JSON": lambda folder: (folder / "manifest.json").write_text("{"),
-    "empty manifest": lambda folder: (folder / "manifest.json").write_text("{}"),
-    "selection with a list of tasks": lambda folder: with_manifest(
-        folder, "selection", {"num_experts": 5, "k": 2, "tasks": []}
-    ),
-    "selection without tasks": lambda folder: with_manifest(
-        folder, "selection", {"num_experts": 5, "k": 2, "tasks": {}}
-    ),
-    "selection of other tasks": lambda folder: with_manifest(
-        folder, "selection", {"num_experts": 5, "k": 2, "tasks": {"buy": {"0": 1.0}}}
-    ),
-    "empty schema": lambda folder: with_manifest(folder, "schema", {}),
-    "weights that are not safetensors": lambda folder: (folder / "weights.safetensors").write_text("x"),
-    "feature table that is not Parquet": lambda folder: (folder / "users.parquet").write_text("x"),
-    "feature table without its id column": lambda folder: pq.write_table(
-        pa.table({"x": [1]}), folder / "users.parquet"
-    ),
-    "missing feature index": lambda folder: shutil.rmtree(folder / "items"),
-    "missing rows of a feature index": lambda folder: (folder / "items" / "rows.npy").unlink(),
-    "rows of another feature index": lambda folder: shutil.copy(
-        folder / "users" / "rows.npy", folder / "items" / "rows.npy"
-    ),
-    "array of another type": lambda folder: np.save(folder / "items" / "keys.npy", np.zeros(31)),
-    "vocabulary without ids": lambda folder: pq.write_table(
-        pa.table({"key": [1]}), folder / "encoder" / "vocabularies" / "tab.parquet"
-    ),
-    "missing vocabulary": lambda folder: (folder / "encoder" / "vocabularies" / "tab.parquet").unlink(),
-    "missing scale of a number": lambda folder: pq.write_table(
-        pq.read_table(folder / "encoder" / "scales.parquet").slice(1), folder / "encoder" / "scales.parquet"
+    "missing vocabulary": lambda f: (f / "encoder" / "vocabularies" / "tab.parquet").unlink(),
+    "missing scale of a number": lambda f: pq.write_table(
+        pq.read_table(f / "encoder" / "scales.parquet").slice(1), f / "encoder" / "scales.parquet"
     ),
 }
 REJECTED_BY_GOLDEN: dict[str, Callable[[Path], object]] = {
-    "missing golden scores": lambda folder: with_golden(folder, lambda golden: golden.select(["inputs"])),
-    "missing golden inputs": lambda folder: with_golden(folder, lambda golden: golden.select(["scores"])),
-    "golden scores of one task only": lambda folder: with_golden(folder, fewer_scores),
-    "golden rows that are not Parquet": lambda folder: (folder / "golden.parquet").write_text("x"),
+    "missing golden scores": lambda f: with_golden(f, lambda golden: golden.select(["inputs"])),
+    "missing golden inputs": lambda f: with_golden(f, lambda golden: golden.select(["scores"])),
+    "golden scores of one task only": lambda f: with_golden(f, fewer_scores),
+    "golden rows that are not Parquet": lambda f: (f / "golden.parquet").write_text("x"),
 }
 INCONSISTENT = REJECTED_BY_READ | REJECTED_BY_GOLDEN
 
