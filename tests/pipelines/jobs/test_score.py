@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,34 +125,34 @@ def test_scores_replace_an_existing_file(ranker: FrozenRanker, day: pa.Table, tm
     assert pq.read_table(tmp_path / "scores.parquet").num_rows == day.num_rows
 
 
-class TestBadRows:
-    @pytest.fixture
-    def rows(self, day: pa.Table) -> pa.Table:
-        """The rows of ``day``; row 4 has a price of NaN and row 7 has no item."""
-        prices = [float("nan") if n == 4 else 3.0 for n in range(day.num_rows)]
-        items = [None if n == 7 else item for n, item in enumerate(day["item_id"].to_pylist())]
-        return day.append_column("price", pa.array(prices)).set_column(1, "item_id", pa.array(items))
+# Bad rows.
 
-    def test_bad_rows_are_quarantined_and_the_others_scored(
-        self, ranker: FrozenRanker, rows: pa.Table, tmp_path: Path
-    ) -> None:
-        log = write(rows, tmp_path)
-        counts = score_log(ranker, log, tmp_path / "scores.parquet")
-        assert counts == {"scored": rows.num_rows - 2, "bad": 2}
-        lines = (tmp_path / "scores.parquet.quarantine.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        assert [(record["file"], record["file_row"]) for record in records] == [(str(log), 4), (str(log), 7)]
-        assert ["NaN" in record["reason"] for record in records] == [True, False]
-        good = rows.take([n for n in range(rows.num_rows) if n not in (4, 7)])
-        scored = pq.read_table(tmp_path / "scores.parquet")
-        assert scored.select(IDS).to_pylist() == good.select(IDS).to_pylist()
-        assert same_scores(scored, ranker, good)
 
-    def test_log_without_bad_rows_leaves_no_quarantine_file(
-        self, ranker: FrozenRanker, day: pa.Table, tmp_path: Path
-    ) -> None:
-        score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
-        assert {file.name for file in tmp_path.iterdir()} == {"log.parquet", "scores.parquet"}
+@pytest.fixture
+def rows(day: pa.Table) -> pa.Table:
+    """The rows of ``day``; row 4 has a price of NaN and row 7 has no item."""
+    prices = [float("nan") if n == 4 else 3.0 for n in range(day.num_rows)]
+    items = [None if n == 7 else item for n, item in enumerate(day["item_id"].to_pylist())]
+    return day.append_column("price", pa.array(prices)).set_column(1, "item_id", pa.array(items))
+
+
+def test_bad_rows_are_quarantined_and_the_others_scored(ranker: FrozenRanker, rows: pa.Table, tmp_path: Path) -> None:
+    log = write(rows, tmp_path)
+    counts = score_log(ranker, log, tmp_path / "scores.parquet")
+    assert counts == {"scored": rows.num_rows - 2, "bad": 2}
+    lines = (tmp_path / "scores.parquet.quarantine.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [(record["file"], record["file_row"]) for record in records] == [(str(log), 4), (str(log), 7)]
+    assert ["NaN" in record["reason"] for record in records] == [True, False]
+    good = rows.take([n for n in range(rows.num_rows) if n not in (4, 7)])
+    scored = pq.read_table(tmp_path / "scores.parquet")
+    assert scored.select(IDS).to_pylist() == good.select(IDS).to_pylist()
+    assert same_scores(scored, ranker, good)
+
+
+def test_log_without_bad_rows_leaves_no_quarantine_file(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+    score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+    assert {file.name for file in tmp_path.iterdir()} == {"log.parquet", "scores.parquet"}
 
 
 # A failure leaves neither scores nor a temporary file.
@@ -178,27 +179,21 @@ def test_damaged_later_file_leaves_no_scores(ranker: FrozenRanker, day: pa.Table
     assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
-def test_missing_column_is_named(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-    log = write(day.drop_columns(["surface"]), tmp_path)
-    with pytest.raises(LogError) as caught:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda day: day.drop_columns(["surface"]), r"column 'surface' \(feature 'surface'\) is missing"),
+        (lambda day: day.append_column("age", pa.array(["old"] * day.num_rows)), "column 'age'.*write numbers"),
+        (lambda day: day.slice(0, 0), "the log is empty: there are no rows to score"),
+    ],
+    ids=["missing column", "wrong type", "no rows"],
+)
+def test_unusable_log_is_named(
+    ranker: FrozenRanker, day: pa.Table, tmp_path: Path, change: Callable[[pa.Table], pa.Table], reason: str
+) -> None:
+    log = write(change(day), tmp_path)
+    with pytest.raises(LogError, match=f"^{log}: {reason}"):
         score_log(ranker, log, tmp_path / "scores.parquet")
-    assert str(caught.value).startswith(f"{log}: column 'surface' (feature 'surface') is missing")
-    assert list(tmp_path.iterdir()) == [log]
-
-
-def test_column_of_wrong_type_is_named(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-    log = write(day.append_column("age", pa.array(["old"] * day.num_rows)), tmp_path)
-    with pytest.raises(LogError, match=r"'age'.*write numbers") as caught:
-        score_log(ranker, log, tmp_path / "scores.parquet")
-    assert str(caught.value).startswith(f"{log}: column ")
-    assert list(tmp_path.iterdir()) == [log]
-
-
-def test_empty_log_is_rejected(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
-    log = write(day.slice(0, 0), tmp_path)
-    with pytest.raises(LogError, match="the log is empty: there are no rows to score") as caught:
-        score_log(ranker, log, tmp_path / "scores.parquet")
-    assert str(caught.value).startswith(f"{log}: ")
     assert list(tmp_path.iterdir()) == [log]
 
 
