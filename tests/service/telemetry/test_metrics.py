@@ -28,7 +28,10 @@ def client(repository: Path) -> Iterator[TestClient]:
 
 def test_exposition_has_all_families_from_the_start(client: TestClient) -> None:
     families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
-    assert {f"ranker_{name}" for name in ("requests", "request_seconds", "score", "queue_rows")} <= families.keys()
+    documented = text_string_to_metric_families(Metrics().exposition().decode())  # test_operations_guide compares these
+    types = {family.name: family.type for family in documented if family.name.startswith("ranker_")}
+    assert len(types) == 17
+    assert {name: family.type for name, family in families.items() if name.startswith("ranker_")} == types
     assert all(family.documentation.endswith(".") for family in families.values())
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= families.keys()
 

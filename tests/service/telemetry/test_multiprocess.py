@@ -76,7 +76,8 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
 
     with suspended(second):  # the first worker receives a request whose body never arrives
         connection = service.connect()
-        connection.sendall(b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        head = b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head)
         time.sleep(0.5)
     assert samples(service.metrics())["ranker_requests_in_flight"] == 1
     os.kill(first, signal.SIGKILL)
