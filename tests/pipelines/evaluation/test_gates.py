@@ -390,7 +390,7 @@ class TestSingleTaskRun:
         ]
 
     def test_freeze_single_task_run_fails_and_names_its_parts(self, single: RunFolder, tmp_path: Path) -> None:
-        with pytest.raises(BundleError, match="freeze them one by one") as caught:
+        with pytest.raises(BundleError, match="freeze each of them") as caught:
             freeze_run(single.path, tmp_path / "bundle")
         assert "\n" not in str(caught.value)
         assert str(single.task_folder("click")) in str(caught.value)
