@@ -175,7 +175,7 @@ def test_initial_load_with_one_corrupt_model_serves_the_others(repo: Path, bundl
     corrupt(repo / "shop" / "1" / "manifest.json")
     service = serve(repo)
     assert service.roles == {"current": "1"}
-    assert service.models.registry("shop") is None
+    assert service.models.routing("shop") is None
     assert service.models.ready
 
 
