@@ -9,11 +9,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ranking.errors import OutputError
+from ranking.regular_files import open_regular
 
 
 @contextmanager
@@ -118,7 +119,8 @@ def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
         draft.replace(file)
         fsync(file.parent)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
         raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
 
 
@@ -135,8 +137,8 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def sha256(file: Path) -> str:
-    """Return the hexadecimal SHA-256 of a file's content."""
-    with file.open("rb") as stream:
+    """Return the hexadecimal SHA-256 of a regular file's content."""
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

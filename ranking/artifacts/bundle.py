@@ -5,7 +5,7 @@ weights.safetensors   weights of the frozen graph, named as in ``FrozenGraph``
 body.onnx             the graph after the embeddings, for ONNX Runtime; absent for a per-example gate
 encoder/              vocabularies, buckets and scales (Parquet)
 users.parquet, items.parquet   features by id, if the ranker has feature tables
-users/, items/        the same features encoded and memory-mapped (``FeatureIndex``); since format 2
+users/, items/        the same features encoded (``FeatureIndex``); since format 2
 golden.parquet        inputs and their expected scores
 SHA256SUMS            checksums of all other files, in the format of sha256sum
 """
@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ranking.artifacts.atomic_files import atomic_directory
-from ranking.artifacts.checksums import verify_files, write_checksums
+from ranking.artifacts.checksums import file_signature, verify_files, write_checksums
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import LazyFeatureTables
 from ranking.errors import BundleError, RankerError
@@ -35,7 +35,9 @@ from ranking.frozen.calibration import Calibration
 from ranking.frozen.ranker import FrozenRanker, score_table
 from ranking.frozen.weights import validate_weight_shapes
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
-from ranking.schema import Schema
+from ranking.lookup.npy import ReadFile, map_file
+from ranking.regular_files import read_regular
+from ranking.schema import Objective, Schema
 from ranking.schema.validation_errors import format_validation_error
 from ranking.selection import Selection
 
@@ -111,16 +113,25 @@ def load(folder: str | Path) -> FrozenRanker:
     return ranker
 
 
-def read_bundle(folder: str | Path) -> FrozenRanker:
+def read_bundle(folder: str | Path, read_file: ReadFile = map_file) -> FrozenRanker:
     """Verify the files of a bundle and load it without verifying the golden scores.
 
+    Args:
+        folder: the bundle.
+        read_file: returns the content of an encoded feature table's file; the ranker keeps it.
+
     Raises:
-        BundleError: a file is missing, altered or not listed, the format is unknown, or files are inconsistent.
+        BundleError: a file is missing, altered or not listed, the format is unknown, files are inconsistent, or a file
+            changes in the meantime.
     """
     folder = Path(folder)
+    signature = file_signature(folder)
     verify_files(folder)
     with as_bundle_error(folder):
-        return _read(folder)
+        ranker = _read(folder, read_file)
+    if file_signature(folder) != signature:
+        raise BundleError(f"{folder} was changed while it was read: copy the bundle again")
+    return ranker
 
 
 @contextmanager
@@ -163,16 +174,16 @@ def read_golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
         BundleError: they cannot be read, or their tasks are not those of the schema.
     """
     with as_bundle_error(folder):
-        rows = pq.read_table(folder / "golden.parquet")
+        rows = pq.read_table(pa.BufferReader(read_regular(folder / "golden.parquet")))
         inputs, scores = _table(rows["inputs"]), _table(rows["scores"])
     if scores.column_names != schema.task_names:
         raise BundleError(f"{folder}/golden.parquet holds the scores of other tasks: freeze the run again")
     return inputs, scores
 
 
-def _read(folder: Path) -> FrozenRanker:
+def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
     file = folder / "manifest.json"
-    manifest: dict[str, Any] = json.loads(file.read_text())
+    manifest: dict[str, Any] = json.loads(read_regular(file))
     if manifest["format"] != FORMAT:
         raise BundleError(
             f"{file}: format {manifest['format']} is not supported (supported: {FORMAT}); update dselect-ranker, "
@@ -186,12 +197,15 @@ def _read(folder: Path) -> FrozenRanker:
     encoder = Encoder.read(folder / "encoder", schema)
     tables = LazyFeatureTables(folder, schema)
     encoded = {
-        owner: FeatureIndex.open(folder / f"{owner}s", encoder, owner) for owner in tables if owner in schema.owners
+        owner: FeatureIndex.open(folder / f"{owner}s", encoder, owner, read_file)
+        for owner in tables
+        if owner in schema.owners
     }
     selection = Selection.from_json(manifest["selection"])
     if selection.tasks.keys() != set(schema.task_names):
         raise ValueError("the tasks of the selection are not those of the schema")
-    weights = load_file(folder / "weights.safetensors")
+    # A memory map, the default, would end the process if the file were truncated in the meantime.
+    weights = load_file(folder / "weights.safetensors", backend="pread")
     validate_weight_shapes(weights, encoder, selection)
     return FrozenRanker(
         schema,
@@ -199,11 +213,11 @@ def _read(folder: Path) -> FrozenRanker:
         selection,
         weights,
         tables,
-        manifest["objective"],
+        _objective(manifest["objective"], schema, file),
         manifest["details"],
         _gate(manifest.get("gate"), folder),
         calibration,
-        (folder / BODY).read_bytes() if (folder / BODY).exists() else None,
+        read_regular(folder / BODY) if (folder / BODY).exists() else None,
         encoded,
     )
 
@@ -220,6 +234,17 @@ def _gate(settings: Any, folder: Path) -> GateConfig | None:
         ) from None
     gate: GateConfig = TypeAdapter(GateConfig).validate_python(settings)
     return gate
+
+
+def _objective(data: Any, schema: Schema, file: Path) -> dict[str, float]:
+    try:
+        objective = TypeAdapter(Objective).validate_python(data)
+    except ValidationError as error:
+        raise BundleError(f"{file}: objective: {format_validation_error(error, data)}") from None
+    for task in objective:
+        if task not in schema.task_names:
+            raise BundleError(f"{file}: objective: '{task}' is not a task (tasks: {', '.join(schema.task_names)})")
+    return objective
 
 
 def _calibration(data: Any, schema: Schema, file: Path) -> Calibration:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ranking.artifacts.atomic_files import files_in, os_error_text, sha256
 from ranking.errors import BundleError
+from ranking.regular_files import read_regular
+
+FileSignature = frozenset[tuple[str, int, int, int]]
+"""(path, inode, size in bytes, time of the last change in ns) of each file and folder."""
 
 CHECKSUM_FILE = "SHA256SUMS"
+MAX_BYTES = 1024 * 1024
+"""Maximum size of SHA256SUMS."""
 
 
 def write_checksums(folder: Path) -> None:
@@ -16,19 +23,34 @@ def write_checksums(folder: Path) -> None:
     (folder / CHECKSUM_FILE).write_text("".join(lines))
 
 
+def file_signature(*paths: Path) -> FileSignature:
+    """Return a value that changes when one of these files, or anything below these folders, changes.
+
+    The files are not read.
+    """
+    signature = set()
+    for root in paths:
+        with suppress(OSError):  # The folder cannot be listed.
+            for path in [root, *root.rglob("*")]:
+                with suppress(OSError):  # The file does not exist, or was removed in the meantime.
+                    status = path.stat()
+                    signature.add((str(path), status.st_ino, status.st_size, status.st_ctime_ns))
+    return frozenset(signature)
+
+
 def verify_files(folder: Path) -> None:
     """Verify every file of a bundle against SHA256SUMS.
 
     Raises:
         BundleError: names the first file that is missing, altered, not listed or not a regular file.
     """
-    if not (folder / CHECKSUM_FILE).is_file():
-        raise BundleError(
-            f"{folder} is not a bundle: it has no {CHECKSUM_FILE}; name REPOSITORY/NAME/VERSION or make one with "
-            "'ranker freeze'"
-        )
-    _check_regular_files(folder)
     try:
+        if not (folder / CHECKSUM_FILE).is_file():
+            raise BundleError(
+                f"{folder} is not a bundle: it has no {CHECKSUM_FILE}; name REPOSITORY/NAME/VERSION or make one with "
+                "'ranker freeze'"
+            )
+        _check_regular_files(folder)
         _compare_checksums(folder)
     except OSError as error:  # The folder may be deleted in the meantime.
         raise BundleError(f"{folder} cannot be read ({os_error_text(error)})") from None
@@ -36,7 +58,7 @@ def verify_files(folder: Path) -> None:
 
 def _compare_checksums(folder: Path) -> None:
     try:
-        text = (folder / CHECKSUM_FILE).read_bytes().decode()
+        text = read_regular(folder / CHECKSUM_FILE, MAX_BYTES).decode()
         lines = [line.split("  ", 1) for line in text.split("\n")[:-1]]
         expected = {name: digest for digest, name in lines}
         if text != "".join(f"{digest}  {name}\n" for name, digest in expected.items()):

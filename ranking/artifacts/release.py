@@ -7,10 +7,14 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from ranking.errors import BundleError
-from ranking.schema.base import StrictModel
+from ranking.schema.base import ListOf, StrictModel
 from ranking.schema.validation_errors import format_validation_error
 
 CURRENT = "current.json"
+FALLBACKS = "fallbacks.json"
+
+MAX_FALLBACKS = 3
+"""Maximum number of fallbacks of a release."""
 
 Version = Annotated[int, Field(ge=1, lt=2**63)]
 
@@ -69,6 +73,26 @@ class Release(StrictModel):
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``current.json``; defaults are omitted, so the shortest form has only ``version``."""
         return self.model_dump(exclude_defaults=True)
+
+
+class Fallbacks(StrictModel):
+    """Versions that a process serves if it can load no version of the release, stored as ``fallbacks.json``.
+
+    They are not part of ``current.json`` because earlier versions of this software reject unknown keys.
+
+    Attributes:
+        versions: versions that were current before and are older than the current one, newest first.
+    """
+
+    versions: ListOf[Version] = ()
+
+    def after_release(self, previous: int | None, version: int) -> Fallbacks:
+        """Return the fallbacks once this version replaces the previous one.
+
+        A rollback removes newer versions from the list, because they were probably rolled back for a reason.
+        """
+        earlier = {*self.versions, *(() if previous is None else (previous,))}
+        return Fallbacks(versions=tuple(sorted((v for v in earlier if v < version), reverse=True)[:MAX_FALLBACKS]))
 
 
 def parse_release(document: Any, source: str) -> Release:

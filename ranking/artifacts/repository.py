@@ -1,24 +1,38 @@
-"""Repository of bundles: ``REPOSITORY/NAME/VERSION/`` (1, 2, 3 …, immutable) and ``REPOSITORY/NAME/current.json``.
+"""Repository of bundles.
 
-Readers need no lock: versions appear and disappear by one rename, and ``current.json`` is replaced atomically. Writers
-of a model hold its lock.
+NAME/1/, NAME/2/ …    versions of a model, immutable bundles
+NAME/current.json     versions that services load (``Release``)
+NAME/fallbacks.json   versions to serve if these cannot be loaded (``Fallbacks``)
+repository.json       default model, see ``default_model``
+
+Readers need no lock: versions appear and disappear by one rename, and JSON files are replaced atomically. Writers of a
+model hold its lock.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from ranking.artifacts.atomic_files import check_folder, fsync, os_error_text, write_json
-from ranking.artifacts.release import CURRENT, Release, parse_release
+from ranking.artifacts.release import CURRENT, FALLBACKS, Fallbacks, Release, parse_release
 from ranking.errors import BundleError, OutputError
+from ranking.regular_files import read_regular
+from ranking.schema import MODEL_NAME
 
 LOCK_FILE = ".lock"
+MAX_JSON_BYTES = 1024 * 1024
+"""Maximum size of ``current.json`` and of the other JSON files."""
 STAGING_PREFIX = ".work-"
 """Prefix of staging folders, which hold versions that are not published yet or are being removed."""
 
@@ -26,18 +40,27 @@ STAGING_PREFIX = ".work-"
 def list_models(repository: Path) -> list[str]:
     """Return the models that have a current version, sorted.
 
+    Folders whose names are not names of models, such as the backup ``feed.old``, are ignored.
+
     Raises:
-        BundleError: the repository does not exist.
+        BundleError: the repository does not exist or cannot be read.
     """
-    if not repository.is_dir():
-        raise BundleError(f"{repository}: no such repository; publish a bundle into it with 'ranker publish'")
-    return sorted(file.parent.name for file in repository.glob(f"*/{CURRENT}"))
+    with _read_errors(repository):
+        if not repository.is_dir():
+            raise BundleError(f"{repository}: no such repository; publish a bundle into it with 'ranker publish'")
+        names = (file.parent.name for file in repository.glob(f"*/{CURRENT}"))
+        return sorted(name for name in names if re.fullmatch(MODEL_NAME, name))
 
 
 def list_versions(repository: Path, name: str) -> list[int]:
-    """Return the published versions of a model, ascending."""
-    folders = (repository / name).glob("[0-9]*")
-    return sorted(int(folder.name) for folder in folders if folder.name.isdecimal() and folder.is_dir())
+    """Return the published versions of a model, ascending.
+
+    Raises:
+        BundleError: the model's folder cannot be read.
+    """
+    with _read_errors(repository / name):
+        folders = (repository / name).glob("[0-9]*")
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal() and folder.is_dir())
 
 
 def bundle_folder(repository: Path, name: str, version: int) -> Path:
@@ -47,9 +70,18 @@ def bundle_folder(repository: Path, name: str, version: int) -> Path:
         BundleError: a link points outside the repository.
     """
     folder = repository / name / str(version)
-    if not folder.resolve().is_relative_to(repository.resolve()):
-        raise BundleError(f"{folder} is a link that leads out of the repository: replace it by the bundle itself")
+    _check_inside(folder, repository, "the bundle itself")
     return folder
+
+
+def check_model_name(name: str) -> None:
+    """Check a name of a model, which is a folder name in the repository and a path segment in URLs.
+
+    Raises:
+        BundleError: it contains other characters than a name may have.
+    """
+    if not re.fullmatch(MODEL_NAME, name):
+        raise BundleError(f"name '{name}': use letters, digits, '_' and '-', and start with a letter or a digit")
 
 
 def read_release(repository: Path, name: str) -> Release:
@@ -59,29 +91,89 @@ def read_release(repository: Path, name: str) -> Release:
         BundleError: ``current.json`` does not exist or is damaged.
     """
     file = repository / name / CURRENT
+    _check_inside(file, repository, "the file itself")
     try:
-        document = json.loads(file.read_bytes())
+        document = read_json(file)
     except FileNotFoundError:
         raise BundleError(f"{file} does not exist: publish a bundle with 'ranker publish'") from None
+    return parse_release(document, str(file))
+
+
+def read_fallbacks(repository: Path, name: str) -> list[int]:
+    """Return the published versions that may be served if the release cannot be loaded, newest first.
+
+    Raises:
+        BundleError: ``fallbacks.json`` is damaged.
+    """
+    fallbacks = _read_fallbacks(repository, name)
+    published = list_versions(repository, name)
+    return [version for version in fallbacks.versions if version in published]
+
+
+def _read_fallbacks(repository: Path, name: str) -> Fallbacks:
+    file = repository / name / FALLBACKS
+    _check_inside(file, repository, "the file itself")
+    try:
+        return Fallbacks.model_validate(read_json(file))
+    except FileNotFoundError:  # The model has had one version only, or is from an earlier version of this software.
+        return Fallbacks()
+    except ValidationError:
+        raise BundleError(f"{file} is damaged: the next 'ranker publish' or 'ranker release' rewrites it") from None
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a small JSON file, or None if it is not JSON.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        BundleError: the file cannot be read, is not a regular file, or is too large.
+    """
+    try:
+        return json.loads(read_regular(file, MAX_JSON_BYTES))
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise BundleError(f"{file} cannot be read ({os_error_text(error)})") from None
     except (ValueError, RecursionError):  # The file is not JSON or not UTF-8.
-        document = None
-    return parse_release(document, str(file))
+        return None
 
 
 def write_release(repository: Path, name: str, release: Release) -> None:
     """Replace the release of a model atomically; the caller holds ``lock_model``.
 
+    The version that was current before becomes a fallback, see ``Fallbacks``.
+
     Raises:
         BundleError: a version of the release is not published.
         OutputError: ``current.json`` cannot be written.
+    """
+    check_published(repository, name, release)
+    _update_fallbacks(repository, name, release.version)
+    write_json(release.to_json(), repository / name / CURRENT)
+
+
+def check_published(repository: Path, name: str, release: Release) -> None:
+    """Check that all versions of a release exist.
+
+    Raises:
+        BundleError: a version of the release is not published.
     """
     published = list_versions(repository, name)
     for version in release.versions:
         if version not in published:
             raise BundleError(f"{repository}/{name} has no version {version}: it has {', '.join(map(str, published))}")
-    write_json(release.to_json(), repository / name / CURRENT)
+
+
+def _update_fallbacks(repository: Path, name: str, version: int) -> None:
+    previous, fallbacks = None, Fallbacks()
+    with suppress(BundleError):  # The next version can be released although the previous files are damaged.
+        previous = read_release(repository, name).version
+    with suppress(BundleError):
+        fallbacks = _read_fallbacks(repository, name)
+    after = fallbacks.after_release(previous, version)
+    file = repository / name / FALLBACKS
+    if after.versions or os.path.lexists(file):
+        write_json(after.model_dump(), file)
 
 
 @contextmanager
@@ -89,9 +181,22 @@ def lock_model(repository: Path, name: str) -> Iterator[None]:
     """Exclude other writers of this model; the operating system releases the lock if this process dies.
 
     Raises:
+        BundleError: the model's folder is a link that points outside the repository.
         OutputError: the model's folder cannot be written.
     """
+    _check_inside(repository / name, repository, "the folder itself")
     with _locked(repository / name / LOCK_FILE):
+        yield
+
+
+@contextmanager
+def lock_repository(repository: Path) -> Iterator[None]:
+    """Exclude other writers of ``repository.json``.
+
+    Raises:
+        OutputError: the repository cannot be written.
+    """
+    with _locked(repository / LOCK_FILE):
         yield
 
 
@@ -137,6 +242,24 @@ def _remove_if_abandoned(staging: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
     except BlockingIOError:
         return  # Its process is alive.
+
+
+def _check_inside(path: Path, repository: Path, replacement: str) -> None:
+    with _read_errors(path):
+        is_inside = path.resolve().is_relative_to(repository.resolve())
+    if not is_inside:
+        raise BundleError(f"{path} is a link that leads out of the repository: replace it with {replacement}")
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    """Convert errors of the filesystem to BundleError."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({os_error_text(error)})") from None
+    except RuntimeError:  # Path.resolve, before Python 3.13.
+        raise BundleError(f"{path} cannot be read (a link leads to itself)") from None
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Training, offline scoring and the service share this code, so that a row has the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ import pyarrow.compute as pc
 
 from ranking.errors import InvalidInputError
 from ranking.schema import InputFeature, NumberFeature, NumericFeature, PooledFeature, Schema, SequenceFeature
+
+DECIMAL_TEXT = "^(0|-?[1-9][0-9]{0,18})$"
+"""Pattern of the decimal text of an integer: up to 19 digits without leading zeros."""
 
 
 def to_canonical(column: pa.Array, feature: InputFeature) -> pa.Array:
@@ -73,23 +77,50 @@ def _is_number(dtype: pa.DataType) -> bool:
 
 
 def _canonical_ids(values: pa.Array, feature: InputFeature) -> pa.Array:
-    dtype = values.type
-    if pa.types.is_int64(dtype):
-        return values
-    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
-        return values.cast(pa.string())
+    try:
+        return canonical_ids(values, feature.column)
+    except InvalidInputError:
+        if _is_number(values.type):
+            reason = f"'{feature.name}' is a {feature.kind}: its ids must be integers or strings"
+            raise InvalidInputError(feature.column, f"{reason} of at most 64 bits; {_not_integer(values)}") from None
+        reason = f"holds {values.type}, but '{feature.name}' is a {feature.kind}: write integers or strings"
+        raise InvalidInputError(feature.column, reason) from None
+
+
+def canonical_ids(ids: pa.Array, field: str) -> pa.Array:
+    """Return ids as int64 or string. Integers stored as floats or decimals become integers, booleans 0 and 1.
+
+    A column of nulls becomes text.
+
+    Args:
+        ids: array, also dictionary-encoded.
+        field: column name for the error message.
+
+    Raises:
+        InvalidInputError: an id is neither text nor an integer of 64 bits.
+    """
+    if pa.types.is_dictionary(ids.type):
+        ids = ids.dictionary_decode()
+    dtype = ids.type
+    if pa.types.is_int64(dtype) or pa.types.is_string(dtype):
+        return ids
+    if pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype) or pa.types.is_null(dtype):
+        return ids.cast(pa.string())
     if pa.types.is_boolean(dtype):
-        return values.cast(pa.int8()).cast(pa.int64())
-    if pa.types.is_integer(dtype) or pa.types.is_floating(dtype):
-        try:
-            return values.cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise InvalidInputError(
-                feature.column, f"'{feature.name}' is a {feature.kind}: its ids must be integers or strings ({error})"
-            ) from None
-    raise InvalidInputError(
-        feature.column, f"holds {dtype}, but '{feature.name}' is a {feature.kind}: write integers or strings"
-    )
+        return ids.cast(pa.int8()).cast(pa.int64())
+    if not _is_number(dtype):
+        raise InvalidInputError(field, f"holds {dtype}, but ids are integers or text: write one of the two")
+    try:
+        return ids.cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise InvalidInputError(field, f"ids must be integers of 64 bits or text; {_not_integer(ids)}") from None
+
+
+def _not_integer(numbers: pa.Array) -> str:
+    """Name the first number that is not an integer of 64 bits."""
+    values = (value for value in numbers.to_pylist() if value is not None)
+    wrong = next((v for v in values if not (-(2**63) <= v < 2**63 and v == int(v))), None)
+    return f"{wrong} is not"
 
 
 def invalid_rows(table: pa.Table, schema: Schema) -> Iterator[tuple[InputFeature, pa.Array, str]]:
@@ -118,21 +149,13 @@ def add_reason(reasons: pa.Array, invalid: pa.Array, reason: str) -> pa.Array:
 
 
 def read_column(column: pa.Array, feature: InputFeature) -> pa.Array:
-    """Apply a feature's default and maximum length to its canonical column.
-
-    Raises:
-        InvalidInputError: the default is text but the column holds integers.
-    """
+    """Apply a feature's default and maximum length to its canonical column."""
     if isinstance(feature, NumberFeature):
         column = column.cast(pa.float64())
     if feature.default is not None and column.null_count:
         default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
         scalar = to_canonical(pa.array([default]), feature)
-        try:
-            column = coalesce(column, scalar.take(pa.array(np.zeros(len(column), np.int64))), feature)
-        except InvalidInputError:
-            reason = f"holds integers, but the default of '{feature.name}' is {default!r}: give an integer"
-            raise InvalidInputError(feature.column, reason) from None
+        column = coalesce(column, scalar.take(pa.array(np.zeros(len(column), np.int64))), feature)
     if isinstance(feature, SequenceFeature) and not pa.types.is_null(column.type):
         column = tail(column, feature.max_length)
     return column
@@ -141,32 +164,31 @@ def read_column(column: pa.Array, feature: InputFeature) -> pa.Array:
 def coalesce(column: pa.Array, fallback: pa.Array, feature: InputFeature) -> pa.Array:
     """Return the feature's column with nulls replaced by the values of ``fallback``.
 
+    Integers and text in one column become text. A vocabulary of integers converts it back.
+
     Args:
         column: canonical values [rows].
         fallback: canonical values [rows].
         feature: the feature that reads the column.
-
-    Raises:
-        InvalidInputError: the ids of ``fallback`` cannot be cast to the type of ``column``.
     """
     if column.null_count == 0 or pa.types.is_null(fallback.type):
         return column
     if pa.types.is_null(column.type):
         return fallback
     if not isinstance(feature, PooledFeature):
-        return pc.coalesce(column, cast_ids(fallback, column.type, feature.column))
-    dtype = fallback.type if pa.types.is_null(column.type.value_type) else column.type
+        dtype = column.type if column.type == fallback.type else pa.string()
+        return pc.coalesce(cast_ids(column, dtype, feature.column), cast_ids(fallback, dtype, feature.column))
+    types = {dtype for dtype in (column.type.value_type, fallback.type.value_type) if not pa.types.is_null(dtype)}
+    dtype = types.pop() if len(types) == 1 else pa.string()
     both = pa.concat_arrays([_cast_lists(column, dtype, feature.column), _cast_lists(fallback, dtype, feature.column)])
     rows = np.arange(len(column))  # Arrow's coalesce does not support lists.
     return both.take(pa.array(np.where(column.is_valid().to_numpy(zero_copy_only=False), rows, rows + len(column))))
 
 
 def _cast_lists(lists: pa.Array, dtype: pa.DataType, field: str) -> pa.Array:
-    """Return canonical lists of ids with values of the list type ``dtype``."""
-    values = lists.values.cast(dtype.value_type) if pa.types.is_null(lists.type.value_type) else lists.values
-    return pa.LargeListArray.from_arrays(
-        lists.offsets, cast_ids(values, dtype.value_type, field), mask=lists.is_null() if lists.null_count else None
-    )
+    """Return canonical lists of ids with ids of the type ``dtype``."""
+    values = cast_ids(lists.values, dtype, field)
+    return pa.LargeListArray.from_arrays(lists.offsets, values, mask=lists.is_null() if lists.null_count else None)
 
 
 def tail(lists: pa.LargeListArray, count: int) -> pa.LargeListArray:
@@ -195,7 +217,7 @@ def to_id_array(ids: Sequence[int | str | None] | npt.NDArray[Any] | pa.Array) -
 
 
 def cast_ids(ids: pa.Array, dtype: pa.DataType, field: str) -> pa.Array:
-    """Cast ids to int64 or string.
+    """Convert ids to int64 or string. An integer is the same id as its decimal text: 7 as "7", but not as "07".
 
     Args:
         ids: integers or text.
@@ -203,24 +225,33 @@ def cast_ids(ids: pa.Array, dtype: pa.DataType, field: str) -> pa.Array:
         field: column name for the error message.
 
     Raises:
-        InvalidInputError: ``dtype`` is int64 and an id is not an integer.
+        InvalidInputError: an id is neither text nor an integer, or ``dtype`` is int64 and a text is not the decimal
+            text of an integer of 64 bits.
     """
     if ids.type == dtype:
         return ids
-    if pa.types.is_dictionary(ids.type):
-        ids = ids.dictionary_decode()
-    try:
+    if pa.types.is_null(ids.type) or (pa.types.is_unsigned_integer(ids.type) and dtype == pa.string()):
         return ids.cast(dtype)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        expected = "integers of 64 bits" if dtype == pa.int64() else "strings"
-        invalid = next((value for value in ids.to_pylist() if value is not None and not _is_integer(value)), None)
-        raise InvalidInputError(
-            field, f"ids must be {expected} in every row, like the ids read before; {invalid!r} is not"
-        ) from None
-
-
-def _is_integer(value: object) -> bool:
+    ids = canonical_ids(ids, field)
+    if ids.type == dtype or dtype == pa.string():
+        return ids.cast(dtype)
     try:
-        return -(2**63) <= int(str(value)) < 2**63
-    except ValueError:
-        return False
+        integers = ids.cast(pa.int64())
+    except pa.ArrowInvalid:
+        integers = None
+    if integers is None or not pc.all(pc.equal(integers.cast(pa.string()), ids), min_count=0).as_py():
+        invalid = next(text for text in ids.to_pylist() if text is not None and parse_id(text) is None)
+        reason = "ids must be integers of 64 bits in decimal notation, like the known ones"
+        raise InvalidInputError(field, f"{reason}; {invalid!r:.80} is not")
+    return integers
+
+
+def holds_integers(ids: pa.Array) -> bool:
+    """Return whether ids are integers, or text of which at least one is the decimal text of an integer."""
+    return pa.types.is_integer(ids.type) or bool(pc.any(pc.match_substring_regex(ids, DECIMAL_TEXT)).as_py())
+
+
+def parse_id(text: str) -> int | None:
+    """Return the 64-bit integer of which this is the decimal text; None for other text, such as "07", "+7" or "7.0"."""
+    value = int(text) if re.fullmatch(DECIMAL_TEXT, text) else 2**63
+    return value if -(2**63) <= value < 2**63 else None

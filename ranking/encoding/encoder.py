@@ -25,6 +25,7 @@ from ranking.encoding.vocabulary import (
     Vocabulary,
     hash_column,
 )
+from ranking.regular_files import read_regular
 from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
 
 MAX_ABS_VALUE = 1e15
@@ -182,18 +183,23 @@ class Encoder:
         id_mappings: dict[str, IdMapping] = {}
         for name, feature in schema.tables.items():
             if isinstance(feature, BucketsFeature):
-                boundaries = pq.read_table(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy()
+                boundaries = _read_parquet(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy()
                 id_mappings[name] = Bucketizer(boundaries)
             elif feature.hash_buckets is not None:
                 id_mappings[name] = HashBuckets(feature.hash_buckets)
             else:
-                ids = pq.read_table(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
+                ids = _read_parquet(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
                 id_mappings[name] = Vocabulary(ids)
         scales = {
             row["feature"]: Scale(row["shift"], row["scale"], row["fill"], row["flagged"])
-            for row in pq.read_table(folder / "scales.parquet").to_pylist()
+            for row in _read_parquet(folder / "scales.parquet").to_pylist()
         }
         return cls(schema, id_mappings, scales)
+
+
+def _read_parquet(file: Path) -> pa.Table:
+    # Arrow would call a Python file from its own threads, which aborts a process that ends in the meantime.
+    return pq.read_table(pa.BufferReader(read_regular(file)))
 
 
 def transform_column(column: pa.Array, transform: str) -> FloatArray:

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ranking.encoding.columns import cast_ids, coalesce, to_canonical
+from ranking.encoding.columns import canonical_ids, cast_ids, coalesce, to_canonical
 from ranking.errors import InvalidInputError
-from ranking.schema import InputFeature, NumberFeature, Owner, Schema
+from ranking.schema import InputFeature, NumberFeature, NumericFeature, Owner, Schema
 
 
 class FeatureTable:
@@ -25,18 +27,14 @@ class FeatureTable:
         ids: ids of the rows, int64 or string.
 
     Raises:
-        InvalidInputError: the id column is missing, holds a null, or repeats an id.
+        InvalidInputError: the id column is missing, is neither text nor integers, holds a null, or repeats an id.
     """
 
     def __init__(self, table: pa.Table, key: str) -> None:
         if key not in table.column_names:
             raise InvalidInputError(key, f"the id column is missing (found: {', '.join(table.column_names)})")
-        ids = table[key].combine_chunks()
-        if pa.types.is_dictionary(ids.type):
-            ids = ids.dictionary_decode()
-        is_number = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
-        self.key_type: pa.DataType = pa.int64() if is_number else pa.string()
-        self.ids = cast_ids(ids, self.key_type, key)
+        self.ids = canonical_ids(table[key].combine_chunks(), key)
+        self.key_type: pa.DataType = self.ids.type
         values = self.ids.to_pylist()
         self._row = {value: row for row, value in enumerate(values)}
         if None in self._row:
@@ -49,6 +47,17 @@ class FeatureTable:
 
     def __len__(self) -> int:
         return len(self._row)
+
+    def contains(self, ids: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return whether the table has a row of each id [len(ids)].
+
+        Raises:
+            InvalidInputError: an id cannot be converted to the type of the table's ids.
+        """
+        encoded = cast_ids(ids, self.key_type, self.key).dictionary_encode()
+        known = np.array([*(value in self._row for value in encoded.dictionary.to_pylist()), False])
+        contained: npt.NDArray[np.bool_] = known[encoded.indices.fill_null(len(known) - 1).to_numpy()]
+        return contained
 
     def columns(self, ids: pa.Array, columns: list[str]) -> dict[str, pa.Array]:
         """Return these columns with one value per id: null for an unknown id; columns not in the table are omitted."""
@@ -119,4 +128,8 @@ def fill_features(table: pa.Table, schema: Schema, tables: Mapping[Owner, Featur
             table = table.set_column(table.column_names.index(name), name, column)
         else:
             table = table.append_column(name, fallback)
+    for number in schema.numbers:  # A number may read the ids of another feature, but only if these are integers.
+        if pa.types.is_string(table[number.column].type):
+            usage = "numeric" if isinstance(number, NumericFeature) else "cut into buckets"
+            raise InvalidInputError(number.column, f"holds text, but '{number.name}' is {usage}: write numbers")
     return table

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranking.encoding.batch import EncodedBatch, Int64
+from ranking.encoding.batch import EncodedBatch, Int64, Mask
 from ranking.encoding.encoder import Encoder
 from ranking.schema import Feature, PooledFeature, Schema, SingleFeature
 
@@ -22,18 +22,24 @@ class RequestBatch:
         shared: features in ``SharedItemSplitter.shared`` [requests, …].
         items: features in ``SharedItemSplitter.items`` [candidates, …].
         request_index: row of ``shared`` for each candidate [candidates] int64.
+        unseen_users: whether the ranker has never seen the user's id [requests]; None if it does not know any.
+        unseen_items: whether the ranker has never seen the item's id [candidates]; None if it does not know any.
     """
 
     shared: EncodedBatch
     items: EncodedBatch
     request_index: Int64
+    unseen_users: Mask | None = None
+    unseen_items: Mask | None = None
 
     def __len__(self) -> int:
         return len(self.items)
 
     def slice(self, start: int, stop: int) -> RequestBatch:
         """Return candidates [start, stop) with all shared features."""
-        return RequestBatch(self.shared, self.items.take(np.arange(start, stop)), self.request_index[start:stop])
+        items, unseen_items = self.items.take(np.arange(start, stop)), self.unseen_items
+        unseen_items = None if unseen_items is None else unseen_items[start:stop]
+        return RequestBatch(self.shared, items, self.request_index[start:stop], self.unseen_users, unseen_items)
 
     @staticmethod
     def concat(parts: list[RequestBatch]) -> RequestBatch:
@@ -47,7 +53,14 @@ class RequestBatch:
             EncodedBatch.concat([part.shared for part in parts]),
             EncodedBatch.concat([part.items for part in parts]),
             np.concatenate([part.request_index + start for part, start in zip(parts, starts, strict=False)]),
+            _concat_masks([part.unseen_users for part in parts]),
+            _concat_masks([part.unseen_items for part in parts]),
         )
+
+
+def _concat_masks(parts: Sequence[Mask | None]) -> Mask | None:
+    masks = [part for part in parts if part is not None]
+    return np.concatenate(masks) if len(masks) == len(parts) else None
 
 
 @dataclass(frozen=True)

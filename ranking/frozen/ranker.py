@@ -15,6 +15,8 @@ from ranking.encoding.batch import EncodedBatch, Float32, Mask
 from ranking.encoding.columns import invalid_rows
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable, fill_features
+from ranking.encoding.missing_columns import describe_missing, missing_feature_columns, suggest_column
+from ranking.encoding.vocabulary import OOV, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.lookup.feature_index import FeatureIndex
@@ -95,21 +97,35 @@ class FrozenRanker:
         """Score each row: probabilities of binary tasks, (transformed) values of regressions.
 
         Args:
-            table: ids and features, one row per candidate; missing columns are looked up, see ``fill_features``.
+            table: ids and features, one row per candidate. A column of the ranker's tables may be left out: it is
+                looked up by id, see ``fill_features``. A null in any other column means an unknown value.
             tasks: names of the tasks to score; default all. Experts that none of them selected do not run.
 
         Returns:
             One float32 column per task, in the order of ``tasks``.
 
         Raises:
-            InvalidInputError: an unknown task, a column of the wrong type, a NaN or infinite value (names the row).
+            InvalidInputError: an unknown task, a column that is missing or of the wrong type, a NaN or infinite value
+                (names the row).
         """
         selected = self.tasks(tasks)
+        self._require_columns(table.column_names)
         scores, _ = self.score_completed(self.complete(table), selected)
         return score_table(scores, selected)
 
+    def _require_columns(self, names: Sequence[str]) -> None:
+        """Check that each feature has a column, in the rows or in a table of its owner.
+
+        Raises:
+            InvalidInputError: a column is missing; the reason lists all of them.
+        """
+        side_columns = {owner: features.table.column_names for owner, features in self.tables.items()}
+        missing = missing_feature_columns(self.schema, names, side_columns)
+        if missing:
+            raise InvalidInputError(next(iter(missing)), describe_missing(missing) + suggest_column(missing, names))
+
     def complete(self, table: pa.Table) -> pa.Table:
-        """Return the table with every feature of the schema; missing features are looked up or null.
+        """Return the table with every feature of the schema; missing features are looked up or null, as when serving.
 
         Raises:
             InvalidInputError: a column of the wrong type, a NaN or infinite value (names the row).
@@ -144,6 +160,31 @@ class FrozenRanker:
     def finished(self, outputs: Floats, tasks: Sequence[str]) -> Float32:
         """Convert the outputs of these tasks' towers [rows, tasks], from any backend, to scores [rows, tasks]."""
         return to_probabilities(self.calibration(outputs, tasks), self.tasks(tasks)).astype(np.float32)
+
+    def known_ids(self, owner: Owner) -> pa.Array | None:
+        """Return the ids of the owner that the ranker has seen, int64 or string; None if it does not know any.
+
+        These are the vocabulary of the feature that reads the ids, else the ids of the owner's table.
+        """
+        feature = self.schema.id_feature(owner)
+        if feature is not None:
+            vocabulary = self.encoder.id_mappings[feature.table]
+            assert isinstance(vocabulary, Vocabulary)
+            return vocabulary.ids
+        return self.tables[owner].ids if owner in self.tables else None
+
+    def count_unseen(self, owner: Owner, ids: pa.Array) -> int:
+        """Return how many ids are set but not among the ``known_ids`` of the owner, which must not be None.
+
+        Raises:
+            InvalidInputError: an id cannot be converted to the type of the known ones.
+        """
+        feature = self.schema.id_feature(owner)
+        if feature is not None:
+            rows = self.encoder.id_mappings[feature.table].rows(ids, feature.column)
+            return int(np.count_nonzero(rows == OOV))
+        known = int(np.count_nonzero(self.tables[owner].contains(ids)))
+        return len(ids) - int(ids.null_count) - known
 
     def explain(self, inputs: EncodedBatch, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
         """Return the expert weights of each task; for a per-example gate, their means over the rows."""

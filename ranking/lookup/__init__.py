@@ -1,1 +1,1 @@
-"""Look up encoded features by id in memory-mapped files."""
+"""Look up encoded features by id in arrays that processes share."""

@@ -1,4 +1,4 @@
-"""Encoded features of users or items by id, memory-mapped and shared by processes.
+"""Encoded features of users or items by id, in arrays that processes share.
 
 keys.npy, starts.npy, text.npy, ends.npy   index from ids to rows, see ``id_index``
 rows.npy      one record of ``IndexLayout.row_dtype`` per id, then the record of an unknown id
@@ -25,7 +25,7 @@ from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError
 from ranking.lookup.id_index import IdIndex, RowArray, write_id_index
-from ranking.lookup.npy import ArrayWriter, open_array
+from ranking.lookup.npy import ArrayWriter, ReadFile, map_file, open_array
 from ranking.schema import Owner, Schema
 
 CHUNK_SIZE = 65_536
@@ -144,18 +144,19 @@ class FeatureIndex:
         return RaggedIds(self._values.take(ragged_arange(starts, counts)).astype(np.int64), counts)
 
     @classmethod
-    def open(cls, folder: Path, encoder: Encoder, owner: Owner) -> Self:
-        """Map an index that ``write_feature_index`` wrote with the same encoder.
+    def open(cls, folder: Path, encoder: Encoder, owner: Owner, read_file: ReadFile = map_file) -> Self:
+        """Open an index that ``write_feature_index`` wrote with the same encoder; ``read_file`` returns its files.
 
         Raises:
             OSError, ValueError: the files are not an index of this layout.
         """
         layout = IndexLayout.for_owner(encoder, owner)
         id_type = pa.string() if (folder / "text.npy").exists() else pa.int64()
-        index, rows = IdIndex.open(folder, id_type), open_array(folder / "rows.npy", layout.row_dtype)
+        index = IdIndex.open(folder, id_type, read_file)
+        rows = open_array(folder / "rows.npy", layout.row_dtype, read_file)
         if len(rows) != len(index) + 1:
             raise ValueError(f"rows.npy holds {len(rows)} rows, not {len(index) + 1}")
-        return cls(layout, index, id_type, rows, open_array(folder / "values.npy", np.int32))
+        return cls(layout, index, id_type, rows, open_array(folder / "values.npy", np.int32, read_file))
 
     @classmethod
     def temporary(cls, table: FeatureTable, encoder: Encoder, owner: Owner) -> Self:

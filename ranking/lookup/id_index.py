@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ranking.lookup.npy import ArrayWriter, open_array
+from ranking.lookup.npy import ArrayWriter, ReadFile, map_file, open_array
 
 NOT_FOUND = -1
 """Row of an id that is not in the index."""
@@ -150,22 +150,25 @@ class IdIndex:
             pending = pending[has_same_key]
 
     @classmethod
-    def open(cls, folder: Path, id_type: pa.DataType) -> Self:
-        """Map an index that ``write_id_index`` wrote.
+    def open(cls, folder: Path, id_type: pa.DataType, read_file: ReadFile = map_file) -> Self:
+        """Open an index that ``write_id_index`` wrote.
 
         Args:
             folder: folder of the index.
             id_type: type of the ids, int64 or string.
+            read_file: returns the content of a file.
 
         Raises:
             OSError, ValueError: the files are not an index of this type.
         """
-        keys, starts = open_array(folder / "keys.npy", np.uint64), open_array(folder / "starts.npy", np.uint32)
+        keys = open_array(folder / "keys.npy", np.uint64, read_file)
+        starts = open_array(folder / "starts.npy", np.uint32, read_file)
         if len(starts) != _bucket_count(len(keys) - 1):
             raise ValueError(f"starts.npy holds {len(starts)} rows, which is wrong for {len(keys)} keys")
         text = None
         if id_type == pa.string():
-            text = IdText(open_array(folder / "text.npy", np.uint8), open_array(folder / "ends.npy", np.int64))
+            data = open_array(folder / "text.npy", np.uint8, read_file)
+            text = IdText(data, open_array(folder / "ends.npy", np.int64, read_file))
             if len(text) != len(keys) - 1:
                 raise ValueError(f"ends.npy holds the text of {len(text)} ids, not {len(keys) - 1}")
         return cls(keys, starts, text)

@@ -1,16 +1,19 @@
-"""Quality measures of scores with bootstrap intervals over users; definitions in docs/evaluation.md."""
+"""Quality measures of scores with bootstrap intervals; definitions in docs/evaluation.md."""
 
 from ranking.metrics.binary import CURVE_BINS, auc, binary_measures, calibration_curve
-from ranking.metrics.bootstrap import UserDraws, interval
+from ranking.metrics.bootstrap import FEW_UNITS, UnitDraws, interval
 from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 from ranking.metrics.regression import regression_measures
+from ranking.metrics.units import SamplingUnits
 
 __all__ = [
     "CURVE_BINS",
+    "FEW_UNITS",
     "Array",
     "Ids",
     "LabeledScores",
-    "UserDraws",
+    "SamplingUnits",
+    "UnitDraws",
     "auc",
     "binary_measures",
     "calibration_curve",

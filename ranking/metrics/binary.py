@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranking.metrics.bootstrap import UserDraws, interval
+from ranking.metrics.bootstrap import UnitDraws, interval
 from ranking.metrics.grouped import request_ndcg, user_auc
 from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 
@@ -17,24 +17,26 @@ CLIP = 1e-7
 """Distance from 0 and 1 to which the log loss clips probabilities."""
 
 
-def binary_measures(rows: LabeledScores, draws: UserDraws, ndcg_at: int = 10) -> dict[str, Array]:
+def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) -> dict[str, Array]:
     """Compute each measure on the data and on each bootstrap draw [1 + B], NaN where undefined.
 
     Args:
         rows: at least one row.
-        draws: bootstrap draws of the users.
+        draws: bootstrap draws of the sampling units.
         ndcg_at: cutoff k of NDCG@k.
     """
     p = np.clip(rows.predictions, CLIP, 1 - CLIP)
     losses = -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
     bins = quantile_bins(rows.predictions)
-    columns = [np.ones(len(rows)), rows.labels, rows.predictions, losses, *user_auc(rows), *request_ndcg(rows, ndcg_at)]
-    sums = draws.sums(rows.users, [*columns, *_by_bin(rows.labels - rows.predictions, bins)])
+    grouped = (*user_auc(rows), *request_ndcg(rows, ndcg_at))
+    columns = [np.ones(len(rows)), rows.labels, rows.predictions, losses, *grouped]
+    sums = draws.sums(rows.units, [*columns, *_by_bin(rows.labels - rows.predictions, bins)])
     count, positives, predicted, loss, user_aucs, user_rows, ndcgs, requests, *gaps = sums
     measures = {"auc": _auc(rows, draws.counts)}
     with np.errstate(divide="ignore", invalid="ignore"):
         # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2
-        measures["gauc"] = user_aucs / user_rows
+        gauc = user_aucs / user_rows if draws.units.kind == "user" else np.full_like(count, np.nan)
+        measures["gauc"] = draws.without_draws_if_single(gauc, rows.units[grouped[1] > 0])
         # Mean cross-entropy in nats.
         measures["logloss"] = loss / count
         # Log loss divided by that of the base rate: He et al. 2014, equation 1
@@ -43,11 +45,11 @@ def binary_measures(rows: LabeledScores, draws: UserDraws, ndcg_at: int = 10) ->
         measures["calibration"] = predicted / positives
         # Mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
         measures["calibration_error"] = np.abs(gaps).sum(0) / count
-        measures["ndcg"] = ndcgs / requests
+        measures["ndcg"] = draws.without_draws_if_single(ndcgs / requests, rows.units[grouped[3] > 0])
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
 
 
-def calibration_curve(rows: LabeledScores, draws: UserDraws) -> list[dict[str, Any]]:
+def calibration_curve(rows: LabeledScores, draws: UnitDraws) -> list[dict[str, Any]]:
     """Compare predicted and observed rates in about ten bins of equal size.
 
     Returns:
@@ -56,13 +58,16 @@ def calibration_curve(rows: LabeledScores, draws: UserDraws) -> list[dict[str, A
     """
     bins = quantile_bins(rows.predictions)
     parts = (np.ones(len(rows)), rows.labels, rows.predictions)
-    sums = draws.sums(rows.users, (column for part in parts for column in _by_bin(part, bins)))
+    sums = draws.sums(rows.units, (column for part in parts for column in _by_bin(part, bins)))
     curve = []
-    for count, positives, predicted in zip(*np.split(sums, len(parts)), strict=True):
+    for number, (count, positives, predicted) in enumerate(zip(*np.split(sums, len(parts)), strict=True)):
         with np.errstate(invalid="ignore"):
             observed = positives / count
         mixed = 0 < positives[0] < count[0]
-        low, high = (interval(observed) if mixed else None) or (None, None)
+        units = len(np.unique(rows.units[bins == number]))
+        low, high = (interval(observed, units) if mixed else None) or (None, None)
+        if low is not None and high is not None:
+            low, high = max(low, 0.0), min(high, 1.0)
         curve.append(
             {
                 "predicted": float(predicted[0] / count[0]),
@@ -77,7 +82,8 @@ def calibration_curve(rows: LabeledScores, draws: UserDraws) -> list[dict[str, A
 
 def auc(labels: Array, scores: Array) -> float | None:
     """Return the area under the ROC curve; None if a class is absent."""
-    value = float(_auc(LabeledScores(labels, scores, np.zeros(len(labels), np.int64)), np.ones((1, 1), np.uint8))[0])
+    one_unit = np.zeros(len(labels), np.int64)
+    value = float(_auc(LabeledScores(labels, scores, one_unit, one_unit), np.ones((1, 1), np.uint8))[0])
     return None if np.isnan(value) else value
 
 
@@ -85,14 +91,14 @@ def _auc(rows: LabeledScores, counts: npt.NDArray[np.uint8]) -> Array:
     """Return P(score of a positive > score of a negative), ties ½, in each draw; rows are sorted once."""
     positive = rows.labels == 1
     order = np.argsort(rows.predictions[~positive])
-    negatives, negative_users = rows.predictions[~positive][order], rows.users[~positive][order]
+    negatives, negative_units = rows.predictions[~positive][order], rows.units[~positive][order]
     below = np.searchsorted(negatives, rows.predictions[positive], "left")
     not_above = np.searchsorted(negatives, rows.predictions[positive], "right")
     up_to = np.zeros(len(negatives) + 1, np.int64)
     values = np.full(len(counts), np.nan)
     for draw, times in enumerate(counts):
-        np.cumsum(times[negative_users], dtype=np.int64, out=up_to[1:])
-        weight = times[rows.users[positive]].astype(np.int64)
+        np.cumsum(times[negative_units], dtype=np.int64, out=up_to[1:])
+        weight = times[rows.units[positive]].astype(np.int64)
         pairs = int(weight.sum()) * int(up_to[-1])
         if pairs:
             values[draw] = weight @ (up_to[below] + up_to[not_above]) / (2 * pairs)

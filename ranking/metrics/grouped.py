@@ -11,7 +11,8 @@ def user_auc(rows: LabeledScores) -> tuple[Array, Array]:
     """Compute the AUC within each user, ties ½; needs at least one row.
 
     Returns:
-        Per row, the AUC of its user (0 if undefined), and 1 if that user has both classes, else 0: [rows] each.
+        Per row, the AUC of its user (0 if undefined), and 1 if that user is known and has both classes, else 0: [rows]
+        each.
     """
     order = np.lexsort((rows.predictions, rows.users))
     user, prediction, positive = rows.users[order], rows.predictions[order], rows.labels[order] == 1
@@ -22,7 +23,7 @@ def user_auc(rows: LabeledScores) -> tuple[Array, Array]:
     lengths = np.diff(np.append(ties, len(user)))
     rank = np.repeat(ties + (lengths + 1) / 2, lengths) - np.repeat(starts, sizes)
     positives = np.add.reduceat(positive.astype(np.float64), starts)
-    pairs = positives * (sizes - positives)
+    pairs = positives * (sizes - positives) * (user[starts] != 0)
     rank_sum = np.add.reduceat(np.where(positive, rank, 0.0), starts)
     user_aucs = (rank_sum - positives * (positives + 1) / 2) / np.maximum(pairs, 1.0)
     value, both = np.zeros(len(rows)), np.zeros(len(rows))

@@ -18,12 +18,14 @@ class LabeledScores:
     Attributes:
         labels: 0 or 1, or regression values [rows], without NaN.
         predictions: probabilities or regression values [rows].
-        users: code of each row's user, as ``UserDraws.users`` numbers them [rows].
+        units: sampling unit of each row, as ``UnitDraws.codes`` numbers them [rows].
+        users: id of each row's user [rows], 0 if unknown.
         requests: id of each row's request [rows], 0 if unknown; None if all are unknown.
     """
 
     labels: Array
     predictions: Array
+    units: Ids
     users: Ids
     requests: Ids | None = None
 

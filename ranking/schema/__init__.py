@@ -20,9 +20,10 @@ from ranking.schema.features import (
     SparseFeature,
 )
 from ranking.schema.schema import Columns, Schema
-from ranking.schema.tasks import Task
+from ranking.schema.tasks import MAX_OBJECTIVE_WEIGHT, Objective, Task
 
 __all__ = [
+    "MAX_OBJECTIVE_WEIGHT",
     "MODEL_NAME",
     "BagFeature",
     "BucketsFeature",
@@ -37,6 +38,7 @@ __all__ = [
     "Name",
     "NumberFeature",
     "NumericFeature",
+    "Objective",
     "Owner",
     "PooledFeature",
     "Schema",

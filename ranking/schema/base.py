@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
@@ -15,9 +16,15 @@ MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 """Pattern of a model name, which is a folder name in the repository and a path segment in URLs."""
 
 
-def _check_name(text: str) -> str:
+def _check_name(text: str, column_key: str | None = None) -> str:
+    """Check a name; ``column_key`` is the setting that may hold a column of another name, for the suggestion."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is not a valid name: use letters, digits and '_', and do not start with a digit")
+        suggestion = re.sub(r"^(?=[0-9])|[^A-Za-z0-9_]", "_", text)
+        suggested = f', such as name = "{suggestion}" with {column_key} = "{text}"' if column_key and text else ""
+        raise ValueError(
+            f"{text!r} is not a valid name: use the letters a to z, digits and '_', and do not start with a digit"
+            f"{suggested:.200}"
+        )
     return text
 
 
@@ -31,6 +38,10 @@ def _check_model_name(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_check_name)]
 """Name of a feature, task or embedding table."""
+FeatureName = Annotated[str, AfterValidator(partial(_check_name, column_key="column"))]
+"""Name of a feature with a column, which may have any name."""
+TaskName = Annotated[str, AfterValidator(partial(_check_name, column_key="label"))]
+"""Name of a task, whose label column may have any name."""
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
 ColumnName = Annotated[str, Field(min_length=1)]
 ListOf = Annotated[tuple[T, ...], Field(strict=False)]

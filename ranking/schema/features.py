@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from ranking.schema.base import ColumnName, ListOf, Name, Owner, StrictModel, default_to_name
+from ranking.schema.base import ColumnName, FeatureName, ListOf, Name, Owner, StrictModel, default_to_name
 
 
 def _check_id(value: Any) -> Any:
@@ -17,6 +17,7 @@ def _check_id(value: Any) -> Any:
     return value
 
 
+EmbeddingWidth = Annotated[int, Field(gt=0, le=65_536)]
 Id = Annotated[int | str | bool, BeforeValidator(_check_id)]
 
 
@@ -30,7 +31,7 @@ class _ColumnFeature(StrictModel):
         training_only: the feature is unknown when serving (for example, the position); only ``side_tower`` reads it.
     """
 
-    name: Name
+    name: FeatureName
     column: ColumnName = ""
     owner: Owner
     training_only: bool = False
@@ -51,7 +52,7 @@ class _EmbeddedIds(_ColumnFeature):
         table: name of the embedding table, shared by all features that name it; default: the feature's name.
     """
 
-    dim: PositiveInt = 16
+    dim: EmbeddingWidth = 16
     min_count: PositiveInt = 1
     hash_buckets: PositiveInt | None = None
     table: Name = ""
@@ -146,9 +147,9 @@ class BucketsFeature(_ColumnFeature):
     """
 
     kind: Literal["buckets"]
-    dim: PositiveInt = 16
+    dim: EmbeddingWidth = 16
     boundaries: Annotated[ListOf[float], Field(min_length=1)] | None = None
-    count: Annotated[int, Field(ge=2)] | None = None
+    count: Annotated[int, Field(ge=2, le=100_000)] | None = None
     default: float | None = None
 
     @model_validator(mode="after")
@@ -180,7 +181,7 @@ class CrossFeature(StrictModel):
     kind: Literal["cross"]
     of: Annotated[ListOf[Name], Field(min_length=2)]
     hash_buckets: PositiveInt
-    dim: PositiveInt = 16
+    dim: EmbeddingWidth = 16
 
     @model_validator(mode="after")
     def _check_parts_differ(self) -> Self:

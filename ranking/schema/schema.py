@@ -94,6 +94,18 @@ class Schema(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _check_one_shape_per_column(self) -> Self:
+        features: dict[str, InputFeature] = {}
+        for feature in self.inputs:
+            other = features.setdefault(feature.column, feature)
+            if isinstance(other, PooledFeature) != isinstance(feature, PooledFeature):
+                raise ValueError(
+                    f"features '{other.name}' ({other.kind}) and '{feature.name}' ({feature.kind}) share column "
+                    f"'{feature.column}', which holds either lists or single values: read two columns"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_training_only_columns(self) -> Self:
         features: dict[str, InputFeature] = {}
         for feature in self.inputs:

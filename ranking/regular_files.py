@@ -1,0 +1,44 @@
+"""Read files of bundles and repositories. Only regular files are opened: reading a pipe or a device may never end."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+
+def open_regular(file: Path) -> io.BufferedReader:
+    """Open a regular file for reading. Unlike ``open``, this does not wait for the writer of a pipe.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(file: Path, max_bytes: int | None = None) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        file: the file.
+        max_bytes: maximum size; None: unlimited.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular file, or is larger.
+    """
+    with open_regular(file) as stream:
+        if max_bytes is None:
+            return stream.read()
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(file))
+    return content
