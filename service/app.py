@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,17 +14,23 @@ from starlette.types import ASGIApp
 from service.engine.admission import Admission
 from service.engine.engine import Engine
 from service.feature_store.lookup import StoreLookup
+from service.feedback.answers import AnsweredRequests
+from service.feedback.checks import FeedbackChecks
 from service.feedback.writer import FeedbackWriter
 from service.http.admin import repository_routes
 from service.http.auth.keys import Keyring
 from service.http.auth.middleware import ApiKeyMiddleware
+from service.http.docs import docs_routes
 from service.http.errors import install_error_handlers
+from service.http.feedback import feedback_routes
+from service.http.index import OPERATIONS_LINKS, SERVICE_LINKS, index_routes, model_list_routes
 from service.http.middleware import AdmissionMiddleware, PortRouter, RequestContextMiddleware
 from service.http.openapi import customize_openapi
-from service.http.routes import feedback_routes, health_routes, metrics_routes, model_routes, ranking_routes
-from service.models.reconciler import Reconciler, Watcher
+from service.http.routes import health_routes, metrics_routes, model_routes, ranking_routes
+from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry, StartupBarrier
 from service.models.shadow import ShadowScorer
+from service.models.watcher import Watcher
 from service.server.context import STATE_KEY, Lifecycle, ServerContext
 from service.settings import Settings
 from service.telemetry import tracing
@@ -32,36 +39,50 @@ from service.telemetry.request_telemetry import RequestTelemetry
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's telemetry is disabled: it would repeat that of the service and include the values of invalid requests."""
-DISABLED: dict[str, Any] = {"redoc_url": None, "swagger_ui_oauth2_redirect_url": None, "redirect_slashes": False}
-"""Features of FastAPI that are not used: a second documentation page, OAuth2, and redirects to other paths."""
+TITLE = "DSelect Ranker"
+DISABLED: dict[str, Any] = {
+    "docs_url": None,
+    "redoc_url": None,
+    "swagger_ui_oauth2_redirect_url": None,
+    "redirect_slashes": False,
+}
+"""Features of FastAPI that are not used: pages that load scripts from other hosts, OAuth2, redirects to other paths."""
 
 
 def create_app(
     settings: Settings,
     operations_port: int | None = None,
-    on_startup_failure: Callable[[Exception], None] | None = None,
     barrier: StartupBarrier | None = None,
+    answers: AnsweredRequests | None = None,
+    *,
+    load_in_background: bool = False,
 ) -> ASGIApp:
     """Create the service as an ASGI application.
 
     Args:
         settings: Settings of the service.
         operations_port: The only port of metrics and admin operations; None: all operations are on every port.
-        on_startup_failure: If set, models are loaded in the background while the application is not ready. It is
-            called from another thread if no model can be served. If None, models are loaded before the function
-            returns.
         barrier: Barrier of the worker processes, if there are several.
+        answers: Memory of answers that the worker processes share, if there are several and they collect feedback.
+        load_in_background: Whether models are loaded after the function returns, while the application is not ready.
+            The application then also waits for a model that can be served.
 
     Raises:
-        BundleError: No model can be served; names the bundle and the reason.
+        BundleError: No model can be served, and models are not loaded in the background; names the bundle and the
+            reason.
         ConfigError: The key file cannot be read, or the store's address is not valid.
         OutputError: The feedback folder is not writable.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
-    writer = FeedbackWriter.from_settings(settings)
     models, metrics, tracer = ModelRegistry(settings.default_model, barrier), Metrics(), tracing.from_environment()
+    writer = FeedbackWriter.from_settings(settings, metrics)
+    if answers is None:
+        answers = AnsweredRequests.from_settings(settings)
+    if answers is not None:
+        answers.claim()
+    checks = FeedbackChecks(models, answers, settings.feedback_reject)
     reconciler = Reconciler(settings, models, metrics)
-    if on_startup_failure is None:
+    if not load_in_background:
         reconciler.load_initial()
     feature_store = StoreLookup.from_settings(settings, metrics)
     deadlines = settings.default_deadline_ms, settings.max_deadline_ms
@@ -69,13 +90,15 @@ def create_app(
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     context = ServerContext(settings, admission, lifecycle, metrics)
     shadows = ShadowScorer(engine, metrics)
-    watcher = Watcher(reconciler, settings.poll_seconds, on_startup_failure)
+    watcher = Watcher(reconciler, settings.poll_seconds)
     telemetry = RequestTelemetry(metrics, settings.slow_ms, tracer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         watcher.start()
+        watch = asyncio.create_task(engine.watch())
         yield {STATE_KEY: context}
+        watch.cancel()
         watcher.stop()
         await shadows.close()
         engine.close()
@@ -87,7 +110,7 @@ def create_app(
             tracer.close()
 
     def build(*routers: APIRouter) -> FastAPI:
-        app = FastAPI(title="DSelect Ranker", version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **DISABLED)
+        app = FastAPI(title=TITLE, version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **DISABLED)
         app.add_middleware(AdmissionMiddleware, context=context)
         if keyring is not None:
             app.add_middleware(ApiKeyMiddleware, keyring=keyring)
@@ -99,13 +122,22 @@ def create_app(
             server_timing=settings.server_timing,
         )
         install_error_handlers(app)
-        for router in (*routers, health_routes(models, lifecycle)):
+        for router in (*routers, health_routes(models, lifecycle), docs_routes(TITLE)):
             app.router.routes.extend(router.routes)  # include_router would match each request twice
         customize_openapi(app, requires_keys=keyring is not None)
         return app
 
-    main = [ranking_routes(settings, models, engine, shadows), model_routes(models), feedback_routes(settings, writer)]
+    main = [
+        ranking_routes(settings, models, engine, shadows, answers),
+        model_list_routes(models),
+        model_routes(models),
+        feedback_routes(settings, writer, checks, metrics),
+    ]
     operations = [metrics_routes(metrics), repository_routes(settings, models, reconciler)]
     if operations_port is None:
-        return build(*main, *operations)
-    return PortRouter(build(*main), build(*operations), operations_port)
+        return build(index_routes(SERVICE_LINKS | OPERATIONS_LINKS), *main, *operations)
+    return PortRouter(
+        build(index_routes(SERVICE_LINKS, operations_port), *main),
+        build(index_routes(OPERATIONS_LINKS), *operations),
+        operations_port,
+    )

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import resource
 import socket
 import sys
-from collections.abc import Callable
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import STARTUP_FAILURE
 
+from ranking.artifacts.bounded_calls import BoundedCalls
 from ranking.errors import ConfigError, RankerError
 from service.app import create_app
-from service.backends.select import has_gpu
+from service.backends.select import check_backend, has_gpu
 from service.feature_store.lookup import open_store
+from service.feedback.answers import AnsweredRequests
 from service.http.auth.keys import read_keys
-from service.models.loader import required_models
-from service.models.registry import StartupBarrier
+from service.models.loader import check_repository
+from service.server.graceful import GracefulServer
 from service.server.protocol import LimitedHttpProtocol, require_supported_uvicorn
-from service.server.supervisor import GracefulServer, Supervisor
+from service.server.supervisor import Supervisor
+from service.server.worker_link import WorkerLink
 from service.settings import Settings
 from service.telemetry import logs
 from service.telemetry.multiprocess import shared_metrics
 
 log = logging.getLogger("ranker.service")
-
-OnStartupFailure = Callable[[Exception], None]
-"""Callback for a process that can serve no model; it may be called from any thread."""
 
 OPERATIONS_PORT = 8001
 """Default port of metrics and admin operations if other machines can reach the service."""
@@ -45,6 +42,8 @@ SWITCH_SECONDS = 0.0002
 The event loop takes the interpreter lock at each read and write. With Python's default of 5 ms it would wait too long
 for the inference thread, and could not reject excess requests in time.
 """
+CHECK_SECONDS = 10.0
+"""Seconds to wait for the repository before the service starts without having checked it."""
 OTHER_FILES = 1_000
 """Open files of a process besides admitted connections: bundle tables, libraries, and connections being rejected."""
 
@@ -53,7 +52,8 @@ def serve(settings: Settings, host: str, port: int) -> None:
     """Serve until the process receives a signal; listen at once, and become ready when the models are loaded.
 
     Raises:
-        BundleError: No model can be served.
+        BundleError: The repository does not exist or lacks the default model or any model, or this machine lacks
+            what the backend needs.
         ConfigError: API keys are required or cannot be read, or the ports or the store's address are not valid.
         RankerError: The address cannot be bound, the system allows too few files, several processes would share a GPU,
             or the installed uvicorn is not supported.
@@ -65,12 +65,15 @@ def serve(settings: Settings, host: str, port: int) -> None:
     if settings.keys is not None:
         read_keys(settings.keys)  # report errors before processes start; so do the next two calls
     open_store(settings)
-    required_models(settings)
+    check_backend(settings.backend)
+    _check_repository(settings)
     operations_port = choose_operations_port(settings, host, port)
     listeners = [_bind(host, port, "--port")]
+    log.info("serving on %s, documentation at /docs", _url(listeners[0]))
     if operations_port is not None:
         listeners.append(_bind(host, operations_port, "--operations-port"))
         operations_port = listeners[1].getsockname()[1]
+        log.info("serving metrics and admin operations on %s", _url(listeners[1]))
     options: dict[str, Any] = {
         "http": LimitedHttpProtocol,
         "ws": "none",
@@ -126,61 +129,63 @@ def require_keys(settings: Settings, host: str) -> None:
 def _serve_in_this_process(
     settings: Settings, operations_port: int | None, listeners: list[socket.socket], options: dict[str, Any]
 ) -> None:
-    failures: list[Exception] = []
-
-    def stop(error: Exception) -> None:
-        failures.append(error)
-        server.should_exit = True
-
-    app = _create_process_app(settings, operations_port, stop)
-    server = GracefulServer(uvicorn.Config(app, **options), settings.drain_seconds)
-    server.run(listeners)
-    if failures:
-        raise failures[0]
+    app = _create_process_app(settings, operations_port, load_in_background=True)
+    GracefulServer(uvicorn.Config(app, **options), settings.drain_seconds).run(listeners)
 
 
 def _serve_with_workers(
     settings: Settings, operations_port: int | None, listeners: list[socket.socket], options: dict[str, Any]
 ) -> None:
     _require_no_gpu(settings)
-    factory = partial(_create_worker_app, settings, operations_port, StartupBarrier(settings.workers))
+    answers = AnsweredRequests.from_settings(settings)
+    factory = partial(_create_worker_app, settings, operations_port, answers)
     config = uvicorn.Config(factory, factory=True, workers=settings.workers, **options)
     with shared_metrics() as folder:
-        supervisor = Supervisor(config, listeners, settings.drain_seconds, settings.grace_seconds, folder)
+        supervisor = Supervisor(config, listeners, settings, folder)
         supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-        raise RankerError("the service has nothing to serve; its log says why")
+    if supervisor.failure is not None:
+        raise RankerError(supervisor.failure)
 
 
-def _create_worker_app(settings: Settings, operations_port: int | None, barrier: StartupBarrier) -> ASGIApp:
-    if not barrier.all_ready:
-        return _create_process_app(settings, operations_port, _exit_with_startup_failure, barrier)
+def _create_worker_app(
+    settings: Settings, operations_port: int | None, answers: AnsweredRequests | None, link: WorkerLink
+) -> ASGIApp:
+    if not link.all_ready:
+        return _create_process_app(settings, operations_port, link, answers, load_in_background=True)
     try:
-        return _create_process_app(settings, operations_port, None, barrier)
+        return _create_process_app(settings, operations_port, link, answers, load_in_background=False)
     except RankerError as error:  # a replaced worker: the others serve what they loaded, and the supervisor retries
         log.error("a process has nothing to serve: %s", error)
         sys.exit(1)
 
 
-def _exit_with_startup_failure(error: Exception) -> None:
-    """End this process with the exit code on which the supervisor stops: other workers would fail likewise."""
-    log.error("nothing can be served: %s", error)
-    os._exit(STARTUP_FAILURE)  # this is not the main thread, and no request has been admitted
-
-
 def _create_process_app(
     settings: Settings,
     operations_port: int | None,
-    on_startup_failure: OnStartupFailure | None,
-    barrier: StartupBarrier | None = None,
+    link: WorkerLink | None = None,
+    answers: AnsweredRequests | None = None,
+    *,
+    load_in_background: bool,
 ) -> ASGIApp:
     """Configure this process and create its application; see ``create_app`` for the arguments."""
     logs.configure(settings.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(settings, operations_port, on_startup_failure, barrier)
+    app = create_app(settings, operations_port, link, answers, load_in_background=load_in_background)
     gc.collect()
     gc.freeze()  # traversing these objects in each collection would delay requests; the reconciler freezes models, too
     return app
+
+
+def _check_repository(settings: Settings) -> None:
+    """Check the repository, but do not wait for a filesystem that hangs: the service starts and keeps trying.
+
+    Raises:
+        BundleError: See ``check_repository``.
+    """
+    try:
+        BoundedCalls(CHECK_SECONDS, max_calls=1).call(lambda: check_repository(settings))
+    except TimeoutError:
+        log.error("%s does not respond: the service becomes ready when it does", settings.repository)
 
 
 def _require_no_gpu(settings: Settings) -> None:
@@ -198,9 +203,15 @@ def _raise_file_limit(settings: Settings) -> None:
     files = settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < files:
+        connections = hard - OTHER_FILES
+        other_fix = (
+            f", or lower max_connections to at most {connections}"
+            if connections > 0
+            else f"; even with max_connections = 1 it must be at least {OTHER_FILES + 1}"
+        )
         raise RankerError(
             f"max_connections = {settings.max_connections} needs {files} open files, but a process may have {hard}: "
-            f"raise the limit (ulimit -Hn), or lower max_connections to at most {hard - OTHER_FILES}"
+            f"raise the limit with 'ulimit -n {files}' (a container: --ulimit nofile={files}){other_fix}"
         )
     if soft != resource.RLIM_INFINITY and soft < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
@@ -212,6 +223,13 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
     Raises:
         RankerError: The address cannot be bound; names the option to change.
     """
+    if port == 0:  # a socket that listens again after a shutdown keeps its port only if the port was chosen explicitly
+        with _bind_once(host, port, option) as unused:
+            port = unused.getsockname()[1]
+    return _bind_once(host, port, option)
+
+
+def _bind_once(host: str, port: int, option: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with this protocol number.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -223,3 +241,8 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         reason = f"cannot be listened on ({error.strerror}); choose another {option} or --host"
         raise RankerError(f"{host}:{port} {reason}") from None
     return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -27,10 +31,31 @@ from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
 from service.backends.base import Precision
 from service.backends.select import BackendName
+from service.protocol.messages import SuspectReason
 from service.telemetry.logs import LogFormat
 
 PREFIX = "RANKER_"
 """Prefix of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
+DEFAULT_BUFFERED_BYTES = 256 * 1024 * 1024
+"""Default of the bytes of request bodies that all processes of a service hold together."""
+
+TEST_VARIABLES = frozenset({"RANKER_DATA", "RANKER_SOAK_SECONDS"})
+"""Variables with the prefix that configure this project's tests, not the service."""
+
+SERVICE_LINK = re.compile(r"RANKER_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+"""Variables that Kubernetes sets in containers beside a Service whose name begins with ``ranker``."""
+SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
+"""Value of the further variable ``…_PORT`` of such a Service; no setting has a value of this form."""
+
+OPTIONS = {"RANKER_HOST": "--host", "RANKER_PORT": "--port"}
+"""Variables that look like settings but are options of the command line only."""
+
+
+def _split(reasons: Any) -> Any:
+    """Split text at commas; ``none`` is the empty list."""
+    if not isinstance(reasons, str):
+        return reasons
+    return [] if reasons == "none" else [reason.strip() for reason in reasons.split(",")]
 
 
 class Settings(BaseModel):
@@ -44,6 +69,9 @@ class Settings(BaseModel):
         max_batch_rows: Maximum number of candidates per batch. A larger batch makes every request wait longer and
             costs hardly less per candidate.
         max_body_bytes: Maximum size of a request body. Larger bodies are rejected with 413.
+        max_buffered_bytes: Maximum number of bytes of all request bodies that a process holds, complete or still
+            arriving; at least twice ``max_body_bytes``. Bodies above it are rejected with 429. Default: see
+            ``body_budget``.
         max_string_length: Maximum number of characters of any text in a request (ids, features, names). Longer text is
             rejected with 422.
         max_queue_rows: Maximum number of candidates of admitted requests. Requests above this limit are rejected with
@@ -63,7 +91,11 @@ class Settings(BaseModel):
         grace_seconds: Maximum seconds after that to finish admitted requests.
         backend: Backend that executes the models. ``auto`` selects a GPU, else ONNX Runtime, else PyTorch.
         precision: Precision of matrix products on a GPU.
+        copy_tables: Copy the feature tables of bundles into memory that all processes share. Otherwise their files are
+            memory-mapped: tables may exceed the memory, but truncating a file of a served version ends the process.
         workers: Number of processes.
+        worker_timeout_seconds: Seconds after which a worker process that does not respond is killed and replaced; only
+            with several workers.
         threads: Number of scoring threads per process. Default: the number of cores divided by ``workers``. More
             threads than cores make everything much slower.
         keys: File of API keys written by 'ranker keys new'. Without it every client that reaches the port may call
@@ -74,6 +106,14 @@ class Settings(BaseModel):
         feedback_dir: Folder for the JSON lines of POST /v1/feedback. Without it that request returns 404.
         feedback_max_bytes: Size at which a feedback file is closed.
         feedback_max_seconds: Age at which a feedback file is closed.
+        feedback_max_total_bytes: Maximum size of all files in the feedback folder. Beyond it feedback is rejected with
+            503.
+        feedback_max_key_bytes: Maximum size of the files of one API key in the feedback folder. Beyond it the key's
+            feedback is rejected with 429.
+        feedback_reject: Reasons for which suspect feedback is rejected with 422, separated by commas. Suspect feedback
+            for other reasons is only counted. ``none``: no feedback is rejected.
+        feedback_memory_bytes: Memory for the most recent answers, against which feedback is checked; all processes
+            share it. 0: feedback is not compared with answers.
         server_timing: Add a Server-Timing header with the time of each stage to responses.
         slow_ms: Requests slower than this are logged with the time of each stage.
         log_format: Format of log lines. Default: text on a terminal, otherwise JSON.
@@ -94,6 +134,7 @@ class Settings(BaseModel):
     max_candidates: PositiveInt = 5_000
     max_batch_rows: PositiveInt = 500
     max_body_bytes: PositiveInt = 8 * 1024 * 1024
+    max_buffered_bytes: PositiveInt | None = None
     max_string_length: PositiveInt = 1_024
     max_queue_rows: PositiveInt = 16_000
     max_queue_requests: PositiveInt = 1_000
@@ -108,7 +149,9 @@ class Settings(BaseModel):
     grace_seconds: PositiveFloat = 25.0
     backend: BackendName = "auto"
     precision: Precision = "float32"
+    copy_tables: bool = True
     workers: PositiveInt = 1
+    worker_timeout_seconds: Annotated[float, Field(ge=2, le=3600)] = 10.0
     threads: PositiveInt = 1
     keys: Path | None = None
     no_keys: bool = False
@@ -116,6 +159,10 @@ class Settings(BaseModel):
     feedback_dir: Path | None = None
     feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
     feedback_max_seconds: PositiveFloat = 600.0
+    feedback_max_total_bytes: PositiveInt = 10 * 1024**3
+    feedback_max_key_bytes: PositiveInt = 5 * 1024**3
+    feedback_reject: Annotated[frozenset[SuspectReason], BeforeValidator(_split)] = frozenset({"value", "time"})
+    feedback_memory_bytes: NonNegativeInt = 64 * 1024 * 1024
     server_timing: bool = False
     slow_ms: PositiveFloat = 1000.0
     log_format: LogFormat | None = None
@@ -131,6 +178,26 @@ class Settings(BaseModel):
         if store is not None:
             check_address(store.get_secret_value())
         return store
+
+    @property
+    def body_budget(self) -> int:
+        """Maximum number of bytes of request bodies that a process holds.
+
+        By default the processes share ``DEFAULT_BUFFERED_BYTES``, but each has room for several large bodies.
+        """
+        if self.max_buffered_bytes is not None:
+            return self.max_buffered_bytes
+        return max(DEFAULT_BUFFERED_BYTES // self.workers, 4 * self.max_body_bytes)
+
+    @model_validator(mode="after")
+    def _check_body_budget(self) -> Settings:
+        if self.max_buffered_bytes is not None and self.max_buffered_bytes < 2 * self.max_body_bytes:
+            raise ValueError(
+                f"max_buffered_bytes = {self.max_buffered_bytes} is less than twice max_body_bytes = "
+                f"{self.max_body_bytes}, so that a body of that size would always be rejected: set at least "
+                f"{2 * self.max_body_bytes}, or lower max_body_bytes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_keys(self) -> Settings:
@@ -155,14 +222,13 @@ def load_settings(
     Args:
         options: Settings from the command line; None values are ignored.
         file: TOML file of settings.
-        environ: Environment variables. Only ``PREFIX`` + upper-case name of a setting is read.
+        environ: Environment variables. Those with ``PREFIX`` must name a setting in upper case.
 
     Raises:
         ConfigError: The file cannot be read, or a setting is unknown or invalid. The message names the source.
     """
     sources: dict[str, Mapping[str, Any]] = {} if file is None else {str(file): _read_toml(file)}
-    variables = {name: PREFIX + name.upper() for name in Settings.model_fields}
-    sources["the environment"] = {name: environ[text] for name, text in variables.items() if text in environ}
+    sources["the environment"] = _read_environment(environ)
     sources["the command line"] = {name: value for name, value in options.items() if value is not None}
     merged = {name: value for values in sources.values() for name, value in values.items()}
     try:
@@ -171,6 +237,31 @@ def load_settings(
         invalid = {str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}
         where = [source for source, values in sources.items() if invalid & values.keys()] or ["settings"]
         raise ConfigError(f"{' and '.join(where)}: {format_validation_error(error, merged)}") from None
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings in environment variables, by name.
+
+    Raises:
+        ConfigError: A variable has the prefix but names no setting.
+    """
+    names = {PREFIX + name.upper(): name for name in Settings.model_fields}
+    variables = {
+        variable: value
+        for variable, value in environ.items()
+        if variable.startswith(PREFIX) and variable not in TEST_VARIABLES and not _is_service_link(variable, value)
+    }
+    for variable in sorted(variables.keys() - names.keys()):
+        upper_names = [name.removeprefix(PREFIX) for name in names]
+        similar = difflib.get_close_matches(variable.removeprefix(PREFIX), upper_names, n=1, cutoff=0.7)
+        fix = f"did you mean {PREFIX}{similar[0]}?" if similar else "docs/operations.md lists the settings"
+        fix = f"use the option {OPTIONS[variable]}" if variable in OPTIONS else fix
+        raise ConfigError(f"the environment: {variable}: unknown setting; {fix}")
+    return {names[variable]: value for variable, value in variables.items()}
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    return SERVICE_LINK.fullmatch(variable) is not None or SERVICE_URL.fullmatch(value) is not None
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -59,6 +59,27 @@ def select_backend(
     return _create_torch_backend(ranker, backend, threads, precision)
 
 
+def check_backend(backend: BackendName) -> None:
+    """Check that this machine has what a requested backend needs.
+
+    Raises:
+        BundleError: there is no PyTorch or no GPU.
+    """
+    if backend not in ("torch", "cuda"):
+        return
+    try:
+        import torch  # noqa: F401 — whether it can be imported
+    except ImportError:
+        raise BundleError(
+            f"the {backend} backend needs PyTorch, which is not installed here: install it, or serve a bundle with a "
+            "body.onnx with onnxruntime"
+        ) from None
+    if backend == "cuda" and not has_gpu():
+        raise BundleError(
+            "the cuda backend needs an NVIDIA GPU and PyTorch's CUDA build, but PyTorch finds no GPU here"
+        )
+
+
 def has_gpu() -> bool:
     """Return whether PyTorch is installed and detects a GPU."""
     if not any(map(glob, GPU_DEVICE_PATTERNS)):
@@ -71,18 +92,12 @@ def has_gpu() -> bool:
 
 
 def _create_torch_backend(ranker: FrozenRanker, backend: BackendName, threads: int, precision: Precision) -> Backend:
-    try:
-        import torch
-    except ImportError:
-        raise BundleError(
-            f"the {backend} backend needs PyTorch, which is not installed here: install it, or serve a bundle with a "
-            "body.onnx by onnxruntime"
-        ) from None
+    check_backend(backend)
+    import torch
+
     from service.backends.cuda import CudaBackend
 
     if backend == "torch":
         torch.set_num_threads(threads)
         return TorchBackend(ranker)
-    if not has_gpu():
-        raise BundleError("the cuda backend needs an NVIDIA GPU and PyTorch's CUDA build, and finds none here")
     return CudaBackend(ranker, torch.device("cuda"), precision)

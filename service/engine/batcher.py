@@ -35,8 +35,15 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
         self._scheduler: Scheduler[KeyT, WorkT] = Scheduler(max_rows)
         self._changed = threading.Condition()  # guards the scheduler and _closed
         self._closed = False
+        self._scoring_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds that the current batch has been in progress, 0 between batches."""
+        since = self._scoring_since
+        return 0.0 if since is None else time.monotonic() - since
 
     async def submit(self, key: KeyT, work: WorkT, rows: int, deadline: float = math.inf) -> list[ResultT]:
         """Queue work and wait for its results; cancellation removes it from the queue.
@@ -92,10 +99,12 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
             self._changed.wait_for(lambda: self._scheduler or self._closed)
             if not self._scheduler:
                 return False
-            slices, expired = self._scheduler.take(time.monotonic())
+            slices, expired = self._scheduler.take(now := time.monotonic())
+        self._scoring_since = now
         reason = "the deadline passed before scoring started"
         replies: list[Reply] = [(entry.reply, DeadlineExceededError(reason)) for entry in expired]
         _deliver(replies + (self._score_batch(slices) if slices else []))
+        self._scoring_since = None
         return True
 
     def _score_batch(self, slices: Sequence[BatchSlice[KeyT, WorkT]]) -> list[Reply]:

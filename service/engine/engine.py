@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -38,6 +39,10 @@ class FeatureStore(Protocol):
         ...
 
 
+WATCH_SECONDS = 1.0
+"""Seconds between two measurements of the duration of the current batch."""
+
+
 class Engine:
     """Ranks requests; one instance per process.
 
@@ -69,6 +74,12 @@ class Engine:
     def busy(self) -> bool:
         """Whether a request is being ranked."""
         return self._active_requests > 0
+
+    async def watch(self) -> None:
+        """Measure the duration of the current batch every ``WATCH_SECONDS``, until cancelled."""
+        while True:
+            self._metrics.scoring_seconds.set(self._batcher.scoring_seconds)
+            await asyncio.sleep(WATCH_SECONDS)
 
     async def rank(
         self, model: LoadedModel, request: ParsedRequest, timer: StageTimer, *, counted: bool = True
@@ -145,8 +156,9 @@ class Engine:
         if counted:
             model, tasks = key
             scores = np.concatenate([result.scores for result in counted])
-            missing = sum(result.missing.count for result in counted)
-            self._metrics.record_batch(model.name, model.version, tasks, scores, missing)
+            unseen = {"user": sum(r.unseen.user for r in counted), "item": sum(r.unseen.item for r in counted)}
+            missing = sum(result.missing.count for result in counted) - sum(unseen.values())
+            self._metrics.record_batch(model.name, model.version, tasks, scores, missing, unseen)
         return results
 
 

@@ -15,7 +15,7 @@ from ranking.encoding.batch import EncodedBatch, Mask, RaggedIds
 from ranking.encoding.columns import to_id_array
 from ranking.encoding.encoder import scale_numbers, transform_numbers
 from ranking.encoding.feature_table import fill_features
-from ranking.encoding.vocabulary import MISSING, FloatArray, IdArray
+from ranking.encoding.vocabulary import MISSING, OOV, FloatArray, IdArray
 from ranking.frozen.ranker import FrozenRanker
 from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import InputFeature, NumberFeature, Owner
@@ -37,6 +37,7 @@ class EntityFeatures:
         dense: as ``EncodedBatch.dense``.
         missing: as ``EncodedBatch.missing``.
         hashes: hashes of the features that are part of a cross [rows, cross parts] int64.
+        unseen: whether the ranker has never seen the id of each row [rows]; None if it does not know any id.
     """
 
     ids: IdArray
@@ -44,6 +45,7 @@ class EntityFeatures:
     dense: npt.NDArray[np.float32]
     missing: Mask
     hashes: IdArray
+    unseen: Mask | None = None
 
     @classmethod
     def from_encoded(cls, encoded: EncodedBatch, hashes: IdArray) -> EntityFeatures:
@@ -77,11 +79,13 @@ class EntityEncoder:
         schema: features of the owner, without crosses.
         cross_parts: names of the features that are part of a cross, the columns of ``EntityFeatures.hashes``.
         readable: feature that defines the type of each column; an id feature takes precedence over a number.
+        knows_ids: whether ids are in a vocabulary or a table, so that an unseen id can be recognized.
     """
 
     def __init__(self, ranker: FrozenRanker, owner: Owner) -> None:
         layout = IndexLayout.for_owner(ranker.encoder, owner)
         self.schema = schema = layout.encoder.schema
+        self._owner = owner
         self.cross_parts, self._id_column = layout.cross_parts, schema.id_column(owner)
         self._encoder, self._index = layout.encoder, ranker.encoded.get(owner)
         nulls = fill_features(pa.table({"": pa.nulls(1)}), schema, {})
@@ -94,6 +98,9 @@ class EntityEncoder:
         self._id_is_feature = self._id_column in readers
         columns = dict.fromkeys(feature.column for feature in schema.inputs)
         self.readable = {column: readers[column] for column in columns if column != self._id_column}
+        id_feature = ranker.schema.id_feature(owner)
+        self._vocabulary_column = None if id_feature is None else schema.categoricals.index(id_feature)
+        self.knows_ids = id_feature is not None or self._index is not None
         self._plan = lru_cache(maxsize=CACHED_PLANS)(partial(ColumnPlan.for_columns, layout))
 
     def encode(self, features: RawFeatures, count: int) -> EntityFeatures:
@@ -117,7 +124,32 @@ class EntityEncoder:
             self._overwrite(encoded, features.stored)
         if features.columns:
             self._overwrite(encoded, features.columns)
+        if self.knows_ids and features.ids is not None:
+            encoded.unseen = self._unseen(encoded, features, known)
         return encoded
+
+    def _unseen(self, encoded: EntityFeatures, features: RawFeatures, known: Mask | None) -> Mask:
+        """Return which ids are set, but not in the vocabulary of ids; without one, neither in the table nor the store.
+
+        Args:
+            encoded: encoded features.
+            features: the same features, not encoded.
+            known: whether the table has each id [rows]; None without a table.
+        """
+        assert features.ids is not None
+        unseen: Mask
+        if self._vocabulary_column is not None:
+            unseen = encoded.ids[:, self._vocabulary_column] == OOV
+            sources: tuple[Values, ...] = ()
+        else:
+            assert known is not None
+            unseen, sources = ~known, tuple(features.stored.values())
+        if unseen.any():
+            for values in sources:
+                unseen &= ~is_set(values)
+            if self._owner == "user":  # every item has an id
+                unseen &= is_set(features.ids)
+        return unseen
 
     def _overwrite(self, encoded: EntityFeatures, columns: Mapping[str, Values], keep: Mask | None = None) -> None:
         """Overwrite encoded features with the values of columns that are set, except in the rows of ``keep``."""

@@ -25,4 +25,4 @@ class QueueFullError(Exception):
 
 
 class ScoringError(Exception):
-    """The backend failed on a batch; ``__cause__`` is its exception."""
+    """The backend failed on a batch (``__cause__`` is its exception), or a score is not finite."""

@@ -23,20 +23,23 @@ from ranking.schema import CrossFeature, Owner, Schema
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures
 from service.engine.request import FeatureRequest
 
+USER_ID, ITEM_ID = "user.id", "items.id"
+"""Names of the ids among missing features: the fields of a request that hold them."""
+
 
 @dataclass(frozen=True)
 class MissingFeatures:
-    """Missing features of candidates of one request.
+    """Missing features of candidates of one request, by the names under which a request can send them.
 
     Attributes:
-        features: names of all features, in schema order.
-        shared_indices: indices in ``features`` of the features that the candidates share.
-        item_indices: indices in ``features`` of the features of items.
+        names: columns of all features, in schema order; ``USER_ID`` and ``ITEM_ID`` stand for the id columns.
+        shared_indices: indices in ``names`` of the features that the candidates share, ascending.
+        item_indices: indices in ``names`` of the features of items, ascending.
         shared: whether each shared feature is missing [shared features].
         items: whether each item feature is missing [candidates, item features].
     """
 
-    features: Sequence[str]
+    names: Sequence[str]
     shared_indices: Sequence[int]
     item_indices: Sequence[int]
     shared: Mask
@@ -58,7 +61,7 @@ class MissingFeatures:
 
     def mask(self) -> Mask:
         """Return whether each feature of each candidate is missing [candidates, features]."""
-        mask = np.empty((len(self.items), len(self.features)), np.bool_)
+        mask = np.empty((len(self.items), len(self.names)), np.bool_)
         mask[:, self.shared_indices] = self.shared
         mask[:, self.item_indices] = self.items
         return mask
@@ -66,18 +69,55 @@ class MissingFeatures:
     def positions(self) -> dict[str, npt.NDArray[np.int64]]:
         """Map each feature that some candidate lacks to the positions of these candidates."""
         mask = self.mask()
-        return {self.features[i]: np.flatnonzero(mask[:, i]) for i in np.flatnonzero(mask.any(0)).tolist()}
+        return {self.names[i]: np.flatnonzero(mask[:, i]) for i in np.flatnonzero(mask.any(0)).tolist()}
 
     def patterns(self) -> tuple[list[list[str]], list[int]]:
         """Return the distinct sets of missing features, and the index of the set of each candidate."""
         if not self.items.any():
-            shared = [self.features[index] for index in np.array(self.shared_indices, np.int64)[self.shared].tolist()]
+            shared = [self.names[index] for index in np.array(self.shared_indices, np.int64)[self.shared].tolist()]
             return [shared], [0] * len(self.items)
-        width, cells = len(self.features), self.mask().tobytes()
+        width, cells = len(self.names), self.mask().tobytes()
         rows = [cells[start : start + width] for start in range(0, len(cells), width)]
         pattern_index = {pattern: i for i, pattern in enumerate(dict.fromkeys(rows))}
-        names = [list(compress(self.features, pattern)) for pattern in pattern_index]
+        names = [list(compress(self.names, pattern)) for pattern in pattern_index]
         return names, [pattern_index[row] for row in rows]
+
+
+class MissingColumns:
+    """Columns of a feature group whose absence a response reports, with the id of the group's owner.
+
+    Args:
+        names: as ``MissingFeatures.names``.
+        fields: the name of each feature of the group, in the order of ``EncodedBatch.missing``.
+        id_name: name of the id; it is reported even if no feature reads it, provided that it is among ``names``.
+
+    Attributes:
+        indices: indices of the group's columns in ``names``, ascending.
+    """
+
+    def __init__(self, names: Sequence[str], fields: Sequence[str], id_name: str) -> None:
+        self.indices = [i for i, name in enumerate(names) if name in fields or name == id_name]
+        group = [names[i] for i in self.indices]
+        self._id = group.index(id_name) if id_name in group else None
+        self._id_is_feature = id_name in fields
+        # Features of one column are missing together, so that the first one stands for all.
+        features = [fields.index(name) if name in fields else 0 for name in group]
+        self._features = None if features == list(range(len(fields))) else np.array(features, np.intp)
+
+    def mask(self, missing: Mask, unseen: Mask | None) -> Mask:
+        """Return whether each column is missing [rows, columns]; an id is missing if it is absent or unseen.
+
+        Args:
+            missing: as ``EncodedBatch.missing``.
+            unseen: which ids the ranker has never seen [rows]; None if it does not know any.
+        """
+        mask = missing.copy() if self._features is None else missing.take(self._features, 1)
+        if self._id is not None:
+            if not self._id_is_feature:
+                mask[:, self._id] = False
+            if unseen is not None:
+                mask[:, self._id] |= unseen
+        return mask
 
 
 class RequestEncoder:
@@ -99,7 +139,16 @@ class RequestEncoder:
         item_schemas: dict[Owner, Schema] = {"item": shared_schemas.pop("item")}
         self._shared = FeatureGroupAssembler(ranker.encoder, self.splitter.shared, shared_schemas)
         self._items = FeatureGroupAssembler(ranker.encoder, self.splitter.items, item_schemas)
-        self._feature_names = tuple(feature.name for feature in ranker.schema.inputs)
+        inputs, columns = ranker.schema.inputs, ranker.schema.columns
+        id_names = {columns.user: USER_ID, columns.item: ITEM_ID}
+        fields = [id_names.get(feature.column, feature.column) for feature in inputs]
+        id_owners: tuple[tuple[Owner, str], ...] = (("user", USER_ID), ("item", ITEM_ID))
+        known_ids = [name for owner, name in id_owners if self._encoders[owner].knows_ids]
+        self._names = tuple(dict.fromkeys([*fields, *known_ids]))
+        groups = ((self.splitter.shared, USER_ID), (self.splitter.items, ITEM_ID))
+        self._missing_columns = [
+            MissingColumns(self._names, [fields[i] for i in group.missing], id_name) for group, id_name in groups
+        ]
         self.readable = {owner: encoder.readable for owner, encoder in self._encoders.items()}
 
     def __call__(self, request: FeatureRequest) -> RequestBatch:
@@ -120,8 +169,8 @@ class RequestEncoder:
         }
         shared_hashes = hashes["user"] | hashes["context"]
         item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
-        shared = self._shared.assemble(entities, shared_hashes)
-        return RequestBatch(shared, self._items.assemble(entities, item_hashes), request_index)
+        shared, items = self._shared.assemble(entities, shared_hashes), self._items.assemble(entities, item_hashes)
+        return RequestBatch(shared, items, request_index, entities["user"].unseen, entities["item"].unseen)
 
     def missing(self, batch: RequestBatch, counts: Sequence[int]) -> Iterator[MissingFeatures]:
         """Yield the missing features of each request.
@@ -130,11 +179,14 @@ class RequestEncoder:
             batch: encoded requests.
             counts: number of candidates of each request.
         """
-        indices = self.splitter.shared.missing, self.splitter.items.missing
+        shared_columns, item_columns = self._missing_columns
+        shared_mask = shared_columns.mask(batch.shared.missing, batch.unseen_users)
+        item_mask = item_columns.mask(batch.items.missing, batch.unseen_items)
         stop = 0
-        for count, shared in zip(counts, batch.shared.missing, strict=True):
+        for count, shared in zip(counts, shared_mask, strict=True):
             stop += count
-            yield MissingFeatures(self._feature_names, *indices, shared, batch.items.missing[stop - count : stop])
+            items = item_mask[stop - count : stop]
+            yield MissingFeatures(self._names, shared_columns.indices, item_columns.indices, shared, items)
 
 
 class FeatureGroupAssembler:

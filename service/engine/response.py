@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
-from service.engine.errors import InvalidRequestError
+from service.engine.errors import InvalidRequestError, ScoringError
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
 from service.engine.validation import ParsedRequest, to_invalid_request, validate
@@ -102,8 +102,16 @@ def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], 
         prepared: prepared request.
         scores: scores [candidates, tasks].
         missing: missing features of the candidates.
+
+    Raises:
+        ScoringError: a score is not finite, so that the candidates have no order.
     """
     total = scores.astype(np.float64) @ prepared.weights
+    if not np.isfinite(total).all():  # Weights are bounded and finite, so the product has each score that is not.
+        invalid = ~np.isfinite(scores)
+        row, column = np.argwhere(invalid)[0].tolist()
+        reason = f"task '{prepared.tasks[column].name}' of candidate {row} has the score {scores[row, column]}"
+        raise ScoringError(f"{reason}, which is not finite")
     best = np.argsort(-total, kind="stable")[: prepared.top_n]
     return RankResult(
         take(prepared.ids, best),
@@ -121,7 +129,8 @@ def objective_weights(
 ) -> npt.NDArray[np.float64]:
     """Return the weight of each task [tasks] in the objective.
 
-    The weights are those of the request, else those of the bundle for the scored tasks, else 1 for the first task.
+    The weights are those of the request, else those of the bundle for the scored tasks if one is not 0, else 1 for the
+    first task.
 
     Raises:
         InvalidRequestError: the request weights a task that is not scored.
@@ -131,6 +140,6 @@ def objective_weights(
         if task not in names:
             reason = f"is not among the tasks that are scored: {', '.join(names)}"
             raise InvalidRequestError(f"objective.{task}", reason)
-    bundle_objective = {task: weight for task, weight in ranker.objective.items() if task in names}
+    bundle_objective = {task: weight for task, weight in ranker.objective.items() if weight and task in names}
     objective = requested or bundle_objective or {names[0]: 1.0}
     return np.array([objective.get(name, 0.0) for name in names])

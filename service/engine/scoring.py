@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,13 @@ BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]
 """The model and the sorted tasks; requests that agree in both share batches."""
 
 
+class UnseenIds(NamedTuple):
+    """Number of candidates whose user, and whose item, the ranker has never seen."""
+
+    user: int
+    item: int
+
+
 @dataclass(frozen=True)
 class RequestScores:
     """Scores of candidates of one request.
@@ -28,10 +35,12 @@ class RequestScores:
     Attributes:
         scores: scores [candidates, tasks] float32.
         missing: missing features of the candidates.
+        unseen: number of candidates with unseen ids.
     """
 
     scores: Scores
     missing: MissingFeatures
+    unseen: UnseenIds
 
     @staticmethod
     def concat(parts: Sequence[RequestScores]) -> RequestScores:
@@ -39,7 +48,8 @@ class RequestScores:
         if len(parts) == 1:
             return parts[0]
         scores = np.concatenate([part.scores for part in parts])
-        return RequestScores(scores, MissingFeatures.concat([part.missing for part in parts]))
+        unseen = UnseenIds(sum(part.unseen.user for part in parts), sum(part.unseen.item for part in parts))
+        return RequestScores(scores, MissingFeatures.concat([part.missing for part in parts]), unseen)
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,11 @@ def _score(model: LoadedModel, batch: RequestBatch, tasks: Sequence[str], counts
     if len(scores) != sum(counts):
         raise ValueError(f"{len(scores)} scores for {sum(counts)} candidates")
     parts = zip(counts, np.cumsum(counts).tolist(), model.encoder.missing(batch, counts), strict=True)
-    return (RequestScores(scores[stop - count : stop], missing) for count, stop, missing in parts)
+    for request, (count, stop, missing) in enumerate(parts):
+        rows = slice(stop - count, stop)
+        users = count if batch.unseen_users is not None and batch.unseen_users[request] else 0
+        items = 0 if batch.unseen_items is None else int(np.count_nonzero(batch.unseen_items[rows]))
+        yield RequestScores(scores[rows], missing, UnseenIds(users, items))
 
 
 def _end_stage(stage: Literal["queue", "look-up", "forward"], requests: Sequence[QueuedRequest]) -> None:

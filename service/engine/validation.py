@@ -51,6 +51,11 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def arrow_bytes(self) -> int:
+        """Return the number of bytes of the Arrow columns, after decompression."""
+        columns = [self.ids, *self.features.values()]
+        return sum(column.nbytes for column in columns if isinstance(column, pa.Array))
+
     @classmethod
     def from_items(cls, items: list[Item] | ItemColumns, readable: Mapping[str, InputFeature]) -> Candidates:
         """Convert the items of a JSON request to columns.
@@ -101,14 +106,14 @@ def validate(request: ParsedRequest, readable: Readable, stored: StoreFeatures =
         InvalidInputError: an Arrow column has a type that its feature cannot have.
     """
     options, ids, columns = request.options, request.candidates.ids, request.candidates.features
-    _require_distinct(ids)
+    id_types = frozenset(map(type, ids) if isinstance(ids, list) else [type(ids)])
+    _require_distinct(ids if len(id_types) == 1 else list(map(str, ids)))  # 7 and "7" are the same id
     for column, values in columns.items():
         if len(values) != len(ids):
             reason = f"has {len(values)} values for {len(ids)} ids: send one value per id"
             raise InvalidRequestError(f"items.features.{column}", reason)
     user = {name: [value] for name, value in options.user.features.items()}
     context = {name: [value] for name, value in options.context.items()}
-    id_types = frozenset(map(type, ids) if isinstance(ids, list) else [type(ids)])
     user_signature = _validate_columns("user", user, readable["user"])
     context_signature = _validate_columns("context", context, readable["context"])
     columns = _to_canonical(columns, readable["item"])

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 import pyarrow as pa
 
+from ranking.encoding.columns import parse_id
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import Vocabulary
 from ranking.frozen.ranker import FrozenRanker
@@ -161,17 +162,10 @@ class ColumnDecoder:
         if not self._has_ids:
             return value
         if value_type is str and str not in self._types:
-            value, value_type = _to_int(value), int
+            value, value_type = parse_id(value), int
         if value_type is int and value is not None and INT64_MIN <= value <= INT64_MAX:
             return value if str not in self._types else str(value)
         return value if value_type is str else None
-
-
-def _to_int(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 def _quoted_list(names: Iterable[str]) -> str:

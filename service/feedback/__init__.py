@@ -1,1 +1,1 @@
-"""Feedback on ranked items: written to JSON Lines files by one thread per process."""
+"""Feedback on ranked items: checked, and written to JSON Lines files by one thread per process."""

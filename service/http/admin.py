@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
-from ranking.artifacts import checksums, repository
+from ranking.artifacts import repository
+from ranking.artifacts.bounded_calls import BoundedCalls, TooManyCallsError
 from ranking.artifacts.release import Release
 from ranking.errors import RankerError
 from service.http.decode import decode_message
@@ -19,7 +18,7 @@ from service.http.openapi import documented, documented_body
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry, Role
 from service.protocol.messages import IndexRequest
-from service.protocol.problems import Problem
+from service.protocol.problems import Problem, unavailable
 from service.settings import Settings
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
@@ -39,66 +38,84 @@ class VersionEntry(BaseModel):
     roles: list[Role] = []
 
 
+REPOSITORY_SECONDS = 30.0
+"""Seconds until an operation responds although the repository, or the load of a version, has not finished."""
+MAX_OPERATIONS = 8
+"""Maximum number of operations that run at the same time, including those that no client waits for any more."""
+
+Result = TypeVar("Result")
+
+
 def repository_routes(settings: Settings, models: ModelRegistry, reconciler: Reconciler) -> APIRouter:
     """``/v2/repository``: list versions, reload a model, and read or replace its release."""
     router = APIRouter(prefix="/v2/repository", tags=["repository"])
     path = settings.repository
+    calls = BoundedCalls(REPOSITORY_SECONDS, MAX_OPERATIONS)
 
-    @contextmanager
-    def repository_errors(model: str | None = None) -> Iterator[None]:
-        """Convert errors of the repository to problems without its path; respond with 404 to an unknown model."""
-        try:
+    async def run(operation: Callable[[], Result], model: str | None = None) -> Result:
+        """Return the result of an operation on the repository.
+
+        Errors of the repository become problems without its path; an unknown model is answered with 404.
+        """
+
+        def check_and_run() -> Result:
             names = repository.list_models(path)
             if model is not None and model not in names:
                 raise Problem(404, f"the repository has no model '{model}': it has {', '.join(names)}")
-            yield
+            return operation()
+
+        try:
+            return await calls.call_async(check_and_run)
         except RankerError as error:
             raise Problem(409, str(error).replace(f"{path}/", "")) from None
+        except TimeoutError:
+            reason = f"the operation has not finished after {REPOSITORY_SECONDS:g} s and continues: a version is being "
+            raise Problem(504, f"{reason}loaded, or the repository does not respond") from None
+        except TooManyCallsError:
+            raise unavailable(f"{MAX_OPERATIONS} earlier operations have not finished") from None
 
-    @router.post("/index", responses=documented(400, 409, 422), openapi_extra=documented_body(IndexRequest))
+    @router.post(
+        "/index",
+        responses=documented(400, 409, 413, 415, 422, 429, 503, 504),
+        openapi_extra=documented_body(IndexRequest),
+    )
     async def list_versions(http: Request) -> list[VersionEntry]:
         """List all versions of all models, with their states in the process that responds."""
         options = decode_message(await http.body() or b"{}", IndexRequest, "body", settings)
+        entries = await run(lambda: index_repository(path, models, reconciler))
+        return [entry for entry in entries if entry.state == "READY" or not options.ready]
 
-        def list_entries() -> list[VersionEntry]:
-            with repository_errors():
-                entries = index_repository(path, models, reconciler)
-                return [entry for entry in entries if entry.state == "READY" or not options.ready]
-
-        return await run_in_threadpool(list_entries)
-
-    @router.post("/models/{model}/load", responses=documented(404, 409))
-    def load(model: str) -> list[VersionEntry]:
+    @router.post("/models/{model}/load", responses=documented(404, 409, 503, 504))
+    async def load(model: str) -> list[VersionEntry]:
         """Reload a model from the repository, including versions that were rejected; respond once all are loaded."""
-        with repository_errors(model):
+
+        def reload() -> list[VersionEntry]:
             reconciler.reload(model)
             return index_model(path, model, models, reconciler)
 
-    @router.get("/models/{model}/release", responses=documented(404, 409))
-    def show_release(model: str) -> dict[str, Any]:
+        return await run(reload, model)
+
+    @router.get("/models/{model}/release", responses=documented(404, 409, 503, 504))
+    async def show_release(model: str) -> dict[str, Any]:
         """Return the release of a model, as in its current.json."""
-        with repository_errors(model):
-            return repository.read_release(path, model).to_json()
+        return await run(lambda: repository.read_release(path, model).to_json(), model)
 
     release_body = documented_body(Release, required=True)
 
-    @router.put("/models/{model}/release", responses=documented(400, 404, 409, 422), openapi_extra=release_body)
+    @router.put(
+        "/models/{model}/release",
+        responses=documented(400, 404, 409, 413, 415, 422, 429, 503, 504),
+        openapi_extra=release_body,
+    )
     async def put_release(http: Request, model: str) -> list[VersionEntry]:
         """Replace the release of a model; respond once this process serves it. Others follow at their next poll."""
         release = decode_message(await http.body(), Release, "body", settings)
 
         def apply_release() -> list[VersionEntry]:
-            with repository_errors(model):
-                with repository.lock_model(path, model):
-                    for version in release.versions:
-                        if (folder := repository.bundle_folder(path, model, version)).is_dir():
-                            # A service that starts later could not serve a damaged version.
-                            checksums.verify_files(folder)
-                    repository.write_release(path, model, release)
-                reconciler.reload(model)
-                return index_model(path, model, models, reconciler)
+            reconciler.release(model, release)
+            return index_model(path, model, models, reconciler)
 
-        return await run_in_threadpool(apply_release)
+        return await run(apply_release, model)
 
     return router
 

@@ -199,13 +199,15 @@ def _ids(column: pa.Array) -> Values:
     Raises:
         InvalidRequestError: An id is null, or the type is not valid for ids.
     """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()  # a null may be an index or an entry of the dictionary
     if column.null_count:
         row = column.is_valid().index(False).as_py()
         raise InvalidRequestError(f"items[{row}].id", "is null: every candidate needs an id")
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     if _is_text(column.type):
         return column.cast(pa.string())
+    if pa.types.is_null(column.type):  # no rows
+        return np.empty(0, np.int64)
     try:
         if pa.types.is_integer(column.type):
             return to_numpy(column.cast(pa.int64()))
@@ -242,5 +244,5 @@ def _missing(missing: MissingFeatures) -> pa.Array:
     """Return the names of the missing features of each candidate as lists of dictionary entries [candidates]."""
     mask = missing.mask()
     _, features = np.nonzero(mask)
-    names = pa.DictionaryArray.from_arrays(features.astype(np.int32), pa.array(missing.features, pa.string()))
+    names = pa.DictionaryArray.from_arrays(features.astype(np.int32), pa.array(missing.names, pa.string()))
     return pa.ListArray.from_arrays(np.append(0, np.cumsum(mask.sum(1))).astype(np.int32), names)

@@ -58,12 +58,12 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
     if _looks_like_large_columns(body):
         parsed = read_columns(body, item_features, settings.max_candidates, max_length)
     if parsed is None:
-        document = _parse_json(body, "body", settings)
+        document = parse_json(body, "body", settings)
         parsed = split_rows(document, item_features)
         if parsed is None:
-            return ParsedRequest.from_message(_validate(document, RankRequest), item_features)
+            return ParsedRequest.from_message(validate_message(document, RankRequest), item_features)
     rest, candidates = parsed
-    return ParsedRequest(_validate(rest, RankOptions), candidates)
+    return ParsedRequest(validate_message(rest, RankOptions), candidates)
 
 
 def decode_message(body: bytes, message: type[Message], field: str, settings: Settings) -> Message:
@@ -80,7 +80,7 @@ def decode_message(body: bytes, message: type[Message], field: str, settings: Se
             are not valid.
         InvalidRequestError: Text is too long.
     """
-    return _validate(_parse_json(body, field, settings), message)
+    return validate_message(parse_json(body, field, settings), message, field)
 
 
 def split_rows(document: Any, item_features: Mapping[str, InputFeature]) -> tuple[dict[str, Any], Candidates] | None:
@@ -144,7 +144,18 @@ def _looks_like_large_columns(body: bytes) -> bool:
     return len(body) >= MIN_COLUMNS_BYTES and OBJECT_VALUE.match(body, body.find(ITEMS) + len(ITEMS)) is not None
 
 
-def _parse_json(body: bytes, field: str, settings: Settings) -> Any:
+def parse_json(body: bytes, field: str, settings: Settings) -> Any:
+    """Parse JSON.
+
+    Args:
+        body: JSON.
+        field: Name of the whole message in errors.
+        settings: Limits of a request.
+
+    Raises:
+        Problem: 400 with the position if the body is not JSON, 413 if there are too many candidates.
+        InvalidRequestError: Text is too long.
+    """
     try:
         document = orjson.loads(body) if body else None
     except orjson.JSONDecodeError:
@@ -158,22 +169,36 @@ def _parse_json(body: bytes, field: str, settings: Settings) -> Any:
 def _parse_with_position(body: bytes, field: str) -> Any:
     """Parse with Python's reader, which reports positions, and accepts NaN so that validation can name its field."""
     try:
-        document = json.loads(body)
-        json.dumps(document, ensure_ascii=False).encode()  # fails on half of a surrogate pair
+        document = json.loads(body.decode())
+        json.dumps(document, ensure_ascii=False).encode()
         return document
+    except UnicodeDecodeError as error:
+        raise malformed(field, f"not valid UTF-8 at byte {error.start}: encode the JSON as UTF-8") from None
+    except UnicodeEncodeError:
+        raise malformed(field, "not valid JSON: text with half of a surrogate pair, such as \\ud800") from None
     except json.JSONDecodeError as error:
         raise malformed(field, f"not valid JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise malformed(field, "not valid JSON: too many nested lists or objects") from None
-    except ValueError:  # not UTF-8, or an integer of thousands of digits
+    except ValueError:  # an integer of thousands of digits
         raise malformed(field, "not valid JSON") from None
 
 
-def _validate(document: Any, message: type[Message]) -> Message:
+def validate_message(document: Any, message: type[Message], field: str = "body") -> Message:
+    """Validate parsed JSON as one of the API's messages.
+
+    Args:
+        document: Parsed JSON.
+        message: Class of the message.
+        field: Name of the whole message in errors.
+
+    Raises:
+        Problem: 422 if fields are not valid.
+    """
     try:
         return message.model_validate(document)
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, field) from None
 
 
 def _check_candidate_count(document: Any, max_candidates: int) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.engine.errors import QueueFullError
 from service.protocol import problems
-from service.protocol.headers import REQUEST_ID, SAFE_VALUE, SECURITY_HEADERS, TRACEPARENT, is_rank_path
-from service.protocol.problems import Problem, body_too_large
+from service.protocol.headers import FEEDBACK_PATH, REQUEST_ID, SAFE_VALUE, SECURITY_HEADERS, TRACEPARENT, is_rank_path
+from service.protocol.problems import Problem, bodies_full, body_too_large, encoded_body
+from service.server.body_budget import LEASE, BodyLease
 from service.server.context import ServerContext
 from service.telemetry import logs
 from service.telemetry.request_telemetry import RequestTelemetry
@@ -58,13 +60,15 @@ class RequestContextMiddleware:
         timer, id_text = StageTimer(), request_id.decode()
         logs.request_id.set(id_text)
         scope.setdefault("state", {}).update(request_id=id_text, timer=timer)
-        receive_limited = BodyLimiter(receive, self._max_body_bytes, self._read_seconds)
+        receive_limited = BodyLimiter(
+            receive, headers, scope["state"].get(LEASE), self._max_body_bytes, self._read_seconds
+        )
         status = 0
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = scope["state"]["status"] = message["status"]
                 response_headers = message["headers"]
                 response_headers += SECURITY_HEADERS
                 response_headers.append((REQUEST_ID, request_id))
@@ -84,7 +88,11 @@ class RequestContextMiddleware:
                 await problems.to_response(problems.internal_error())(scope, receive, send_with_headers)
 
         if not is_rank_path(scope["path"]):
-            await respond()
+            try:
+                await respond()
+            finally:
+                if scope["path"] == FEEDBACK_PATH:
+                    self._telemetry.feedback_finished(scope, status or 500)
             return
         self._telemetry.request_started()
         try:
@@ -124,18 +132,28 @@ class AdmissionMiddleware:
 
 
 class BodyLimiter:
-    """A ``receive`` function that limits the size and duration of a request's body.
+    """A ``receive`` function that limits the encoding, size, memory and duration of a request's body.
 
     Args:
         receive: Function to wrap.
+        headers: Headers of the request.
+        lease: Memory of the body, if the server limits it.
         max_bytes: Maximum size of the body.
         seconds: Maximum seconds until the body is complete.
     """
 
-    __slots__ = ("_bytes", "_complete", "_deadline", "_max_bytes", "_receive", "_seconds")
+    __slots__ = ("_bytes", "_complete", "_deadline", "_headers", "_lease", "_max_bytes", "_receive", "_seconds")
 
-    def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
-        self._receive, self._max_bytes, self._seconds = receive, max_bytes, seconds
+    def __init__(
+        self,
+        receive: Receive,
+        headers: Mapping[bytes, bytes],
+        lease: BodyLease | None,
+        max_bytes: int,
+        seconds: float,
+    ) -> None:
+        self._receive, self._headers, self._lease = receive, headers, lease
+        self._max_bytes, self._seconds = max_bytes, seconds
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._complete = False
         self._bytes = 0
@@ -144,21 +162,38 @@ class BodyLimiter:
         """Receive the next message.
 
         Raises:
-            Problem: 408 or 413.
+            Problem: 408, 413, 415 or 429.
         """
         if self._complete:
             return await self._receive()
+        if not self._bytes:
+            self._check_headers()
         try:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
+                if self._lease is not None and message.get("more_body", False):
+                    pause = self._lease.next_pause(len(message["body"]), asyncio.get_running_loop().time())
+                    if pause:
+                        await asyncio.sleep(pause)
         except TimeoutError:
             reason = f"the body took more than {self._seconds:g} s: send it faster, or fewer candidates"
             raise Problem(408, reason, headers={"Connection": "close"}) from None
+        if self._lease is not None and self._lease.rejected:
+            raise bodies_full()
         self._complete = not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
         if self._bytes > self._max_bytes:
             raise body_too_large(self._max_bytes)
         return message
+
+    def _check_headers(self) -> None:
+        """Reject a body by its headers, before it is read."""
+        length = self._headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._max_bytes:
+            raise body_too_large(self._max_bytes)
+        encoding = self._headers.get(b"content-encoding", b"")
+        if encoding and encoding.strip().lower() != b"identity":
+            raise encoded_body(encoding.decode("latin-1"))
 
 
 class PortRouter:

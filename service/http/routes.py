@@ -1,53 +1,39 @@
-"""The operations for ranking, feedback, models, health and metrics."""
+"""The operations for ranking, models, health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.engine.model import LoadedModel
+from service.engine.parsed_bodies import ParsedBodies, ParsedBody
 from service.engine.response import RankResult
-from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
-from service.http.decode import decode_message, decode_request
+from service.feedback.answers import AnsweredRequests
+from service.http.decode import decode_request
 from service.http.encode import encode_response
-from service.http.media_types import ARROW, JSON, request_format, response_format
-from service.http.openapi import RANKING, documented, documented_body
+from service.http.media_types import ARROW, request_format, response_format
+from service.http.openapi import RANKING, documented
+from service.http.raw_route import RawRoute
 from service.models.registry import LOADING, ModelRegistry, ModelRouting, ModelUnavailableError
 from service.models.shadow import ShadowRequest, ShadowScorer
-from service.protocol.messages import Accepted, Feedback, ModelMetadata, RankOptions
-from service.protocol.problems import Problem, unavailable
+from service.protocol.messages import ModelMetadata, RankOptions
+from service.protocol.problems import unavailable
 from service.server.context import Lifecycle
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer
 
-
-class RawRoute(APIRoute):
-    """A route that is described in the OpenAPI document but called with the request and its path parameters only.
-
-    FastAPI's conversion of arguments costs a small request as much as its scoring. Dependencies are ignored.
-    """
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a matching request, or with 405 if its method differs."""
-        if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)
-            return
-        response = await self.endpoint(Request(scope, receive), **scope["path_params"])
-        await response(scope, receive, send)
+PARSED_SHARE = 8
+"""Bytes of bodies that a process holds, divided by those that are parsed at a time."""
 
 
 @contextmanager
@@ -71,35 +57,65 @@ def cancel_on_disconnect(permit: Permit) -> Iterator[None]:
         permit.task = None
 
 
-def ranking_routes(settings: Settings, models: ModelRegistry, engine: Engine, shadows: ShadowScorer) -> APIRouter:
-    """``POST …/rank`` for the default model, a model, and a version of a model."""
+def ranking_routes(
+    settings: Settings,
+    models: ModelRegistry,
+    engine: Engine,
+    shadows: ShadowScorer,
+    answers: AnsweredRequests | None = None,
+) -> APIRouter:
+    """``POST …/rank`` for the default model, a model, and a version of a model.
+
+    Args:
+        settings: Limits of a request.
+        models: Served models.
+        engine: Scores requests.
+        shadows: Scores requests again with shadow versions.
+        answers: Remembers answers to check feedback, or None.
+    """
     router = APIRouter(tags=["ranking"], route_class=RawRoute)
+    parsed_bodies = ParsedBodies(settings.body_budget // PARSED_SHARE)
 
     async def respond(http: Request, routing: ModelRouting) -> Response:
-        model = routing.current
-        timer: StageTimer = http.state.timer
-        http.state.request_info = request_info = RequestInfo(model.name, model.version)
+        http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
         accept_format = response_format(http.headers.get("accept", ""))
         body_format = request_format(http.headers.get("content-type", ""))
-        request = decode_request(await http.body(), body_format, model, settings)
+        parsed = await parsed_bodies.acquire(len(await http.body()))
+        try:
+            return await rank_body(http, routing, body_format, accept_format, parsed)
+        finally:
+            parsed.release()
+
+    async def rank_body(
+        http: Request, routing: ModelRouting, body_format: str, accept_format: str, parsed: ParsedBody
+    ) -> Response:
+        model, body = routing.current, await http.body()
+        timer: StageTimer = http.state.timer
+        request_info: RequestInfo = http.state.request_info
+        request = decode_request(body, body_format, model, settings)
         if routing.canary is not None:
             user, request_id = request.options.user.id, request.options.request_id
             model = routing.route(user, request_id or http.state.request_id)
             request_info.version = model.version
             if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
-                request = decode_request(await http.body(), body_format, model, settings)
+                request = decode_request(body, body_format, model, settings)
+        if body_format == ARROW:
+            parsed.grow(request.candidates.arrow_bytes())
         options = request.options
         request_info.candidates, request_info.tasks = len(request.candidates), options.tasks
         permit: Permit = http.state.permit
         permit.count(len(request.candidates))
         with cancel_on_disconnect(permit):
             result = await engine.rank(model, request, timer)
-        summary = rank_summary(result, model, options, http.state.request_id)
-        body = encode_response(result, summary, accept_format, columns=options.layout == "columns")
+        degraded = result.degraded or (routing.degraded and model is routing.current)
+        summary = rank_summary(result, model, options, http.state.request_id, degraded=degraded)
+        response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
+        if answers is not None:
+            answers.add(summary["request_id"], result.ids)
         timer.end("write")
         if routing.shadow is not None and routing.shadow is not model:
             shadows.submit(ShadowRequest(routing.shadow, request, result, model.version))
-        return Response(body, media_type=accept_format)
+        return Response(response, media_type=accept_format)
 
     @router.post("/v1/rank", **RANKING)
     async def rank(http: Request) -> Response:
@@ -170,13 +186,15 @@ def metrics_routes(metrics: Metrics) -> APIRouter:
     return router
 
 
-def rank_summary(result: RankResult, model: LoadedModel, options: RankOptions, request_id: str) -> dict[str, Any]:
+def rank_summary(
+    result: RankResult, model: LoadedModel, options: RankOptions, request_id: str, *, degraded: bool
+) -> dict[str, Any]:
     """Return the response without its items, with the fields of ``RankSummary``."""
     summary: dict[str, Any] = {
         "request_id": options.request_id or request_id,
         "model": model.name,
         "version": model.version,
-        "degraded": result.degraded,
+        "degraded": degraded,
     }
     if options.explain:
         summary["explain"] = {
@@ -204,54 +222,4 @@ def model_metadata(routing: ModelRouting) -> ModelMetadata:
         objective=dict(ranker.objective),
         experts_used=ranker.selection.experts_used,
         experts_total=ranker.selection.num_experts,
-    )
-
-
-def feedback_routes(settings: Settings, writer: FeedbackWriter | None) -> APIRouter:
-    """``POST /v1/feedback``; it responds with 404 if ``writer`` is None."""
-    router = APIRouter(tags=["feedback"], route_class=RawRoute)
-
-    @router.post(
-        "/v1/feedback",
-        status_code=202,
-        response_model=Accepted,
-        responses=documented(400, 404, 413, 415, 422, 429, 503),
-        openapi_extra=documented_body(Feedback, required=True),
-    )
-    async def feedback(http: Request) -> Response:
-        """Store what users did with ranked items. The response is sent once the events are in a file."""
-        if writer is None:
-            raise Problem(404, "this service collects no feedback: it has no feedback_dir")
-        content_type = http.headers.get("content-type", "")
-        if request_format(content_type) != JSON:
-            raise Problem(415, f"Content-Type is {content_type!r}: send {JSON}")
-        message = decode_message(await http.body(), Feedback, "body", settings)
-        count, limit = len(message.events), settings.max_candidates
-        if count > limit:
-            raise Problem(413, f"{count} events: this service takes at most {limit} at a time")
-        try:
-            await writer.write(feedback_lines(message, datetime.now(UTC)))
-        except FeedbackQueueFullError:
-            raise Problem(429, "feedback comes faster than it is written", headers={"Retry-After": "1"}) from None
-        except OSError:
-            raise Problem(503, "feedback cannot be written now", headers={"Retry-After": "10"}) from None
-        return Response(orjson.dumps({"accepted": count}), 202, media_type=JSON)
-
-    return router
-
-
-def feedback_lines(feedback: Feedback, now: datetime) -> bytes:
-    """Return one line of JSON per event."""
-    return b"".join(
-        orjson.dumps(
-            {
-                "request_id": feedback.request_id,
-                "item": event.item,
-                "labels": event.labels,
-                "time": event.time or now,
-                "received": now,
-            },
-            option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z,
-        )
-        for event in feedback.events
     )

@@ -12,40 +12,27 @@ from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
+from ranking.lookup.npy import map_file
 from ranking.schema import Owner
 from service.backends.base import Backend
 from service.backends.select import select_backend
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest, RawFeatures
 from service.engine.request_encoder import RequestEncoder
+from service.models.shared_memory import SharedMemoryReader
 from service.settings import Settings
+from service.telemetry.multiprocess import shared_folder
 
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
 
-FileSignature = frozenset[tuple[str, int, int, int]]
-"""(path, inode, size in bytes, modification time in ns) of each file and folder."""
 
+def check_repository(settings: Settings) -> None:
+    """Check that the repository holds a model, and the default model of the settings.
 
-def file_signature(*paths: Path) -> FileSignature:
-    """Return a value that changes when one of these files, or anything below these folders, changes.
-
-    The files are not read.
-    """
-    signature = set()
-    for path in [*paths, *(descendant for root in paths for descendant in root.rglob("*"))]:
-        try:
-            status = path.stat()
-        except OSError:  # the file does not exist, or was removed in the meantime
-            continue
-        signature.add((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
-    return frozenset(signature)
-
-
-def required_models(settings: Settings) -> list[str]:
-    """Return the models of which at least one must be served for the service to start.
+    The service does not start otherwise. It does start if a version is damaged, because that may be repaired.
 
     Raises:
-        BundleError: The repository holds no model, or not the default model.
+        BundleError: The repository does not exist, holds no model, or lacks the default model.
     """
     path, default = settings.repository, settings.default_model
     names = repository.list_models(path)
@@ -53,7 +40,6 @@ def required_models(settings: Settings) -> list[str]:
         raise BundleError(f"{path} holds no published model; publish one with 'ranker publish'")
     if default is not None and default not in names:
         raise BundleError(f"{path} has no model '{default}': it has {', '.join(names)}")
-    return names if default is None else [default]
 
 
 def load_model(settings: Settings, name: str, version: int) -> LoadedModel:
@@ -66,7 +52,8 @@ def load_model(settings: Settings, name: str, version: int) -> LoadedModel:
     folder = repository.bundle_folder(settings.repository, name, version)
     if not folder.is_dir():
         raise BundleError(f"{folder} does not exist: publish it, or release another version")
-    ranker = bundle.read_bundle(folder)
+    read_file = SharedMemoryReader(shared_folder()) if settings.copy_tables else map_file
+    ranker = bundle.read_bundle(folder, read_file)
     backend = select_backend(ranker, settings.backend, settings.threads, settings.precision)
     golden = verify_golden_scores(backend, ranker, folder)
     encoder = RequestEncoder(ranker)

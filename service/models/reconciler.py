@@ -5,20 +5,27 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from ranking.artifacts import repository
+from ranking.artifacts.checksums import FileSignature, file_signature, verify_files
+from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.release import CURRENT, Release
 from ranking.errors import BundleError, RankerError
 from service.engine.model import LoadedModel
-from service.models.loader import FileSignature, file_signature, load_model, required_models
+from service.models.loader import check_repository, load_model
 from service.models.registry import ModelRegistry, ModelRouting
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
+
+
+RETRY_SECONDS = 60.0
+"""Seconds after which a rejected version of a model that is not served, or served by a fallback, is loaded again."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +35,21 @@ class RejectedVersion:
     Attributes:
         reason: Error message.
         files: Signature of the files at the time; loading is retried when it changes.
+        time: Time of the last attempt, of the monotonic clock.
     """
 
     reason: str
     files: FileSignature
+    time: float
 
 
 class Reconciler:
     """Loads released versions and routes requests to them. One thread at a time reconciles; requests never wait for it.
 
     Processes do not coordinate: each polls ``current.json`` and converges to the same state. A version that cannot be
-    loaded is rejected: it is logged and counted once, and the previous version continues to serve. A model whose folder
-    is removed, or whose current.json cannot be read, also continues to be served.
+    loaded is rejected: it is logged and counted once, and the previous version continues to serve. If there is none,
+    the newest fallback that can be loaded serves. A model whose folder is removed, or whose current.json cannot be
+    read, also continues to be served.
 
     Args:
         settings: Settings of the service.
@@ -55,24 +65,24 @@ class Reconciler:
     def __init__(self, settings: Settings, models: ModelRegistry, metrics: Metrics) -> None:
         self._settings, self._models, self._metrics = settings, models, metrics
         self._lock = threading.Lock()
+        self._logged: dict[str, str] = {}  # Last message by subject.
         self.loading: tuple[str, int] | None = None
         self.rejected: dict[tuple[str, int], RejectedVersion] = {}
         self.retired: WeakValueDictionary[tuple[str, int], LoadedModel] = WeakValueDictionary()
 
     def load_initial(self) -> None:
-        """Load all models for the first time and mark the registry as loaded.
+        """Load all models for the first time.
 
         Raises:
             BundleError: No model can be served, or not the default model.
         """
+        check_repository(self._settings)
         self.poll()
-        names = required_models(self._settings)
-        if not any(self._models.routing(name) for name in names):
-            raise BundleError(next(entry.reason for (name, _), entry in self.rejected.items() if name in names))
-        self._models.mark_loaded()
+        if not self._models.loaded:
+            raise BundleError(self._unready_reason())
 
     def poll(self) -> None:
-        """Reconcile every model of the repository.
+        """Reconcile every model of the repository. Once the default model is served, the registry is ready.
 
         Raises:
             BundleError: The repository does not exist.
@@ -82,8 +92,13 @@ class Reconciler:
             for name in names:
                 if name not in self._models:
                     self._models.replace(name, None)
-            for name in names:
-                self._sync(name)
+            has_default = self._sync_default()
+            releases = {name: self._read_release(name) for name in names}
+            if has_default and None not in releases.values():
+                self._metrics.repository_read.set_to_current_time()
+            for name, release in releases.items():
+                self._sync(name, release)
+            self._mark_loaded()
 
     def reload(self, name: str) -> None:
         """Reconcile one model, and retry its rejected versions.
@@ -93,24 +108,135 @@ class Reconciler:
         """
         with self._lock:
             self._forget_rejections(name)
-            self._sync(name)
+            self._sync(name, self._read_release(name))
+            self._mark_loaded()
             for (model, _), entry in self.rejected.items():
                 if model == name:
                     raise BundleError(entry.reason)
 
-    def _sync(self, name: str) -> None:
+    def release(self, name: str, release: Release) -> None:
+        """Verify all versions of a release, replace the model's release by it, and serve it.
+
+        Raises:
+            BundleError: A version is not published or cannot be served; the release is then unchanged.
+            OutputError: The repository cannot be written.
+        """
+        path = self._settings.repository
+        with self._lock, repository.lock_model(path, name):
+            repository.check_published(path, name, release)
+            verified = {}
+            for version in release.versions:
+                if self._is_loaded(name, version):  # A service that starts later must be able to load it, too.
+                    verify_files(repository.bundle_folder(path, name, version))
+                else:
+                    verified[version] = self._verify(name, version)
+            repository.write_release(path, name, release)
+            self._forget_rejections(name)
+            self._sync(name, release, verified)
+            self._mark_loaded()
+
+    def _verify(self, name: str, version: int) -> LoadedModel:
+        """Return the loaded version, or raise BundleError, also for unexpected errors."""
+        try:
+            return load_model(self._settings, name, version)
+        except RankerError:
+            raise
+        except Exception as error:
+            log.exception("version %s of '%s' cannot be loaded", version, name)
+            raise BundleError(f"version {version} cannot be loaded: {str(error) or type(error).__name__}") from error
+
+    def _sync_default(self) -> bool:
+        """Adopt the default model of the repository; return whether it could be read."""
+        try:
+            default = read_default_model(self._settings.repository)
+        except RankerError as error:
+            self._log_once("default", f"the default model is unchanged: {error}")
+            return False
+        self._logged.pop("default", None)
+        if default is not None:  # A file that was removed is like a damaged one: the default is unchanged.
+            self._models.set_default(default)
+        return True
+
+    def _read_release(self, name: str) -> Release | None:
+        """Return the release of a model, or None if it is rejected."""
         files = file_signature(self._settings.repository / name / CURRENT)
         try:
-            release = repository.read_release(self._settings.repository, name)
+            return repository.read_release(self._settings.repository, name)
         except RankerError as error:
             self._reject(name, 0, error, files)
+            return None
+
+    def _sync(self, name: str, release: Release | None, verified: Mapping[int, LoadedModel] | None = None) -> None:
+        """Serve a release of a model, or a fallback if no other version of the model can be served.
+
+        Args:
+            name: Name of the model.
+            release: Release to serve; None if it is rejected.
+            verified: Versions of the release that are already loaded but not served.
+        """
+        fallbacks = [] if self._models.routing(name) else self._read_fallbacks(name)
+        if release is not None:
+            self._forget_rejections(name, keep=[*release.versions, *fallbacks])
+            self._apply(name, release)  # versions that are loaded change roles immediately
+            self._load_roles(name, release, [release.version], verified or {})
+        if self._models.routing(name) is None:
+            self._serve_fallback(name, fallbacks)
+        if release is not None and self._models.routing(name) is not None:
+            self._load_roles(name, release, release.versions[1:], verified or {})
+
+    def _load_roles(
+        self, name: str, release: Release, versions: Sequence[int], verified: Mapping[int, LoadedModel]
+    ) -> None:
+        """Load those of these versions that are not loaded, and apply the release after each."""
+        for version in versions:
+            if not self._is_loaded(name, version):
+                self._apply(name, release, verified.get(version) or self._load(name, version))
+
+    def _is_loaded(self, name: str, version: int) -> bool:
+        routing = self._models.routing(name)
+        return routing is not None and str(version) in routing.versions
+
+    def _read_fallbacks(self, name: str) -> list[int]:
+        try:
+            return repository.read_fallbacks(self._settings.repository, name)
+        except RankerError as error:
+            self._log_once(f"fallbacks of {name}", str(error))
+            return []
+
+    def _serve_fallback(self, name: str, versions: Sequence[int]) -> None:
+        """Serve the first of these versions that can be loaded, if any."""
+        for version in versions:
+            model = self._load(name, version)
+            if model is not None:
+                log.warning("the released version of '%s' cannot be served; version %s replaces it", name, version)
+                self._switch(name, ModelRouting(model, degraded=True), is_new=True)
+                return
+
+    def _mark_loaded(self) -> None:
+        """Mark the registry as loaded once the default model, or else any model, is served."""
+        if self._models.loaded:
             return
-        self._forget_rejections(name, keep=release.versions)
-        self._apply(name, release)  # versions that are loaded change roles immediately
-        for version in release.versions:
-            routing = self._models.routing(name)
-            if routing is None or str(version) not in routing.versions:
-                self._apply(name, release, self._load(name, version))
+        reason = self._unready_reason()
+        if reason:
+            self._log_once("ready", f"not ready until a model can be loaded: {reason}")
+        else:
+            self._models.mark_loaded()
+
+    def _unready_reason(self) -> str:
+        """Return why the registry is not ready, or an empty string."""
+        default = self._models.default
+        required = self._models.names if default is None else [default]
+        if any(self._models.routing(name) for name in required):
+            return ""
+        reasons = [entry.reason for (name, _), entry in self.rejected.items() if name in required]
+        missing = "holds no model" if default is None else f"has no model '{default}'"
+        return reasons[0] if reasons else f"{self._settings.repository} {missing}"
+
+    def _log_once(self, subject: str, message: str) -> None:
+        """Log an error unless it is the last one about this subject."""
+        if self._logged.get(subject) != message:
+            log.error("%s", message)
+        self._logged[subject] = message
 
     def _forget_rejections(self, name: str, keep: Collection[int] = ()) -> None:
         for key in [key for key in self.rejected if key[0] == name and key[1] not in keep]:
@@ -120,7 +246,7 @@ class Reconciler:
         """Return the loaded version, or None if it is rejected."""
         folder = self._settings.repository / name
         files = file_signature(folder / str(version), folder / CURRENT)
-        if self._is_rejected(name, version, files):
+        if self._stays_rejected(name, version, files):
             return None
         self.loading = (name, version)
         try:
@@ -134,16 +260,22 @@ class Reconciler:
         log.info("loaded %s version %s on %s in %.2f s", name, version, model.backend.name, model.load_seconds)
         return model
 
-    def _is_rejected(self, name: str, version: int, files: FileSignature) -> bool:
-        """Whether a version was rejected with exactly these files."""
+    def _stays_rejected(self, name: str, version: int, files: FileSignature) -> bool:
+        """Whether a version was rejected with exactly these files, and it is too early to try again."""
         entry = self.rejected.get((name, version))
-        return entry is not None and entry.files == files
+        if entry is None or entry.files != files:
+            return False
+        routing = self._models.routing(name)
+        is_served = routing is not None and not routing.degraded
+        return is_served or time.monotonic() < entry.time + RETRY_SECONDS
 
     def _reject(self, name: str, version: int, error: Exception, files: FileSignature) -> None:
-        """Record, count and log a rejection unless it is already known."""
-        if self._is_rejected(name, version, files):
+        """Record a rejection; count and log it unless it is already known."""
+        known = self.rejected.get((name, version))
+        entry = RejectedVersion(str(error) or type(error).__name__, files, time.monotonic())
+        self.rejected[name, version] = entry
+        if known is not None and (known.reason, known.files) == (entry.reason, entry.files):
             return
-        self.rejected[name, version] = RejectedVersion(str(error) or type(error).__name__, files)
         self._metrics.load_failures.labels(name).inc()
         subject = f"version {version}" if version else CURRENT
         unexpected = None if isinstance(error, RankerError) else error
@@ -167,15 +299,26 @@ class Reconciler:
         canary = loaded.get(str(release.canary.version)) if release.canary else None
         weight = release.canary.weight if release.canary and canary else 0.0
         shadow = loaded.get(str(release.shadow)) if release.shadow else None
-        after = ModelRouting(current, canary, weight, shadow)
-        if after == before:
-            return
-        if new is not None:
+        degraded = before is not None and before.degraded and current.version != str(release.version)
+        after = ModelRouting(current, canary, weight, shadow, degraded)
+        if after != before:
+            self._switch(name, after, is_new=new is not None)
+
+    def _switch(self, name: str, after: ModelRouting, *, is_new: bool) -> None:
+        """Replace the routing of a model.
+
+        Args:
+            name: Name of the model.
+            after: New routing.
+            is_new: Whether a version was loaded for it.
+        """
+        before = self._models.routing(name)
+        if is_new:
             _freeze_objects(collect_all=bool(self.retired))
         self._models.replace(name, after)
-        for model in loaded.values():
-            if model.version not in after.versions:
-                self.retired[name, int(model.version)] = model
+        for version, model in (before.versions if before else {}).items():
+            if version not in after.versions:
+                self.retired[name, int(version)] = model
         self._report(name, before, after)
 
     def _report(self, name: str, before: ModelRouting | None, after: ModelRouting) -> None:
@@ -191,51 +334,6 @@ class Reconciler:
         canary = f", canary version {after.canary.version} with weight {after.weight:.1%}" if after.canary else ""
         shadow = f", shadow version {after.shadow.version}" if after.shadow else ""
         log.info("serving %s version %s%s%s", name, after.current.version, canary, shadow)
-
-
-class Watcher:
-    """Polls the repository on a background thread.
-
-    Args:
-        reconciler: Reconciler of this process.
-        poll_seconds: Seconds between polls.
-        on_startup_failure: Called from the thread if the initial load finds no model to serve. None if the initial load
-            has been made.
-    """
-
-    def __init__(
-        self, reconciler: Reconciler, poll_seconds: float, on_startup_failure: Callable[[Exception], None] | None = None
-    ) -> None:
-        self._reconciler, self._poll_seconds = reconciler, poll_seconds
-        self._on_startup_failure = on_startup_failure
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread after the version that it is loading, if any."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        if self._on_startup_failure is not None:
-            try:
-                self._reconciler.load_initial()
-            except Exception as error:
-                self._on_startup_failure(error)
-                return
-        logged = ""
-        while not self._stopped.wait(self._poll_seconds):
-            try:
-                self._reconciler.poll()
-                logged = ""
-            except Exception as error:  # for example an unavailable network filesystem
-                if str(error) != logged:
-                    log.exception("the repository cannot be read; the loaded versions continue to serve")
-                logged = str(error)
 
 
 def _freeze_objects(*, collect_all: bool) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import xxhash
 
 from service.engine.model import LoadedModel
 
-Role = Literal["current", "canary", "shadow"]
+Role = Literal["current", "fallback", "canary", "shadow"]
 
 HASH_RANGE = 2.0**64
 
@@ -23,21 +22,24 @@ class ModelRouting:
     """Served versions of one model by role. Immutable, so that each request sees one consistent state.
 
     Attributes:
-        current: Version that answers all requests except the canary's share.
+        current: Version that answers all requests except the canary's share: the current version of the release, the
+            one before if that cannot be loaded, or a fallback.
         canary: Version that answers a share of requests.
         weight: Share of the canary, 0 to 1.
         shadow: Version that scores requests for comparison, after their responses.
+        degraded: Whether ``current`` is a fallback, because this process could not load the version of the release.
     """
 
     current: LoadedModel
     canary: LoadedModel | None = None
     weight: float = 0.0
     shadow: LoadedModel | None = None
+    degraded: bool = False
 
     @property
     def roles(self) -> Iterator[tuple[Role, LoadedModel]]:
         """Each assigned role with its version."""
-        yield "current", self.current
+        yield "fallback" if self.degraded else "current", self.current
         if self.canary is not None:
             yield "canary", self.canary
         if self.shadow is not None:
@@ -69,40 +71,36 @@ class ModelUnavailableError(Exception):
     """The model is being loaded, or loading it failed."""
 
 
-class StartupBarrier:
-    """Counter shared by the processes of a service: the service is ready when all of them have loaded their models.
+class StartupBarrier(Protocol):
+    """Connects the processes of a service: it is ready when all of them have loaded their models.
 
     A process that later replaces a terminated one loads its models before it accepts connections.
-
-    Args:
-        processes: Number of processes.
     """
 
-    def __init__(self, processes: int) -> None:
-        self._pending = multiprocessing.get_context("spawn").Value("i", processes)
-
     def mark_ready(self) -> None:
-        """Record that one more process is ready."""
-        with self._pending.get_lock():
-            self._pending.value -= 1
+        """Record that this process is ready."""
 
     @property
     def all_ready(self) -> bool:
-        """Whether all processes have been ready."""
-        return bool(self._pending.value <= 0)
+        """Whether all processes have been ready at the same time, now or before."""
 
 
 class ModelRegistry:
     """Models that are served now. One thread updates the registry; requests read it without a lock.
 
     Args:
-        default: Model that answers requests that name none. None selects the only model, if there is exactly one.
+        default: Model that answers requests that name none. None selects the model that ``set_default`` names, or else
+            the only model, if there is exactly one.
         barrier: Startup barrier of a service with several processes.
+
+    Attributes:
+        default: Model that answers requests that name none, or None.
     """
 
     def __init__(self, default: str | None, barrier: StartupBarrier | None = None) -> None:
         self._routings: dict[str, ModelRouting | None] = {}
-        self._configured_default = self._default = default
+        self._configured_default = self.default = default
+        self._recorded_default: str | None = None
         self._barrier, self._loaded = barrier, False
 
     @property
@@ -110,11 +108,21 @@ class ModelRegistry:
         """Whether this process and all others have loaded every model that can be served."""
         return self._loaded and (self._barrier is None or self._barrier.all_ready)
 
+    @property
+    def loaded(self) -> bool:
+        """Whether this process has loaded every model that can be served."""
+        return self._loaded
+
     def mark_loaded(self) -> None:
         """Record that the initial load is complete."""
         self._loaded = True
         if self._barrier is not None:
             self._barrier.mark_ready()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all models, also of those that are not served yet."""
+        return list(self._routings)
 
     def __contains__(self, name: str) -> bool:
         return name in self._routings
@@ -127,7 +135,7 @@ class ModelRegistry:
             ModelUnavailableError: The model is being loaded, or loading it failed.
         """
         if name is None:
-            name = self._default
+            name = self.default
             if name is None:
                 raise self._no_default()
         routing = self._routings.get(name)
@@ -147,6 +155,11 @@ class ModelRegistry:
             raise ModelNotFoundError(f"version {version} of '{name}' is not served; served: {', '.join(versions)}")
         return versions[version]
 
+    @property
+    def served(self) -> dict[str, ModelRouting]:
+        """Routings of the models of which a version is served, by name."""
+        return {name: routing for name, routing in self._routings.items() if routing is not None}
+
     def routing(self, name: str) -> ModelRouting | None:
         """Return the routing of a model, or None if none of its versions is served."""
         return self._routings.get(name)
@@ -154,7 +167,17 @@ class ModelRegistry:
     def replace(self, name: str, routing: ModelRouting | None) -> None:
         """Set the routing of a model for subsequent requests; None registers a model that is not served yet."""
         self._routings = {**self._routings, name: routing}
-        self._default = self._configured_default or (name if len(self._routings) == 1 else None)
+        self._select_default()
+
+    def set_default(self, name: str) -> None:
+        """Set the default model that the repository records; the constructor's argument takes precedence."""
+        self._recorded_default = name
+        self._select_default()
+
+    def _select_default(self) -> None:
+        recorded = self._recorded_default if self._recorded_default in self._routings else None
+        only = next(iter(self._routings)) if len(self._routings) == 1 else None
+        self.default = self._configured_default or recorded or only
 
     def _no_default(self) -> ModelNotFoundError | ModelUnavailableError:
         if not self._routings:

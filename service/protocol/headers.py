@@ -17,6 +17,8 @@ SAFE_VALUE = re.compile(rb"[\x21-\x7e]{1,256}")
 SECURITY_HEADERS: tuple[Header, ...] = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of every response: clients must not guess its type, and proxies must not store it because it is personal."""
 
+FEEDBACK_PATH = "/v1/feedback"
+
 
 def is_rank_path(path: str | bytes) -> bool:
     """Whether a path, or a request target without a query, is one of the rank operations."""

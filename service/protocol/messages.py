@@ -12,19 +12,23 @@ from pydantic import (
     Discriminator,
     Field,
     FiniteFloat,
-    PositiveFloat,
     StrictBool,
     StrictInt,
     StrictStr,
     Tag,
 )
 
+from ranking.schema import Objective
+
+MIN_DEADLINE_MS, MAX_DEADLINE_MS = 0.001, 86_400_000.0
+"""Bounds of a request's deadline in milliseconds: one microsecond and one day."""
+
 Id = Annotated[
     Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | StrictStr,
-    Field(description="a 64-bit integer or a string, as in the log"),
+    Field(description="a 64-bit integer or a string, as in the log; an integer and its decimal text are the same id"),
 ]
 Number = Annotated[FiniteFloat, Field(strict=True)]
-Milliseconds = Annotated[PositiveFloat, Field(strict=True)]
+Milliseconds = Annotated[FiniteFloat, Field(strict=True, ge=MIN_DEADLINE_MS, le=MAX_DEADLINE_MS)]
 Value = Any
 """Value of a feature, any JSON value; ``service.engine.validation`` checks it against the ranker's schema."""
 FEATURES = (
@@ -77,7 +81,7 @@ class RankOptions(_Message):
     user: User = User()
     context: Features = {}
     tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
-    objective: Annotated[Annotated[dict[str, Number], Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
+    objective: Annotated[Annotated[Objective, Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
     top_n: Annotated[StrictInt, Field(gt=0)] | None = None
     deadline_ms: Annotated[Milliseconds | None, Field(description=DEADLINE)] = None
     explain: StrictBool = False
@@ -109,8 +113,8 @@ class RankRequest(RankOptions):
 class RankedItem(_Message):
     """One ranked candidate: ``score`` determines the order, ``scores`` holds one score per task.
 
-    ``missing`` names the features that are known neither from the request nor by id. For a cross it names the unknown
-    parts, because only these can be sent.
+    ``missing`` names the columns of features that are known neither from the request nor by id. ``user.id`` and
+    ``items.id`` stand for an id that is absent, or that the model has never seen.
     """
 
     id: Id
@@ -120,7 +124,7 @@ class RankedItem(_Message):
 
 
 class RankedColumns(_Message):
-    """Ranked candidates by column; ``missing`` maps each missing feature to the positions of the candidates."""
+    """Ranked candidates by column; ``missing`` maps each missing column to the positions of the candidates."""
 
     id: list[Id]
     score: list[float]
@@ -184,7 +188,10 @@ def _parse_time(text: Any) -> datetime:
 
 
 Time = Annotated[datetime, BeforeValidator(_parse_time)]
-Labels = Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Number], Field(min_length=1)]
+MAX_LABELS = 64
+"""Maximum number of labels of one event."""
+LabelName = Annotated[str, Field(min_length=1, max_length=128)]
+Labels = Annotated[dict[LabelName, Number], Field(min_length=1, max_length=MAX_LABELS)]
 
 
 class Event(_Message):
@@ -199,13 +206,57 @@ class Feedback(_Message):
     """Events after one ranking; they may be sent in several requests."""
 
     request_id: Annotated[str, Field(min_length=1, max_length=256, description="request_id of the rank response")]
+    model: Annotated[
+        Annotated[str, Field(min_length=1, max_length=256)] | None,
+        Field(description="model of the rank response; it determines the valid labels (default: any served model)"),
+    ] = None
     events: Annotated[list[Event], Field(min_length=1)]
 
 
+SuspectReason = Literal["unknown_model", "unknown_request", "unknown_item", "unknown_label", "value", "time"]
+"""Why feedback is suspect: its model is not served, its request was not answered, its item was not in the answer, no
+task has its label, or its value or time is impossible."""
+
+
 class Accepted(_Message):
-    """Number of events that were written."""
+    """Number of events that were written; ``flagged`` counts suspect ones among them by reason, if there are any."""
 
     accepted: int
+    flagged: dict[SuspectReason, int] = {}
+
+
+class ServiceIndex(_Message):
+    """Name and version of the service, and the paths of its main operations on this port.
+
+    ``operations_port``: port of metrics and admin operations, if it is another one.
+    """
+
+    name: str
+    version: str
+    links: dict[str, str]
+    operations_port: int | None = None
+
+
+class ModelSummary(_Message):
+    """Served versions of a model.
+
+    ``ready``: whether a version is served. ``default``: whether the model answers ``/v1/rank``. ``version``: version
+    that answers all requests except the canary's share. ``shadow``: version that is only compared.
+    """
+
+    name: str
+    ready: bool
+    default: bool
+    version: str | None = None
+    canary: str | None = None
+    canary_weight: float | None = None
+    shadow: str | None = None
+
+
+class ModelList(_Message):
+    """Models of the service."""
+
+    models: list[ModelSummary]
 
 
 class ModelMetadata(_Message):

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 CLIENT_CLOSED = 499
 """Status recorded in metrics and logs when the client disconnects; it is never received. Proxies use it too."""
-RETRY_AFTER = {"Retry-After": "1"}
+RETRY_AFTER_SECONDS = 1
+RETRY_AFTER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
 """Header of 429 and 503, in whole seconds; a full queue is processed within one second."""
 
 MAX_VALIDATION_ERRORS = 20_000
@@ -25,9 +26,23 @@ REASONS = {
     "dict_type": "must be an object",
     "list_type": "must be a list",
     "too_short": "must not be empty",
+    "too_long": "must have at most {max_length} entries",
     "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "bool_type": "must be true or false",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be greater than {gt:.15g}",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than": "must be less than {lt:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
 }
-"""Reasons by pydantic error type, where pydantic's message refers to Python or to class names."""
+"""Reasons by pydantic error type, with the fields of its context; pydantic's own messages refer to Python."""
+ID_REASON = "must be a 64-bit integer or a string"
+"""Reason for a value that is not an id; pydantic reports each branch of the union separately."""
 
 
 class FieldError(BaseModel):
@@ -76,13 +91,18 @@ def internal_error() -> Problem:
     return Problem(500, "the service failed; its log says why")
 
 
-def invalid_request(error: ValidationError) -> Problem:
-    """Build the 422 problem that names the invalid fields, at most ``MAX_NAMED_FIELDS``."""
+def invalid_request(error: ValidationError, message: str = "body") -> Problem:
+    """Build the 422 problem that names the invalid fields, at most ``MAX_NAMED_FIELDS``.
+
+    Args:
+        error: error of pydantic.
+        message: name of the message as a whole.
+    """
     if error.error_count() > MAX_VALIDATION_ERRORS:
-        return invalid_field("body", f"has {error.error_count()} validation errors")
+        return invalid_field(message, f"has {error.error_count()} validation errors")
     reasons: dict[str, list[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
-        reasons.setdefault(_path(e), []).append(_reason(e))
+        reasons.setdefault(_path(e) or message, []).append(_reason(e))
     fields = [FieldError(field=field, reason=_join(messages)) for field, messages in reasons.items()][:MAX_NAMED_FIELDS]
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
 
@@ -107,9 +127,20 @@ def body_too_large(limit: int) -> Problem:
     return Problem(413, f"the body is larger than {limit} bytes; send fewer candidates")
 
 
+def encoded_body(encoding: str) -> Problem:
+    """Build the 415 problem for a body with a content coding, such as gzip."""
+    detail = f"Content-Encoding is {encoding!r:.80}: send the body without compression and without this header"
+    return Problem(415, detail, headers={"Accept-Encoding": "identity"})
+
+
 def queue_full() -> Problem:
     """Build the 429 problem for a full queue."""
     return Problem(429, "too many candidates are waiting to be ranked; try again later", headers=RETRY_AFTER)
+
+
+def bodies_full() -> Problem:
+    """Build the 429 problem for a body that does not fit beside the bodies that the process holds."""
+    return Problem(429, "too many bytes of request bodies are being received; try again later", headers=RETRY_AFTER)
 
 
 def unavailable(reason: str) -> Problem:
@@ -118,22 +149,27 @@ def unavailable(reason: str) -> Problem:
 
 
 def _path(error: Any) -> str:
-    """Convert a pydantic location to a path such as ``items[3].features.price``, without branches of unions."""
+    """Convert a pydantic location to a path such as ``items[3].features.price``, without branches of unions.
+
+    The path of the message itself is empty.
+    """
     path = ""
     for part in error["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("rows", "columns", "int", "constrained-int", "str"):
+        elif part not in ("rows", "columns", "int", "constrained-int", "str", "[key]"):
             path += f".{part}" if path else str(part)
-    return path or "body"
+    return path
 
 
 def _join(reasons: list[str]) -> str:
-    """Join the reasons for one field; pydantic reports each branch of a union separately."""
-    if reasons == ["Input should be a valid integer", "Input should be a valid string"]:
-        return "must be an integer or a string"
-    return " or ".join(reasons)
+    """Join the reasons for one field."""
+    is_id = len(reasons) == 2 and reasons[1] == REASONS["string_type"]  # the branches of ``messages.Id``
+    return ID_REASON if is_id else " or ".join(reasons)
 
 
 def _reason(error: Any) -> str:
-    return REASONS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
+    reason = REASONS.get(error["type"])
+    if reason is not None:
+        return reason.format(**error.get("ctx", {}))
+    return str(error["msg"]).removeprefix("Value error, ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
@@ -14,8 +15,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from service.engine.admission import Admission, Permit
 from service.engine.errors import QueueFullError
-from service.protocol.headers import ECHOED_HEADERS, SAFE_VALUE, SECURITY_HEADERS, Header, is_rank_path
-from service.protocol.problems import Problem, queue_full, to_response
+from service.protocol.headers import (
+    ECHOED_HEADERS,
+    FEEDBACK_PATH,
+    SAFE_VALUE,
+    SECURITY_HEADERS,
+    Header,
+    is_rank_path,
+)
+from service.protocol.problems import RETRY_AFTER_SECONDS, Problem, bodies_full, queue_full, to_response
+from service.server.body_budget import BodyBudget
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -23,6 +32,13 @@ STATE_KEY = "server_context"
 """Key of the context in the state of the application's lifespan."""
 MIN_SHARE = 1 / 32
 """Minimum share of an event loop iteration that a request takes: small requests have a fixed cost, too."""
+RESUMED_PER_SECOND = 1_000
+"""Connections per second whose next request is read after a 429. Rejecting one takes about 50 µs of the event loop."""
+MAX_PAUSE_SECONDS = 0.9 * RETRY_AFTER_SECONDS
+"""Maximum pause of a connection after a 429.
+
+It ends before ``Retry-After``, so that the next request of a client that waits for it is read at once.
+"""
 
 
 class Lifecycle:
@@ -77,6 +93,23 @@ class StartPacer:
         self._used_share = 0.0
         while self._pending and (not self._used_share or self._used_share + self._pending[0][1] <= 1.0):
             self._start(*self._pending.popleft())
+
+
+class RejectionPacer:
+    """Spreads the next requests of rejected connections over time, so that rejections leave capacity for ranking.
+
+    Clients that retry at once would otherwise occupy the event loop with rejections. While few connections are
+    rejected their pauses are short; with many, pauses approach ``MAX_PAUSE_SECONDS``.
+    """
+
+    def __init__(self) -> None:
+        self._last_resume = 0.0
+
+    def next_pause(self, now: float) -> float:
+        """Return the seconds for which to read nothing from a connection after a 429 at the time ``now``."""
+        resume = max(self._last_resume, now) + 1.0 / RESUMED_PER_SECOND
+        self._last_resume = min(resume, now + MAX_PAUSE_SECONDS)
+        return (self._last_resume - now) * random.uniform(0.5, 1.0)  # else rejected clients would return together
 
 
 class StaticResponse:
@@ -150,11 +183,33 @@ class ServerContext:
         state["permit"] = permit
         return permit
 
-    def reject(self, default_headers: Iterable[Header], request_headers: Iterable[Header], *, close: bool) -> bytes:
-        """Count a rejected rank request and return its response; see ``StaticResponse.to_bytes`` for the arguments."""
-        for counter in self._rejection_counters:
-            counter.inc()
-        return self._queue_full.to_bytes(default_headers, request_headers, close=close)
+    def count_rejection(self, reason: str, target: bytes) -> None:
+        """Count a request that is rejected with 429 before the application handles it."""
+        self._rejections[reason].inc()
+        if is_rank_path(target):
+            self._rejected_rank_requests.inc()
+        elif target == FEEDBACK_PATH.encode():
+            self.metrics.record_feedback_request(429, reason)
+
+    @cached_property
+    def bodies(self) -> BodyBudget:
+        """Bounds the bytes of bodies."""
+        return BodyBudget(self.settings.body_budget, self.metrics.buffered_body_bytes)
+
+    @cached_property
+    def queue_full(self) -> StaticResponse:
+        """Response to rank requests above the admission limits."""
+        return StaticResponse(queue_full())
+
+    @cached_property
+    def bodies_full(self) -> StaticResponse:
+        """Response to requests whose body does not fit into the budget."""
+        return StaticResponse(bodies_full())
+
+    @cached_property
+    def rejection_pacer(self) -> RejectionPacer:
+        """Delays the next requests of rejected connections."""
+        return RejectionPacer()
 
     @cached_property
     def start_pacer(self) -> StartPacer:
@@ -162,12 +217,12 @@ class ServerContext:
         return StartPacer(self.settings.max_batch_rows)
 
     @cached_property
-    def _queue_full(self) -> StaticResponse:
-        return StaticResponse(queue_full())
+    def _rejected_rank_requests(self) -> Counter:
+        return self.metrics.requests.labels("429", "")
 
     @cached_property
-    def _rejection_counters(self) -> list[Counter]:
-        return [self.metrics.requests.labels("429", ""), self.metrics.rejections.labels("queue_full")]
+    def _rejections(self) -> dict[str, Counter]:
+        return {reason: self.metrics.rejections.labels(reason) for reason in ("queue_full", "body_memory")}
 
 
 def _header_lines(headers: Iterable[Header]) -> bytes:

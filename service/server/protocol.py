@@ -7,6 +7,7 @@ connections. Starting the application for a request costs several times as much 
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +19,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ranking.errors import RankerError
 from service.engine.admission import Permit
 from service.engine.errors import QueueFullError
-from service.protocol.problems import Problem, unavailable
+from service.protocol.headers import is_rank_path
+from service.protocol.problems import RETRY_AFTER_SECONDS, Problem, unavailable
+from service.server.body_budget import LEASE, BodyLease
 from service.server.context import STATE_KEY, ServerContext, StaticResponse
 
 SUPPORTED_UVICORN = ">=0.45,<0.55"
@@ -32,6 +35,9 @@ SPARE_CONNECTIONS = 100
 """Connections above ``max_connections`` that still get a 503; any beyond that are closed immediately."""
 CHUNKED_FACTOR = 2
 """Maximum ratio between the bytes of a chunked body on the wire and its content."""
+MAX_EARLY_RETRIES = 20
+"""Rejected requests in a row that a connection may send before ``Retry-After``; it is closed with the next one."""
+TOO_MANY_REQUESTS = 429
 
 Part = Literal["head", "body"]
 
@@ -58,6 +64,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._request_bytes = 0  # bytes received of the current request
         self._reading: Permit | None = None  # permit of the request that is being read
         self._started: Permit | None = None  # permit of the request that was started last
+        self._running: RequestResponseCycle | None = None  # request that was started last
+        self._lease: BodyLease | None = None  # bytes of the body that is being read
+        self._rejected_at = -math.inf  # time of the last 429
+        self._early_retries = 0  # rejected requests since the last admitted one that came before Retry-After
+        self._pause_timer: asyncio.TimerHandle | None = None
         self._closing = False  # whether further data is discarded
         self._read_timer: asyncio.TimerHandle | None = None
         self._awaited: Part | None = None  # part that the read timer bounds
@@ -80,6 +91,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Cancel the work of the connection and its timers."""
         if self._started is not None:
             self._started.cancel()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn marks only the last of several pipelined requests
+            self._running.message_event.set()
+        for cycle, _ in self.pipeline:
+            if (lease := cycle.scope["state"].get(LEASE)) is not None:
+                lease.release()
+        self.pipeline.clear()
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
         self._set_read_timer(None)
         self._set_write_timer(None)
         super().connection_lost(exc)
@@ -115,27 +135,54 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Reset the state of the current request."""
-        self._part, self._request_bytes, self._reading = "head", self._segment_bytes, None
+        self._part, self._request_bytes, self._reading, self._lease = "head", self._segment_bytes, None, None
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Reject large headers and rank requests above the admission limits; else start the application."""
+        """Reject invalid headers, and requests above the limits on admission and bodies; else start the application."""
         if self._request_bytes > self._limits.max_header_bytes:  # includes data after the headers
             size = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
             if size > self._limits.max_header_bytes:
                 self._reject_large_headers()
                 raise RuntimeError("rejected")  # stops the parser
+        hosts = body_bytes = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                body_bytes = int(value)
+            elif name == b"transfer-encoding":
+                body_bytes = 1  # unknown
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            reason = f"the request has {hosts or 'no'} Host header{'s' * (hosts > 1)}: send exactly one"
+            self._reject_and_close(Problem(400, reason), "malformed")
+            raise RuntimeError("rejected")  # stops the parser
         self._part = "body"
         if self._context.rejects(self.url) and self._all_answered():
-            self._reject_rank_request()
-        else:
-            super().on_headers_complete()
+            self._reject_request(self._context.queue_full, "queue_full")
+            return
+        if body_bytes:
+            fits = min(body_bytes, self._limits.max_body_bytes)  # BodyLimiter rejects larger bodies with 413
+            if not self._context.bodies.can_hold(fits) and self._all_answered():
+                self._reject_request(self._context.bodies_full, "body_memory")
+                return
+            self._lease = self.scope["state"][LEASE] = BodyLease(self._context.bodies)
+        super().on_headers_complete()
+        if self._lease is not None:
+            self._lease.on_reject = partial(self._reject_body, self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """Count the bytes of a body, and discard them if it is rejected."""
+        if self._lease is None or self._lease.add(len(body)):
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Stop the read timer and let the request count for admission again."""
         self._part, self._segment_bytes = None, 0
         if self._reading is not None:
             self._reading.resume()
+        if self._lease is not None:
+            self._lease.complete()
         if self._awaited is not None:
             self._set_read_timer(None)
         super().on_message_complete()
@@ -146,10 +193,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Callbacks of uvicorn
 
     def on_response_complete(self) -> None:
-        """Bound the time in which the client must read the last response of a connection."""
+        """Pace rejected requests, and bound the time in which the client must read the last response."""
+        cycle = self._running
+        assert cycle is not None
+        cycle.body.clear()  # the application may respond before it has read the body
         super().on_response_complete()
-        if self.transport.is_closing() and not self._closing:
-            self._set_write_timer(self._limits.read_seconds)
+        if self.transport.is_closing():
+            if not self._closing:
+                self._set_write_timer(self._limits.read_seconds)
+        elif cycle.scope["state"].get("status") == TOO_MANY_REQUESTS:
+            self._is_retrying_too_early()
+            self._pause_reading()
+        elif cycle.scope["state"].get("permit") is not None:
+            self._early_retries = 0
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection; abort it if the client has not read its last response."""
@@ -162,6 +218,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Admit a request and start the application; all earlier requests of the connection are answered."""
         if self._context.lifecycle.draining:
             cycle.keep_alive = False
+        self._running, lease = cycle, cycle.scope["state"].get(LEASE)
+        if lease is not None:
+            app = partial(_run_with_lease, lease, app)
         try:
             permit = self._context.admit(cycle.scope["path"], cycle.scope["state"])
         except QueueFullError:
@@ -182,6 +241,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         limits = self._limits
         if self._reading is not None:
             self._reading.suspend()
+        if self._lease is not None:
+            self._lease.wait_for_more()
         if part == "head" and self._request_bytes > limits.max_header_bytes:
             self._reject_large_headers()
         elif self._request_bytes > CHUNKED_FACTOR * limits.max_body_bytes + limits.max_header_bytes:
@@ -213,13 +274,52 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.write(static.to_bytes(self.server_state.default_headers, self.headers or (), close=True))
         self._stop_reading()
 
-    def _reject_rank_request(self) -> None:
+    def _reject_request(self, response: StaticResponse, reason: str) -> None:
         """Respond with 429 in place of the application and keep the connection open if the client allows it."""
-        close = not self.parser.should_keep_alive() or self._context.lifecycle.draining
+        self._context.count_rejection(reason, self.url)
+        close = (
+            not self.parser.should_keep_alive()
+            or self._context.lifecycle.draining
+            or self.expect_100_continue  # whether the body follows is unknown
+            or self._is_retrying_too_early()
+        )
         self.cycle = COMPLETED_CYCLE
-        self.transport.write(self._context.reject(self.server_state.default_headers, self.headers, close=close))
+        self.transport.write(response.to_bytes(self.server_state.default_headers, self.headers, close=close))
         if close:
             self._stop_reading()
+        else:
+            self._pause_reading()
+
+    def _is_retrying_too_early(self) -> bool:
+        """Record a rejection; return whether the client keeps retrying before ``Retry-After``.
+
+        A client that waits is never counted: pauses of the connection are shorter than ``Retry-After``.
+        """
+        now = self.loop.time()
+        if now < self._rejected_at + RETRY_AFTER_SECONDS:
+            self._early_retries += 1
+        self._rejected_at = now
+        return self._early_retries > MAX_EARLY_RETRIES
+
+    def _pause_reading(self) -> None:
+        """Leave the next request of a rejected connection unread for a while."""
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+        seconds = self._context.rejection_pacer.next_pause(self.loop.time())
+        self.flow.pause_reading()
+        self._pause_timer = self.loop.call_later(seconds, self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _reject_body(self, cycle: RequestResponseCycle) -> None:
+        """Make the application respond with 429 to a request whose body does not fit into the budget."""
+        cycle.scope["state"]["rejection"] = "body_memory"
+        if not is_rank_path(cycle.scope["path"]):  # telemetry counts only the rejections of rank requests
+            self._context.metrics.rejections.labels("body_memory").inc()
+        cycle.body.clear()
+        cycle.message_event.set()  # BodyLimiter sees that the lease is rejected
 
     def _all_answered(self) -> bool:
         """Whether every request of this connection has been answered."""
@@ -254,6 +354,14 @@ class _CompletedCycle:
 
 
 COMPLETED_CYCLE: Any = _CompletedCycle()
+
+
+async def _run_with_lease(lease: BodyLease, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the application and give back the bytes of the request's body."""
+    try:
+        await app(scope, receive, send)
+    finally:
+        lease.release()
 
 
 async def _run_with_permit(permit: Permit, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
 import sys
 import threading
 from contextvars import ContextVar
@@ -14,6 +16,9 @@ LogFormat = Literal["json", "text"]
 
 request_id: ContextVar[str] = ContextVar("request_id")
 """Id of the request that the current context handles. Set when the request arrives."""
+
+STDERR = 2
+"""File descriptor of stderr."""
 
 _STANDARD_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"}
 """Attributes that are not fields passed with ``extra``. Uvicorn's ``color_message`` repeats the message."""
@@ -50,14 +55,56 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class StderrHandler(logging.Handler):
+    """Writes lines to stderr without waiting, and loses those that cannot be written.
+
+    A full disk, a closed pipe or a reader that has stopped must not fail or delay requests. Once lines can be written
+    again, the first one states how many were lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost = 0
+        self._cut = False  # whether only a part of the previous line was written
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        if self._lost:
+            message = f"{self._lost} log lines were lost because stderr could not be written"
+            notice = {"name": "ranker.service", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
+            if self._write(logging.makeLogRecord(notice)):
+                self._lost = 0
+        if self._lost or not self._write(record):
+            self._lost += 1
+
+    def _write(self, record: logging.LogRecord) -> bool:
+        """Write a line and return whether it was written as a whole."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # such as arguments that do not match the message
+            line = f"a log line of {record.name} cannot be formatted: {error!r}, message {record.msg!r}"
+        data = memoryview((b"\n" if self._cut else b"") + line.encode(errors="backslashreplace") + b"\n")
+        begin = 0
+        try:
+            poll = select.poll()
+            poll.register(STDERR, select.POLLOUT)
+            while begin < len(data) and poll.poll(0):  # then a pipe takes this many bytes at once
+                begin += os.write(STDERR, data[begin : begin + select.PIPE_BUF])
+        except OSError:
+            pass
+        self._cut = begin < len(data) and (begin > 0 or self._cut)
+        return begin == len(data)
+
+
 def configure(log_format: LogFormat | None) -> None:
     """Send the process's log records, warnings and uncaught exceptions of threads to stderr.
 
     Args:
         log_format: Format of the lines; None selects text if stderr is a terminal, otherwise JSON.
     """
-    handler = logging.StreamHandler()
-    text = log_format == "text" or (log_format is None and sys.stderr.isatty())
+    # If stderr was closed before the process started, its descriptor may belong to any other file.
+    handler = logging.NullHandler() if sys.__stderr__ is None else StderrHandler()
+    text = log_format == "text" or (log_format is None and os.isatty(STDERR))
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from service.telemetry.bulk_histogram import BulkHistogram
 from service.telemetry.multiprocess import WorkerProcessCollector, shared_folder
+from service.telemetry.shared_values import SharedCollector, SharedValues
 from service.telemetry.stage_timer import STAGES, Stage
 
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -35,6 +39,58 @@ REJECTIONS = {
 }
 """Status code → reason label. Only rejections that protect the service count, not invalid requests (400, 404, 422)."""
 
+FEEDBACK_OUTCOMES = {
+    202: "accepted",
+    400: "invalid",
+    401: "unauthorised",
+    403: "forbidden",
+    404: "disabled",
+    405: "invalid",
+    408: "slow_body",
+    413: "too_large",
+    415: "invalid",
+    422: "invalid",
+    429: "queue_full",
+    499: "client_gone",
+    503: "not_written",
+}
+"""Status code → outcome of a feedback request, unless the request has a more specific reason of rejection."""
+
+
+def worker_restarts(registry: CollectorRegistry | None) -> Counter:
+    """Create the counter of replaced workers, by reason; the supervisor counts, and workers expose it."""
+    restarts = Counter(
+        "ranker_worker_restarts",
+        "Worker processes that died or hung, and were replaced.",
+        ["reason"],
+        registry=registry,
+    )
+    for reason in ("died", "hung"):
+        restarts.labels(reason)
+    return restarts
+
+
+class UnsharedSeriesCollector(Collector):
+    """Counts the values that this process should share with others but holds in memory alone.
+
+    Args:
+        values: Values of this process, or None if it is the only process.
+        histogram: Histogram with a store of its own.
+    """
+
+    def __init__(self, values: SharedValues | None, histogram: BulkHistogram) -> None:
+        self._values, self._histogram = values, histogram
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the number, of this process only."""
+        documentation = "Values that this process could not store in the shared metrics folder."
+        family = GaugeMetricFamily("ranker_unshared_metrics", documentation, labels=["pid"])
+        if self._values is None:
+            family.add_metric([], 0)
+        else:
+            family.add_metric([str(os.getpid())], self._values.unshared + self._histogram.unshared)
+        yield family
+
 
 class Metrics:
     """Metrics of the service.
@@ -49,10 +105,20 @@ class Metrics:
         rejections: Rejected requests and connections by reason.
         fallbacks: Requests for which a feature store failed to supply features, by store and reason.
         load_failures: Rejected versions by model.
+        repository_read: Unix time at which all releases of the repository were last read.
         queue_rows: Candidates that wait or are being scored.
         in_flight: Ranking requests in progress.
+        scoring_seconds: Seconds that the current batch has been in progress.
+        buffered_body_bytes: Bytes of request bodies that are held.
         shadow_requests: Requests for a shadow version by model and outcome.
         shadow_difference: Absolute difference between a shadow's scores and the served scores, by model and task.
+        feedback_events: Events of feedback requests whose body was read, by outcome and reason.
+        feedback_bytes: Bytes written to feedback files.
+        feedback_failures: Failures of the feedback folder by operation.
+        feedback_queue_bytes: Bytes of feedback requests that wait to be written.
+        feedback_folder_bytes: Size of the feedback files at the last scan of their folder.
+        feedback_folder_limit_bytes: Maximum size of the feedback files, 0 if the service collects no feedback.
+        feedback_unfinished_since: Unix time of the creation of the oldest unfinished feedback file, or infinity.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -62,10 +128,12 @@ class Metrics:
         folder = shared_folder()
         self._registry = CollectorRegistry()
         registry = self._registry if folder is None else None
-        if folder is None:
+        shared_values = None if folder is None else SharedValues(folder)
+        if folder is None or shared_values is None:
             ProcessCollector(registry=registry)
         else:
-            MultiProcessCollector(self._registry, str(folder))  # type: ignore[no-untyped-call]
+            shared_values.install()
+            self._registry.register(SharedCollector(folder, shared_values))
             self._registry.register(WorkerProcessCollector(folder))
 
         def counter(name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
@@ -84,6 +152,11 @@ class Metrics:
         self.rejections = counter("rejections", "Rejected requests and connections by reason.", ["reason"])
         self._rows = counter("rows_scored", "Candidates scored.", ["model", "version"])
         self._missing = counter("missing_features", "Feature values found neither in the request nor by id.", ["model"])
+        self._unseen = counter(
+            "unseen_ids",
+            "Candidates scored whose user or item the model has never seen.",
+            ["model", "entity"],
+        )
         self.fallbacks = counter(
             "fallbacks", "Requests for which a store failed to supply features, by reason.", ["store", "reason"]
         )
@@ -94,6 +167,7 @@ class Metrics:
         self._batch_rows = histogram("batch_rows", "Candidates per batch.", BATCH_ROWS_BUCKETS)
         self.queue_rows = total("queue_rows", "Candidates that wait or are being scored.")
         self.in_flight = total("requests_in_flight", "Ranking requests in progress.")
+        self.buffered_body_bytes = total("buffered_body_bytes", "Bytes of request bodies that are held.")
         self._models = Gauge(
             "ranker_model_info",
             "1 for each version being served, 0 for versions that were served before.",
@@ -105,9 +179,16 @@ class Metrics:
             "model_load_seconds", "Seconds to load and verify the most recently loaded version.", ["model"]
         )
         self.load_failures = counter("model_load_failures", "Rejected versions.", ["model"])
+        self.repository_read = Gauge(
+            "ranker_repository_read_timestamp_seconds",
+            "Unix time at which all releases of the repository were last read.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
         self._experts = latest("experts", "Experts in the frozen graph.", ["model"])
         self._score = BulkHistogram("ranker_score", "Scores, a sample of each batch.", SCORE_BUCKETS, folder)
         self._registry.register(self._score)
+        self._registry.register(UnsharedSeriesCollector(shared_values, self._score))
         self.shadow_requests = counter(
             "shadow_requests",
             "Requests for a shadow version by outcome: scored, dropped under load, or failed.",
@@ -119,12 +200,54 @@ class Metrics:
             SCORE_DIFFERENCE_BUCKETS,
             ["model", "task"],
         )
+        self._feedback_requests = counter("feedback_requests", "Feedback requests by outcome.", ["outcome"])
+        self.feedback_events = counter(
+            "feedback_events",
+            "Events of feedback requests that were read, by outcome and reason.",
+            ["outcome", "reason"],
+        )
+        self.feedback_bytes = counter("feedback_bytes", "Bytes written to feedback files.")
+        self.feedback_failures = counter(
+            "feedback_failures",
+            "Failures of the feedback folder by operation: write, finish, scan or lost.",
+            ["operation"],
+        )
+        self.feedback_queue_bytes = total("feedback_queue_bytes", "Bytes of feedback that wait to be written.")
+        self.feedback_folder_bytes = Gauge(
+            "ranker_feedback_folder_bytes",
+            "Size of the feedback files.",
+            registry=registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.feedback_folder_limit_bytes = Gauge(
+            "ranker_feedback_folder_limit_bytes",
+            "Maximum size of the feedback files, 0 if the service collects no feedback.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.feedback_unfinished_since = Gauge(
+            "ranker_feedback_unfinished_since_timestamp_seconds",
+            "Creation time of the oldest unfinished feedback file, +Inf if there is none.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.feedback_unfinished_since.set(math.inf)
+        worker_restarts(registry)
+        self.scoring_seconds = Gauge(
+            "ranker_scoring_seconds",
+            "Seconds that the current batch has been in progress, 0 if none; the maximum of all processes.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         # Looking up a labeled child costs more than counting in it.
         self._requests_of = cache(self.requests.labels)
         self._rows_of = cache(self._rows.labels)
         self._missing_of = cache(self._missing.labels)
+        self._unseen_of = cache(self._unseen.labels)
         self._stage = {stage: self._stages.labels(stage) for stage in STAGES}
         self._rejection = {status: self.rejections.labels(reason) for status, reason in REJECTIONS.items()}
+        self._rejection_of = cache(self.rejections.labels)
+        self._feedback_requests_of = cache(self._feedback_requests.labels)
 
     def record_loaded(self, model: str, version: str, role: str, load_seconds: float, num_experts: int) -> None:
         """Record that a version is now served in a role.
@@ -139,13 +262,17 @@ class Metrics:
         self._models.labels(model, version, role).set(1)
         self._load_seconds.labels(model).set(load_seconds)
         self._experts.labels(model).set(num_experts)
-        self._rows_of(model, version), self._missing_of(model)  # create the counters at 0, so that rates start there
+        # Create the counters at 0, so that rates start there.
+        self._rows_of(model, version), self._missing_of(model)
+        self._unseen_of(model, "user"), self._unseen_of(model, "item")
 
     def record_unloaded(self, model: str, version: str, role: str) -> None:
         """Record that a version is no longer served in a role."""
         self._models.labels(model, version, role).set(0)
 
-    def record_request(self, status: int, model: str, seconds: float, stages: Mapping[Stage, float]) -> None:
+    def record_request(
+        self, status: int, model: str, seconds: float, stages: Mapping[Stage, float], rejection: str | None = None
+    ) -> None:
         """Record a ranking request after its response.
 
         Args:
@@ -153,16 +280,35 @@ class Metrics:
             model: Name of the model, empty if the request named no served model.
             seconds: Seconds since the request's arrival.
             stages: Seconds per completed stage.
+            rejection: Reason of a rejection, if it is more specific than that of the status in ``REJECTIONS``.
         """
         self._requests_of(str(status), model).inc()
         self._seconds.observe(seconds)
         for stage, duration in stages.items():
             self._stage[stage].observe(duration)
-        if status in self._rejection:
+        if rejection is not None:
+            self._rejection_of(rejection).inc()
+        elif status in self._rejection:
             self._rejection[status].inc()
 
+    def record_feedback_request(self, status: int, rejection: str | None) -> None:
+        """Record a feedback request after its response.
+
+        Args:
+            status: Status code of the response.
+            rejection: Reason of a rejection, if it is more specific than that of the status in ``FEEDBACK_OUTCOMES``.
+        """
+        outcome = rejection or FEEDBACK_OUTCOMES.get(status, "failed")
+        self._feedback_requests_of(outcome).inc()
+
     def record_batch(
-        self, model: str, version: str, tasks: Sequence[str], scores: npt.NDArray[np.float32], missing: int
+        self,
+        model: str,
+        version: str,
+        tasks: Sequence[str],
+        scores: npt.NDArray[np.float32],
+        missing: int,
+        unseen: Mapping[str, int],
     ) -> None:
         """Record a scored batch.
 
@@ -171,12 +317,16 @@ class Metrics:
             version: Version of the model.
             tasks: Names of the columns of ``scores``.
             scores: [candidates, tasks].
-            missing: Total number of missing feature values of the candidates.
+            missing: Total number of missing feature values of the candidates, without unseen ids.
+            unseen: Number of candidates with an unseen id, by entity (user, item).
         """
         self._batch_rows.observe(len(scores))
         self._rows_of(model, version).inc(len(scores))
         if missing:
             self._missing_of(model).inc(missing)
+        for entity, count in unseen.items():
+            if count:
+                self._unseen_of(model, entity).inc(count)
         self._score.observe(model, tasks, scores)
 
     def exposition(self) -> bytes:

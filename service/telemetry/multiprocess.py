@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +21,9 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Variable that prometheus_client reads once, on import. Processes started while it is set share their metrics."""
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Default parent of the metrics folder. On a disk, write-back can delay requests, and a full disk ends the process."""
+"""Default parent of the metrics folder. On a disk, write-back can delay requests."""
+
+log = logging.getLogger("ranker.service")
 
 
 def shared_folder() -> Path | None:
@@ -30,21 +35,29 @@ def shared_folder() -> Path | None:
 def shared_metrics() -> Iterator[Path]:
     """Create a metrics folder for the processes started in this context, and remove it at the end.
 
-    The folder is in memory unless TMPDIR is set.
+    The folder is in memory unless TMPDIR is set. If it cannot be created, the processes try again whenever their
+    metrics are collected.
     """
-    parent = SHARED_MEMORY if "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ranker-metrics-", dir=parent, ignore_cleanup_errors=True) as folder:
-        os.environ[FOLDER] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ[FOLDER]
+    in_memory = "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK)
+    parent = SHARED_MEMORY if in_memory else Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
+    folder = parent / f"ranker-metrics-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        log.warning("the metrics folder %s cannot be created (%s)", folder, error.strerror)
+    os.environ[FOLDER] = str(folder)
+    try:
+        yield folder
+    finally:
+        del os.environ[FOLDER]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prune_dead_workers(folder: Path, alive: Collection[int | None]) -> None:
     """Remove the gauges of terminated processes. Their counters and histograms remain."""
     for pid in _processes(folder) - set(alive):
-        mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+        with suppress(OSError):  # such as a folder that was removed
+            mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
 
 
 def _processes(folder: Path) -> set[int]:
@@ -65,7 +78,7 @@ class WorkerProcessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric."""
         families: dict[str, Metric] = {}
-        for pid in sorted(_processes(self._folder)):
+        for pid in sorted({*_processes(self._folder), os.getpid()}):
             for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
                 family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:

@@ -1,10 +1,10 @@
-"""Metrics, slow-request log and trace of a ranking request, recorded after its response is sent."""
+"""Metrics, slow-request log and trace of a request, recorded after its response is sent."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 from service.telemetry.tracing import RequestTracer
 
-log = logging.getLogger("ranker.slow")
+log = logging.getLogger("ranker.service")
+slow_log = logging.getLogger("ranker.slow")
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class RequestInfo:
 
 
 class RequestTelemetry:
-    """Records ranking requests.
+    """Records requests.
 
     Args:
         metrics: Metrics of the service.
@@ -53,25 +54,43 @@ class RequestTelemetry:
 
     def __init__(self, metrics: Metrics, slow_ms: float, tracer: RequestTracer | None = None) -> None:
         self._metrics, self._slow_ms, self._tracer = metrics, slow_ms, tracer
+        self._failed = False
 
     def request_started(self) -> None:
-        """Record that a request arrived."""
+        """Record that a ranking request arrived."""
         self._metrics.in_flight.inc()
 
     def request_finished(self, scope: Scope, status: int) -> None:
-        """Record that the response of a request was sent.
+        """Record that the response of a ranking request was sent. Failures never reach the request.
 
         Args:
-            scope: ASGI scope of the request; its state holds the ``timer`` and, if known, the ``request_info``.
+            scope: ASGI scope of the request; its state holds the ``timer`` and, if known, the ``request_info`` and the
+                reason of a ``rejection`` that the status does not imply.
             status: Status code of the response.
         """
+        self._record_safely(self._record_request, scope, status)
+
+    def feedback_finished(self, scope: Scope, status: int) -> None:
+        """Record that the response of a feedback request was sent; see ``request_finished`` for the arguments."""
+        self._record_safely(self._record_feedback, scope, status)
+
+    def _record_safely(self, record: Callable[[Scope, int], None], scope: Scope, status: int) -> None:
+        try:
+            record(scope, status)
+        except Exception:
+            if not self._failed:
+                log.exception("the telemetry of a request failed; further failures are not logged")
+            self._failed = True
+
+    def _record_request(self, scope: Scope, status: int) -> None:
         now = time.monotonic()
         timer: StageTimer = scope["state"]["timer"]
         request_info: RequestInfo | None = scope["state"].get("request_info")
         stages = timer.seconds()
         seconds = now - timer.arrived
         self._metrics.in_flight.dec()
-        self._metrics.record_request(status, request_info.model if request_info else "", seconds, stages)
+        model, rejection = request_info.model if request_info else "", scope["state"].get("rejection")
+        self._metrics.record_request(status, model, seconds, stages, rejection)
         slow = seconds * 1000 > self._slow_ms
         if not slow and self._tracer is None:
             return
@@ -79,6 +98,9 @@ class RequestTelemetry:
         if slow:
             milliseconds = {stage: round(duration * 1000, 3) for stage, duration in stages.items()}
             times = {"milliseconds": round(seconds * 1000, 3), "stages": milliseconds}
-            log.warning("slow request", extra={"status": status, **fields, **times})
+            slow_log.warning("slow request", extra={"status": status, **fields, **times})
         if self._tracer is not None:
             self._tracer.record(scope, status, fields, timer, now)
+
+    def _record_feedback(self, scope: Scope, status: int) -> None:
+        self._metrics.record_feedback_request(status, scope["state"].get("rejection"))

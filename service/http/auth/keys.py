@@ -1,4 +1,4 @@
-"""API keys: a file with the name, SHA-256, scopes and expiry of each key, never the key itself, and its valid keys."""
+"""API keys: a file with the name, SHA-256, scopes, expiry and limit of each key, never the key itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ranking.artifacts.atomic_files import check_writable, os_error_text, write_json
 from ranking.errors import ConfigError
@@ -35,6 +44,8 @@ RANDOM_BYTES = 32
 """Random bytes of a key."""
 OWNER_ONLY = 0o600
 """Mode of a new key file."""
+MIN_RATE = 0.001
+"""Minimum of a key's maximum rate, in requests per second."""
 CHECK_SECONDS = 1.0
 """Minimum seconds between two checks whether the key file has changed."""
 
@@ -47,6 +58,7 @@ class Key(BaseModel):
         sha256: Hexadecimal SHA-256 of the key.
         scopes: Operations that the key permits.
         expires: Time from which the key is invalid, or None if it never expires.
+        max_requests_per_second: Maximum rate of the key's requests per process, or None if there is no maximum.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,6 +67,7 @@ class Key(BaseModel):
     sha256: str
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     expires: AwareDatetime | None = None
+    max_requests_per_second: Annotated[FiniteFloat, Field(ge=MIN_RATE)] | None = None
 
     @field_validator("name")
     @classmethod
@@ -110,19 +123,38 @@ def read_keys(file: Path) -> tuple[Key, ...]:
         raise ConfigError(f"{file}: {format_validation_error(error, data)}") from None
 
 
-def create_key(file: Path, name: str, scopes: tuple[Scope, ...], expires: datetime | None = None) -> str:
+def create_key(
+    file: Path,
+    name: str,
+    scopes: tuple[Scope, ...],
+    expires: datetime | None = None,
+    max_requests_per_second: float | None = None,
+) -> str:
     """Create a key and add its entry to the file, which is created if it does not exist.
+
+    Args:
+        file: Key file.
+        name: Name of the key.
+        scopes: Operations that the key permits.
+        expires: Time from which the key is invalid; None: it never expires.
+        max_requests_per_second: Maximum rate of the key's requests per process; None: no maximum.
 
     Returns:
         The key; it cannot be recovered later.
 
     Raises:
-        ConfigError: The name is taken or not valid, or the file cannot be read.
+        ConfigError: The name is taken or not valid, the rate is below ``MIN_RATE``, or the file cannot be read.
         OutputError: The file cannot be written.
     """
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    fields = {"name": name, "sha256": digest, "scopes": scopes, "expires": expires}
+    fields = {
+        "name": name,
+        "sha256": digest,
+        "scopes": scopes,
+        "expires": expires,
+        "max_requests_per_second": max_requests_per_second,
+    }
     try:
         key = Key.model_validate(fields)
     except ValidationError as error:

@@ -1,8 +1,9 @@
-"""Checks the API key of each request against the scope that its path requires."""
+"""Checks the API key of each request: the scope that its path requires, and its rate limit."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -10,13 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.auth.keys import Key, Keyring
 from service.http.auth.keys import Scope as KeyScope
+from service.http.auth.rate_limit import RateLimiter
 from service.protocol.problems import Problem, to_response
 
 log = logging.getLogger("ranker.service")
 
-PUBLIC_PATHS = ("/metrics", "/docs", "/openapi.json")
+PUBLIC_PATHS = ("/", "/metrics", "/docs", "/openapi.json")
 """Paths that need no key: they reveal nothing about users, and Prometheus, probes and browsers send no key."""
-PUBLIC_PREFIX = "/v2/health/"
+PUBLIC_PREFIXES = ("/v2/health/", "/docs/")
 ADMIN_PREFIX = "/v2/repository/"
 INSTRUCTION = "send an API key, as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
@@ -30,13 +32,15 @@ def required_scope(path: str) -> KeyScope | None:
         return "feedback"
     if path.startswith(ADMIN_PREFIX):
         return "admin"
-    if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX):
+    if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES):
         return None
     return "rank"
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware that rejects requests without a valid key before it reads their body.
+    """ASGI middleware that rejects requests without a valid key, or above its rate, before it reads their body.
+
+    The name of the key is stored in the state of the request, under ``key``.
 
     Args:
         app: Application to protect.
@@ -45,12 +49,17 @@ class ApiKeyMiddleware:
 
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self._app, self._keyring = app, keyring
+        self._limiter = RateLimiter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; pass events other than HTTP to the application."""
         if scope["type"] == "http" and (required := required_scope(scope["path"])) is not None:
             try:
                 key = self._authorize(scope["headers"], required)
+                scope["state"]["key"] = key.name
+                if seconds := self._limiter.seconds_until_allowed(key):
+                    scope["state"]["rejection"] = "rate_limited"
+                    raise _rate_limited(key, seconds)
             except Problem as problem:
                 await to_response(problem)(scope, receive, send)
                 return
@@ -88,6 +97,12 @@ def key_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             token = value[7:].strip()
     return token
+
+
+def _rate_limited(key: Key, seconds: float) -> Problem:
+    """Build the 429 problem of a key that may send its next request after some seconds."""
+    detail = f"API key '{key.name}' may send {key.max_requests_per_second:g} requests per second: send fewer"
+    return Problem(429, detail, headers={"Retry-After": str(math.ceil(seconds))})
 
 
 def _unauthorized(detail: str, error: str | None = None) -> Problem:

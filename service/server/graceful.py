@@ -1,0 +1,72 @@
+"""Shutdown of a server process in steps: not ready, then no new connections, then exit, as load balancers need."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from socket import socket
+from types import FrameType
+
+import uvicorn
+
+from service.server.context import STATE_KEY
+from service.server.worker_link import WorkerLink
+
+SIGNAL_EXIT_BASE = 128
+"""Added to a signal's number, this is the exit code of a process that the signal ends, as in shells."""
+
+BEAT_TICKS = 5
+"""Ticks of the event loop, ten per second, between two reports to the supervisor."""
+WAIT_SECONDS = 0.1
+"""Seconds between two requests for permission to accept connections."""
+
+log = logging.getLogger("ranker.service")
+
+
+class GracefulServer(uvicorn.Server):
+    """Stops in steps after the first SIGTERM or SIGINT, and at once after the second.
+
+    After the first signal the process is not ready but accepts connections for ``drain_seconds``. Then it accepts no
+    connections and finishes the requests in progress.
+
+    Args:
+        config: Configuration of uvicorn with an application of ``create_app``; ``timeout_graceful_shutdown`` bounds
+            the time to finish the requests in progress.
+        drain_seconds: Seconds in which load balancers notice that the process is not ready.
+        link: Connection to a supervisor, which receives reports from the event loop and decides when to kill this
+            process, instead of the second signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float, link: WorkerLink | None = None) -> None:
+        super().__init__(config)
+        self._drain_seconds, self._link = drain_seconds, link
+        self._close_time = math.inf
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Wait for permission of the supervisor, if any, and start to accept connections."""
+        while self._link is not None and not self._link.may_listen and self._close_time == math.inf:
+            self._link.report_waiting()
+            await asyncio.sleep(WAIT_SECONDS)
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal; uvicorn calls this for each one."""
+        if self._close_time != math.inf:
+            if self._link is None:
+                os._exit(SIGNAL_EXIT_BASE + sig)
+            return
+        self._close_time = time.monotonic()
+        if self.started:  # a process that was never ready need not drain
+            self._close_time += self._drain_seconds
+            self.lifespan.state[STATE_KEY].lifecycle.drain()
+            log.info("received a signal to stop: not ready, connections close in %g s", self._drain_seconds)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop serving; uvicorn calls this ten times a second."""
+        stops = await super().on_tick(counter) or time.monotonic() >= self._close_time
+        if self._link is not None and (stops or counter % BEAT_TICKS == 0):
+            self._link.report_serving(ends=stops)
+        return stops
