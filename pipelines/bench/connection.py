@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 SERVER_TIMING = re.compile(rb"\r\nserver-timing: *([^\r]*)", re.IGNORECASE)
+CONNECTION_CLOSE = re.compile(rb"\r\nconnection: *close\r", re.IGNORECASE)
 STAGE = re.compile(r"([\w-]+);dur=([\d.]+)")
 
 
@@ -63,12 +64,16 @@ class ClientConnection(asyncio.Protocol):
 
     async def send(self, request: bytes) -> Response:
         """Send a complete request (head and body) and wait for the response."""
-        assert self._transport is not None
-        if self._transport.is_closing():
+        if self._transport is None or not self.is_open:
             return BROKEN
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._waiter
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,6 +102,8 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._expected = end + 4 + int(length[1])
         if len(self._received) >= self._expected:
+            if CONNECTION_CLOSE.search(self._received, 0, self._received.find(b"\r\n\r\n") + 2):
+                self.close()
             self._resolve(_parse(self._received))
             self._received, self._expected = bytearray(), None
 

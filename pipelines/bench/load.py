@@ -167,7 +167,7 @@ async def _closed_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], floa
             samples.append(Sample(due, now - due, response))
             successes += response.status == OK and now >= begin
             number += 1
-            if not response.status:
+            if not connection.is_open:
                 connection = await ClientConnection.open(HOST, spec.port)
         connection.close()
 
@@ -189,7 +189,7 @@ async def _open_loop(spec: LoadSpec, start: float) -> tuple[list[Sample], float]
             connection = idle.pop() if idle else await ClientConnection.open(HOST, spec.port)
             response = await connection.send(requests[number % len(requests)])
             samples.append(Sample(due, time.perf_counter() - due, response))
-            if response.status:
+            if connection.is_open:
                 idle.append(connection)
 
     pending: set[asyncio.Task[None]] = set()

@@ -149,13 +149,35 @@ def _batching(measured: dict[str, Any], about: dict[str, Any]) -> str:
 def _overload(measured: dict[str, Any], about: dict[str, Any]) -> str:
     turns, factor, clients = measured["turns"], measured["times"], measured["clients"]
     loads = {"alone": f"{clients} clients", "crowd": f"{factor}× that rate", "after": f"{clients} clients, afterwards"}
-    return section(
+    overload = section(
         "Overload",
         f"{_caption(about)} {measured['candidates']} candidates, ids, at most {measured['admitted']} admitted "
         f"requests. A closed loop of {clients} clients, Poisson arrivals at {factor} times its rate, then the closed "
         "loop again. Latencies in milliseconds.",
         ("load", "responses/s", "p50", "p99", "rejected (429)", "p99 of rejections", "other failures"),
         [(label, *_overload_cells([turn[name] for turn in turns])) for name, label in loads.items()],
+    )
+    return overload + _retries(measured, about)
+
+
+def _retries(measured: dict[str, Any], about: dict[str, Any]) -> str:
+    """Format the answers and rejections of clients without back-off; empty for results without them."""
+    turns = [turn["retries"] for turn in measured["turns"] if "retries" in turn]
+    if not turns:
+        return ""
+    levels = list(turns[0])
+    best = [max(turn[level]["answers"] for level in levels) for turn in turns]
+    rows = []
+    for level in levels:
+        answers, rejections = _medians([turn[level] for turn in turns], "answers", "rejections")
+        shares = [turn[level]["answers"] / most for turn, most in zip(turns, best, strict=True)]
+        rows.append((f"{int(level):,}", f"{answers:,.0f}", f"{rejections:,.0f}", spread(shares, ".2f")))
+    return "\n" + section(
+        "Clients that retry at once",
+        f"{_caption(about)} Clients that send their next request as soon as they have a response, also after a 429. "
+        "Answers and rejections per second by the counters of the service, with the clients on other cores.",
+        ("clients", "answers/s", "rejected (429)/s", "of the peak"),
+        rows,
     )
 
 

@@ -15,10 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.bench.load import HOST
 from ranking.errors import RankerError
@@ -92,6 +96,15 @@ class ServerProcess:
         for pid, _ in _session_processes(self._process.pid):
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def responses(self) -> dict[str, float]:
+        """Return the number of ranking requests by status, as the service counts them."""
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics") as response:
+            families = text_string_to_metric_families(response.read().decode())
+        counts: dict[str, float] = defaultdict(float)
+        for sample in (sample for family in families if family.name == "ranker_requests" for sample in family.samples):
+            counts[sample.labels["status"]] += sample.value
+        return counts
 
     def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=1)

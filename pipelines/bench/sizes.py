@@ -22,6 +22,7 @@ class Sizes:
         open_seconds: seconds of an open loop, after ``warmup_seconds``.
         overload_candidates: candidates per request under overload and attack.
         overload_seconds: seconds of the open loop that overloads the service.
+        retrying_clients: numbers of clients that retry at once after a rejection.
         warmup_seconds: seconds of load before each measurement.
     """
 
@@ -37,6 +38,7 @@ class Sizes:
     open_seconds: float
     overload_candidates: int
     overload_seconds: float
+    retrying_clients: tuple[int, ...]
     warmup_seconds: float
 
 
@@ -53,6 +55,7 @@ FULL = Sizes(
     open_seconds=6.0,
     overload_candidates=300,
     overload_seconds=30.0,
+    retrying_clients=(16, 600, 2500),
     warmup_seconds=0.3,
 )
 QUICK = Sizes(
@@ -68,5 +71,6 @@ QUICK = Sizes(
     open_seconds=0.5,
     overload_candidates=300,
     overload_seconds=1.0,
+    retrying_clients=(16, 2500),
     warmup_seconds=0.1,
 )

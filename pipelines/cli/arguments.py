@@ -73,14 +73,20 @@ def build_parser() -> argparse.ArgumentParser:
     check = command("check", "validate a configuration and its log")
     check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     check.add_argument("--quarantine", type=Path, help="file for the bad rows, with one JSON object per line")
+    _add_bad_row_limit(check)
     check.add_argument("--json", action="store_true", help=JSON)
 
     train = command("train", "train a model until its gates converge, and evaluate it")
     train.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     train.add_argument("--run", type=Path, required=True, dest="folder", help="new folder for the run")
-    train.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
+    existing = train.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue an interrupted run, if there is one")
+    existing.add_argument(
+        "--overwrite", action="store_true", help="replace an unfinished run in the folder; finished runs are kept"
+    )
     train.add_argument("--from", type=Path, dest="earlier", metavar="RUN", help="start from the weights of this run")
     train.add_argument("--reopen", action="store_true", help="with --from: let the gates select their experts again")
+    _add_bad_row_limit(train)
     _add_overrides(train)
     train.add_argument("--json", action="store_true", help=JSON)
 
@@ -177,6 +183,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="version N also scores requests; metrics record the differences",
     )
     shadows.add_argument("--no-shadow", action="store_true", help="stop shadow scoring")
+    release.add_argument(
+        "--default", action="store_true", help="make the model the one that answers requests that name no model"
+    )
 
     daily = command("daily", "train on a new day, and publish the model unless it is worse than the served one")
     daily.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
@@ -254,7 +263,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="port of metrics and admin operations (default: 8001 if --host is reachable from other machines, else "
         "--port)",
     )
-    serve.add_argument("--model", help="model that serves /v1/rank (default: the only model)")
+    serve.add_argument("--model", help="model that answers /v1/rank (default: the default model of the repository)")
     serve.add_argument(
         "--backend",
         choices=["auto", "onnxruntime", "cuda", "torch"],
@@ -285,6 +294,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--scopes", nargs="+", required=True, choices=["rank", "feedback", "admin"], help="operations that it permits"
     )
     new_key.add_argument("--days", type=days, help="days until it expires (default: never)")
+    new_key.add_argument(
+        "--max-requests-per-second",
+        type=float,
+        metavar="N",
+        help="requests above this rate are rejected with 429; each process counts its own (default: no limit)",
+    )
     list_keys = command("list", "print names, scopes and expiry of all keys", actions)
     list_keys.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
     list_keys.add_argument("--json", action="store_true", help=JSON)
@@ -346,6 +361,15 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version('dselect-ranker')}")
         parser.exit()
+
+
+def _add_bad_row_limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-bad-rows",
+        type=fraction,
+        metavar="SHARE",
+        help="fail if more than this share of the rows is bad (default: logs.max_bad_rows, 0.01)",
+    )
 
 
 def _add_overrides(command: argparse.ArgumentParser) -> None:

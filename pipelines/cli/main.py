@@ -56,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ranker: {error}", file=sys.stderr)
         return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     except ModuleNotFoundError as error:
-        if error.name not in INSTALL_HINTS:
+        package = str(error.name).partition(".")[0]
+        if package not in INSTALL_HINTS:
             raise
-        print(f"ranker: this command needs {error.name}: {INSTALL_HINTS[error.name]}", file=sys.stderr)
+        print(f"ranker: this command needs {package}: {INSTALL_HINTS[package]}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("ranker: interrupted", file=sys.stderr)
@@ -92,23 +93,19 @@ def kuairand_command(arguments: argparse.Namespace) -> None:
 def check_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker check``."""
     from pipelines.config.config import load_config
-    from pipelines.data.profile import profile_log, require_learnable
-    from pipelines.data.reader import LogReader, load_tables
-    from ranking.encoding.encoder_fitter import EncoderFitter
+    from pipelines.jobs.check import check
 
-    config = load_config(arguments.config)
-    schema = config.training_schema
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    profile = profile_log(reader, config.logs, schema, arguments.quarantine, on_train=EncoderFitter(schema).add)
-    print(dump_json(profile.to_json()) if arguments.json else profile.to_text())
-    require_learnable(profile, config)
+    result = check(load_config(arguments.config, _bad_row_limit(arguments)), arguments.quarantine)
+    print(dump_json(result.to_json()) if arguments.json else result.to_text())
+    result.require_usable()
 
 
 def train_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker train``."""
     from pipelines.config.config import load_config
 
-    config = load_config(arguments.config, arguments.overrides)  # fails before the slow import of PyTorch
+    # The configuration is validated before the slow import of PyTorch.
+    config = load_config(arguments.config, [*arguments.overrides, *_bad_row_limit(arguments)])
     from pipelines.console import is_main_process
     from pipelines.evaluation.format import format_evaluation
     from pipelines.jobs.train import train
@@ -118,7 +115,14 @@ def train_command(arguments: argparse.Namespace) -> None:
     if arguments.reopen and arguments.earlier is None:
         raise UsageError("--reopen applies to the gates of an earlier run: name the run with --from")
     warm = WarmStart(RunFolder.open(arguments.earlier), arguments.reopen) if arguments.earlier else None
-    run = train(config, arguments.folder, resume=arguments.resume, warm_start=warm, command=arguments.argv)
+    run = train(
+        config,
+        arguments.folder,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+        warm_start=warm,
+        command=arguments.argv,
+    )
     if not is_main_process():
         return
     evaluation = run.load_evaluation() if run.evaluation.exists() else None
@@ -128,6 +132,11 @@ def train_command(arguments: argparse.Namespace) -> None:
     if evaluation is not None:
         print(format_evaluation(evaluation))
     print(run.path)
+
+
+def _bad_row_limit(arguments: argparse.Namespace) -> list[str]:
+    """Return ``--max-bad-rows`` as an override of the configuration."""
+    return [] if arguments.max_bad_rows is None else [f"logs.max_bad_rows={arguments.max_bad_rows}"]
 
 
 def tune_command(arguments: argparse.Namespace) -> None:
@@ -219,7 +228,8 @@ def release_command(arguments: argparse.Namespace) -> None:
     for name in ("canary", "shadow"):
         if getattr(arguments, f"no_{name}"):
             changes[name] = None
-    print(dump_json(change_release(arguments.repository, arguments.name, changes).to_json()))
+    release = change_release(arguments.repository, arguments.name, changes, make_default=arguments.default)
+    print(dump_json(release.to_json()))
 
 
 def score_command(arguments: argparse.Namespace) -> None:
@@ -238,10 +248,10 @@ def load_command(arguments: argparse.Namespace) -> None:
 
     if arguments.to is None:
         raise UsageError("name the store with --to redis://HOST:PORT/DB or the variable RANKER_STORE")
-    schema = bundle.load(arguments.bundle).schema
-    model = schema.name if arguments.model is None else arguments.model
+    ranker = bundle.load(arguments.bundle)
+    model = ranker.schema.name if arguments.model is None else arguments.model
     url, prefix, ttl = arguments.to, arguments.prefix, arguments.ttl
-    print(dump_json(load_features(arguments.rows, arguments.owner, schema, model, url, prefix, ttl)))
+    print(dump_json(load_features(arguments.rows, arguments.owner, ranker, model, url, prefix, ttl)))
 
 
 def serve_command(arguments: argparse.Namespace) -> None:
@@ -269,7 +279,8 @@ def keys_new_command(arguments: argparse.Namespace) -> None:
 
     now = datetime.now(UTC).replace(microsecond=0)
     expires = None if arguments.days is None else now + timedelta(days=arguments.days)
-    secret = create_key(arguments.file, arguments.name, tuple(arguments.scopes), expires)
+    scopes, rate = tuple(arguments.scopes), arguments.max_requests_per_second
+    secret = create_key(arguments.file, arguments.name, scopes, expires, rate)
     print(f"key '{arguments.name}' (it is not shown again; {arguments.file} contains its hash):", file=sys.stderr)
     print(secret)
 
@@ -285,7 +296,9 @@ def keys_list_command(arguments: argparse.Namespace) -> None:
     width = max([len(key["name"]) for key in keys], default=0)
     for key in keys:
         expiry = f"{'expired' if key['expired'] else 'expires'} {key['expires']}" if key["expires"] else "never expires"
-        print(f"{key['name']:{width}}  {' '.join(key['scopes'])}  {expiry}")
+        rate = key["max_requests_per_second"]
+        limit = "" if rate is None else f"  at most {rate:g} requests/s"
+        print(f"{key['name']:{width}}  {' '.join(key['scopes'])}  {expiry}{limit}")
 
 
 def keys_revoke_command(arguments: argparse.Namespace) -> None:

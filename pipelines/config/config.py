@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,12 +17,13 @@ from pydantic import (
     model_validator,
 )
 
+from pipelines.config.consistency import require_consistent
 from pipelines.config.toml import read_toml
 from pipelines.config.types import Range, Timestamp
 from pipelines.config.uri import Uri
 from ranking.errors import ConfigError
 from ranking.model.mmoe import ModelConfig
-from ranking.schema import CrossFeature, ListOf, Schema, StrictModel
+from ranking.schema import CrossFeature, ListOf, Objective, Schema, StrictModel
 from ranking.schema.validation_errors import format_validation_error
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -42,6 +44,7 @@ class LogsConfig(StrictModel):
         validation_from: inclusive start of the validation split and end of the training split.
         test_from: inclusive start of the test split.
         allow_missing_days: whether days may be missing between the first and the last day of the log.
+        max_bad_rows: maximum fraction of bad rows.
     """
 
     path: Uri
@@ -51,6 +54,7 @@ class LogsConfig(StrictModel):
     validation_from: Timestamp
     test_from: Timestamp
     allow_missing_days: bool = False
+    max_bad_rows: Fraction = 0.01
 
     @model_validator(mode="after")
     def _check_split_order(self) -> Self:
@@ -161,7 +165,7 @@ class EvaluationConfig(StrictModel):
     Attributes:
         slices: features whose values define slices that are evaluated separately; ``new_user`` and ``new_item`` too.
         ndcg_at: k of NDCG@k: number of top positions per request.
-        bootstrap: bootstrap draws of users for the intervals; 0 for no intervals.
+        bootstrap: bootstrap draws for the intervals; 0 for no intervals.
     """
 
     slices: ListOf[str] = ()
@@ -173,10 +177,10 @@ class ServingConfig(StrictModel):
     """Serving settings that the bundle contains.
 
     Attributes:
-        objective: weight of each task in the ranking score; default: the first task only.
+        objective: weight of each task in the ranking score, −1e6 to 1e6 and not all 0; default: the first task only.
     """
 
-    objective: dict[str, float] = Field(default_factory=dict)
+    objective: Objective = Field(default_factory=dict)
 
 
 class Config(Schema):
@@ -264,30 +268,41 @@ class Config(Schema):
         """Objective of the bundle: ``serving.objective`` or its default."""
         return self.serving.objective or {self.task_names[0]: 1.0}
 
-    def write(self, file: Path) -> None:
-        """Write all settings, defaults included, with absolute paths; the file is replaced atomically."""
+    def write(self, file: Path, header: str = "") -> None:
+        """Write all settings, defaults included, with absolute paths; the file is replaced atomically.
+
+        Args:
+            file: the TOML file.
+            header: comment of one line for the top of the file.
+        """
         draft = file.with_name(f".{file.name}.draft")
-        draft.write_text(tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
+        comment = f"# {header}\n" if header else ""
+        draft.write_text(comment + tomli_w.dumps(self.model_dump(mode="json", exclude_none=True)))
         draft.replace(file)
 
 
-def load_config(file: Path, overrides: tuple[str, ...] | list[str] = ()) -> Config:
+def load_config(file: Path, overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
     """Read and validate a ranker.toml.
 
     Args:
         file: the TOML file; relative paths in it start at its folder.
         overrides: settings such as ``training.epochs=3`` in TOML notation; bare words are strings.
+        stored: the file belongs to a run that exists; settings that contradict each other are accepted.
 
     Raises:
         ConfigError: the file cannot be read or its content is invalid; names the key and the reason.
         UsageError: an override does not have the form section.key=value.
     """
     data = read_toml(file, overrides)
+    suffix = f" (with --set {' --set '.join(overrides)})" if overrides else ""
     try:
         config = Config.model_validate(data)
+        if not stored:
+            require_consistent(config)
     except ValidationError as error:
-        suffix = f" (with --set {' --set '.join(overrides)})" if overrides else ""
         raise ConfigError(f"{file}: {format_validation_error(error, data)}{suffix}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}{suffix}") from None
     base = file.absolute().parent
     logs = config.logs
     locations = {key: getattr(logs, key) for key in ("path", "users", "items")}

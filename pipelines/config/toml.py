@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from ranking.errors import ConfigError, UsageError
 
 PARQUET_MAGIC = b"PAR1"
 """First bytes of every Parquet file."""
+DEEP_KEY = re.compile(r"""(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
+"""A key with more than 32 parts. The memory that tomllib needs for a key grows with the square of its parts."""
 
 
 def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -37,11 +40,16 @@ def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             f"{file}: is a Parquet file, not a configuration file; name the ranker.toml that describes the log"
         )
     try:
-        data = tomllib.loads(content.decode())
+        text = content.decode()
+        if DEEP_KEY.search(text):
+            raise RecursionError
+        data = tomllib.loads(text)
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: not valid TOML: not UTF-8 text; name a ranker.toml") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: not a ranker.toml: lists or tables are nested too deeply") from None
     for override in overrides:
         _apply(data, override)
     return data
@@ -50,12 +58,16 @@ def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *path, last = key.strip().split(".")
+    if DEEP_KEY.search(override):
+        raise UsageError(f"--set {override:.60}…: lists or tables are nested too deeply")
     if not equals or not all([*path, last]):
         raise UsageError(f"--set {override}: write it as section.key=value, such as training.epochs=3")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except RecursionError:
+        raise UsageError(f"--set {key.strip()}: lists or tables are nested too deeply") from None
     for part in path:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):

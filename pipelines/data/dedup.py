@@ -51,12 +51,12 @@ def hash_rows(table: pa.Table) -> Hashes:
     """Return a 64-bit hash of each row over all columns [rows]."""
     hashes = np.zeros(table.num_rows, np.uint64)
     for column in table.columns:
-        hashes = _mix(hashes * GOLDEN_RATIO + _hash_values(column.combine_chunks()))
+        hashes = _mix(hashes * GOLDEN_RATIO + hash_values(column.combine_chunks()))
     return hashes
 
 
-def _hash_values(column: pa.Array) -> Hashes:
-    """Return 64 bits for each value."""
+def hash_values(column: pa.Array) -> Hashes:
+    """Return a 64-bit hash of each value [rows]; lists are hashed as a whole."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     hashes = _hash_valid(column)
@@ -82,7 +82,7 @@ def _hash_valid(column: pa.Array) -> Hashes:
         return _hash_sequences(characters.astype(np.uint64), np.diff(ends))
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-        return _hash_sequences(_hash_values(pc.list_flatten(column)), lengths)
+        return _hash_sequences(hash_values(pc.list_flatten(column)), lengths)
     else:
         return np.fromiter(map(stable_hash, column.to_pylist()), np.uint64, len(column))
     numbers: Hashes = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint64)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.data.parquet import LogFile
 from ranking.encoding.columns import add_reason
+from ranking.encoding.missing_columns import describe_missing, missing_feature_columns, suggest_column
 from ranking.errors import InvalidInputError, LogError
-from ranking.schema import Schema, Task
+from ranking.schema import Owner, Schema, Task
+
+MAX_WEIGHT = 1e15
+"""Largest sample weight: the sum of weighted losses must not overflow float32."""
 
 
 def required_columns(schema: Schema, *, labels: bool) -> dict[str, str]:
@@ -46,14 +49,21 @@ class ColumnChecker:
     Args:
         schema: features and tasks.
         labels: whether time, user id and labels are required.
-        side_columns: columns that the side tables provide.
+        side_columns: columns of each side table.
         files: all files of the log.
     """
 
-    def __init__(self, schema: Schema, *, labels: bool, side_columns: Iterable[str], files: list[LogFile]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        labels: bool,
+        side_columns: Mapping[Owner, Collection[str]],
+        files: list[LogFile],
+    ) -> None:
         self._schema = schema
         self._labels = labels
-        self._side_columns = set(side_columns)
+        self._side_columns = side_columns
         self._first_and_last = (files[0], files[-1])
         self._types: dict[str, tuple[pa.DataType, str]] = {}
 
@@ -71,21 +81,39 @@ class ColumnChecker:
         names, columns = {*stored.names, *file.keys}, self._schema.columns
         log_only = {columns.item, columns.user, columns.time, *label_columns(self._schema)}
         required = required_columns(self._schema, labels=self._labels)
-        available = names | (self._side_columns - log_only)
-        missing = {column: role for column, role in required.items() if column not in available}
+        lookups = missing_feature_columns(self._schema, names, self._side_columns)
+        features = {feature.column for feature in self._schema.inputs}
+        missing = {
+            column: role
+            for column, role in required.items()
+            if column not in names and (column in lookups or column in log_only or column not in features)
+        }
+        missing |= {column: role for column, role in lookups.items() if column not in missing}
         if missing:
-            which = ", ".join(f"column '{column}' ({role})" for column, role in missing.items())
-            verb = "is" if len(missing) == 1 else "are"
-            raise LogError(f"{file.display_name}: {which} {verb} missing{self._hint(list(missing), names)}")
+            raise LogError(f"{file.display_name}: {describe_missing(missing)}{self._hint(list(missing), names)}")
         for column in required:
             if column in stored.names:
                 self._check_type(file.display_name, column, stored.field(column).type)
+        for column, role in self._id_columns().items():
+            if column in stored.names and not _is_id(stored.field(column).type):
+                raise LogError(
+                    f"{file.display_name}: column '{column}' holds {stored.field(column).type}, but it is {role}: "
+                    "write integers or strings"
+                )
         if self._labels:
             kind = stored.field(columns.time).type if columns.time in stored.names else pa.string()
             if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
                 raise LogError(
                     f"{file.display_name}: column '{columns.time}' holds {kind}, but it is the time: write timestamps"
                 )
+
+    def _id_columns(self) -> dict[str, str]:
+        """Return the columns of ids that are read, each with its role."""
+        columns = self._schema.columns
+        roles = {columns.item: "the item id", columns.user: "the user id"}
+        if columns.request is not None and self._labels:
+            roles.setdefault(columns.request, "the request id")
+        return roles
 
     def _check_type(self, file: str, column: str, kind: pa.DataType) -> None:
         """Compare a column's type with that of the first file; the null type matches every type."""
@@ -108,8 +136,17 @@ class ColumnChecker:
                         return f", but {other.display_name} has {them}: write {them} in all files"
             except (OSError, pa.ArrowException):
                 continue
-        similar = difflib.get_close_matches(missing[0], names, 1) if len(missing) == 1 else []
-        return f"; did you mean '{similar[0]}'?" if similar else f" (found: {', '.join(sorted(names))})"
+        return suggest_column(missing, names)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    """Return whether a column may hold ids; pandas writes integers as floats if a column has nulls."""
+    kind = _normalize(kind)
+    return (
+        pa.types.is_null(kind)
+        or _kind(kind) == "text"
+        or (_kind(kind) == "number" and not (pa.types.is_decimal(kind) or pa.types.is_boolean(kind)))
+    )
 
 
 def same_kind(a: pa.DataType, b: pa.DataType) -> bool:
@@ -162,32 +199,42 @@ def mark_bad_labels(reasons: pa.Array, table: pa.Table, schema: Schema) -> pa.Ar
     """
     for task in schema.tasks:
         reasons = _mark_label(reasons, table, task)
-        if task.mask is not None:
-            mask = _to_float64(table, task.mask, f"the mask of '{task.name}'")
-            reasons = add_reason(reasons, _not_binary(mask), f"mask '{task.mask}' is neither 0 nor 1")
     if schema.columns.weight is not None:
-        weight = _to_float64(table, schema.columns.weight, "the sample weight")
-        invalid = pc.or_(pc.invert(pc.is_finite(weight)), pc.less(weight, 0.0))
-        reasons = add_reason(reasons, invalid, f"weight '{schema.columns.weight}' is negative, NaN or infinite")
+        weight = to_float64(table, schema.columns.weight, "the sample weight")
+        invalid = pc.or_(pc.or_(pc.invert(pc.is_finite(weight)), pc.less(weight, 0.0)), pc.greater(weight, MAX_WEIGHT))
+        reason = f"weight '{schema.columns.weight}' is negative, NaN, infinite or above {MAX_WEIGHT:g}"
+        reasons = add_reason(reasons, invalid, reason)
     return reasons
 
 
 def _mark_label(reasons: pa.Array, table: pa.Table, task: Task) -> pa.Array:
-    label = _to_float64(table, task.label, f"the label of '{task.name}'")
+    label, masked = to_float64(table, task.label, f"the label of '{task.name}'"), pa.scalar(False)
+    if task.mask is not None:
+        mask = to_float64(table, task.mask, f"the mask of '{task.name}'")
+        reasons = add_reason(reasons, _not_binary(mask), f"mask '{task.mask}' is neither 0 nor 1")
+        masked = pc.fill_null(pc.not_equal(mask, 1.0), True)
     if task.kind == "binary":
         return add_reason(reasons, _not_binary(label), f"label '{task.label}' is neither 0 nor 1")
     reasons = add_reason(reasons, pc.invert(pc.is_finite(label)), f"label '{task.label}' is NaN or infinite")
     if task.transform == "log1p":
         reason = f"label '{task.label}' is −1 or less, but its transform is log1p"
         reasons = add_reason(reasons, pc.less_equal(label, -1.0), reason)
-    return reasons
+    low, high = task.label_range
+    outside = pc.and_(pc.or_(pc.less(label, low), pc.greater(label, high)), pc.invert(masked))
+    reason = f"label '{task.label}' is outside {low:g} to {high:g}, the range of task '{task.name}'"
+    return add_reason(reasons, outside, reason)
 
 
 def _not_binary(column: pa.Array) -> pa.Array:
     return pc.and_(pc.not_equal(column, 0.0), pc.not_equal(column, 1.0))
 
 
-def _to_float64(table: pa.Table, name: str, role: str) -> pa.Array:
+def to_float64(table: pa.Table, name: str, role: str) -> pa.Array:
+    """Return a column of labels, masks or weights as numbers.
+
+    Raises:
+        InvalidInputError: the column does not hold numbers; the message names its role.
+    """
     column = table[name].combine_chunks()
     kind = column.type
     if pa.types.is_boolean(kind):

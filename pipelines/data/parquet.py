@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -51,6 +52,7 @@ class LogFile:
 
         Raises:
             OSError, pyarrow.ArrowException: the file cannot be read as Parquet.
+            LogError: two columns have the same name.
         """
         # Pre-buffering would keep the bytes of every row group in memory until the file is closed.
         return OpenFile(
@@ -74,11 +76,16 @@ class OpenFile:
         self._parquet = parquet
         self._file = file
         self.schema: pa.Schema = parquet.schema_arrow
+        check_unique_names(self.schema.names, file.display_name)
 
     def __enter__(self) -> OpenFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._parquet.close()
 
     @property
@@ -101,7 +108,7 @@ class OpenFile:
         return [group.id for group in fragment.subset(filter=rows).row_groups]
 
     def chunks(
-        self, group: int, columns: Sequence[str] | None, stop: int | None, *, threads: bool
+        self, group: int, columns: Collection[str] | None, stop: int | None, *, threads: bool
     ) -> Iterator[pa.Table]:
         """Yield the rows of a row group in tables of ``CHUNK_ROWS`` rows; the last table may be smaller.
 
@@ -133,11 +140,22 @@ class OpenFile:
                 f"but its footer says {expected:,}; restore the file or move it away"
             )
 
-    def _with_keys(self, table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    def _with_keys(self, table: pa.Table, columns: Collection[str] | None) -> pa.Table:
         for key, value in self._file.keys.items():
             if key not in self.schema.names and (columns is None or key in columns):
                 table = table.append_column(key, pa.repeat(value, table.num_rows))
         return table
+
+
+def check_unique_names(names: Sequence[str], file: str) -> None:
+    """Check that no two columns have the same name, because Arrow reads such tables only in part.
+
+    Raises:
+        LogError: names the file and the column.
+    """
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise LogError(f"{file}: {count} columns have the name '{name}': rename or remove all but one")
 
 
 def find_files(where: Uri) -> list[LogFile]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, timedelta
-from itertools import pairwise
+from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,19 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config.config import Config, LogsConfig
+from pipelines.config.config import LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import Progress
+from pipelines.data.feature_inspection import FeatureInspector
 from pipelines.data.index import IndexedChunk, LogIndex
+from pipelines.data.label_bounds import label_bounds
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import SPLITS, TimeRange, split_range
 from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.encoding.encoder import encode_labels
 from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
-
-MAX_GAPS = 10
-"""Maximum number of gaps between days that a message lists."""
 
 
 @dataclass
@@ -53,6 +51,11 @@ class LabelProfile:
         """Mean label (the rate of a binary label); None without rows."""
         return self.total / self.rows if self.rows else None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return rows, mean, low and high; the latter are None without rows."""
+        low, high = (self.low, self.high) if self.rows else (None, None)
+        return {"rows": self.rows, "mean": self.mean, "low": low, "high": high}
+
 
 @dataclass
 class LogProfile:
@@ -62,18 +65,24 @@ class LogProfile:
         rows: number of usable rows per split.
         duplicates: number of exact duplicates that were dropped.
         bad: number of bad rows per reason.
+        first_bad: position of the first bad row, for messages; None without bad rows.
         nulls: number of null values per feature, after the look-up in the side tables.
         labels: statistics per split and task.
         days: number of usable rows per day.
+        label_bounds: smallest and largest valid label of each regression, configured or estimated; None for no bound.
+        features: the features in the training split.
         index: positions of the usable rows.
     """
 
+    features: FeatureInspector
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     duplicates: int = 0
     bad: Counter[str] = field(default_factory=Counter)
+    first_bad: str | None = None
     nulls: Counter[str] = field(default_factory=Counter)
     labels: dict[str, dict[str, LabelProfile]] = field(default_factory=dict)
     days: Counter[date] = field(default_factory=Counter)
+    label_bounds: dict[str, list[float | None]] = field(default_factory=dict)
     index: LogIndex = field(default_factory=lambda: LogIndex([]))
 
     def to_json(self) -> dict[str, Any]:
@@ -83,9 +92,10 @@ class LogProfile:
             "rows": dict(self.rows),
             "duplicates": self.duplicates,
             "bad": dict(self.bad),
+            "label_bounds": self.label_bounds,
             "null_rate": {name: count / max(total, 1) for name, count in self.nulls.items()},
             "labels": {
-                split: {task: {"rows": label.rows, "mean": label.mean} for task, label in labels.items()}
+                split: {task: label.to_json() for task, label in labels.items()}
                 for split, labels in self.labels.items()
             },
         }
@@ -104,6 +114,10 @@ class LogProfile:
                 cells.append(f"{split} {'–' if label.mean is None else format(label.mean, '.5f')} of {label.rows:,}")
             lines.append(f"  {task:<16} " + "   ".join(cells))
         total = max(sum(self.rows.values()), 1)
+        for task, (low, high) in self.label_bounds.items():
+            if not (low is None and high is None):
+                bounds = " to ".join("–" if bound is None else f"{bound:g}" for bound in (low, high))
+                lines.append(f"valid labels of {task}: {bounds}")
         lines.append("features with nulls after the look-up:")
         lines += [f"  {name:<24} {count / total:.2%}" for name, count in self.nulls.most_common() if count] or [
             "  none"
@@ -131,7 +145,8 @@ def profile_log(
         LogError: the log cannot be read, or it has no usable row.
         OutputError: the quarantine file cannot be written.
     """
-    profile = LogProfile(labels={split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS})
+    labels = {split: {task.name: LabelProfile() for task in schema.tasks} for split in SPLITS}
+    profile = LogProfile(FeatureInspector(schema), labels=labels, label_bounds=label_bounds(schema))
     progress = Progress("reading the log", unit="rows")
     with open_quarantine(quarantine) as stream:
         for chunk in reader.scan(TimeRange(since=logs.train_from)):
@@ -139,58 +154,27 @@ def profile_log(
             profile.duplicates += chunk.duplicates
             profile.bad.update(chunk.bad["reason"].to_pylist())
             write_bad_rows(chunk.bad, stream)
+            if profile.first_bad is None:
+                profile.first_bad = first_bad_row(chunk.bad)
             profile.days += count_days(chunk.rows[schema.columns.time])
             rows_by_split = {}
             for split in SPLITS:
-                rows = split_range(logs, split).select(chunk.rows, schema.columns.time)
+                with as_log_error(chunk.file):
+                    rows = split_range(logs, split).select(chunk.rows, schema.columns.time)
                 rows_by_split[split] = rows.num_rows
                 if rows.num_rows:
                     _count(profile, split, rows, schema)
-                    if split == "train" and on_train is not None:
-                        with as_log_error(chunk.file):
-                            on_train(rows)
+                    if split == "train":
+                        profile.features.add(rows)
+                        if on_train is not None:
+                            with as_log_error(chunk.file):
+                                on_train(rows)
             profile.index.entries.append(IndexedChunk(chunk.chunk, rows_by_split, chunk.excluded))
     progress.close()
     if not sum(profile.rows.values()):
         reason = f"all rows are bad: {dict(profile.bad)}" if profile.bad else "the log is empty"
         raise LogError(f"{redact_uri(logs.path)}: no usable row, {reason}")
     return profile
-
-
-def require_learnable(profile: LogProfile, config: Config) -> None:
-    """Check that every task can be trained and validated on a log.
-
-    Raises:
-        LogError: the training or validation split is empty, days are missing, or a label is absent or constant in the
-            training split.
-    """
-    logs = config.logs
-    path = redact_uri(logs.path)
-    if profile.rows["train"] < 2:
-        raise LogError(f"{path}: no row before logs.validation_from = {logs.validation_from}: nothing to train on")
-    if not profile.rows["validation"]:
-        raise LogError(
-            f"{path}: no row from {logs.validation_from} to {logs.test_from}: nothing to validate on; "
-            "move logs.validation_from or logs.test_from"
-        )
-    gaps = missing_days(profile.days)
-    if gaps and not logs.allow_missing_days:
-        raise LogError(
-            f"{path}: no usable row on {format_gaps(gaps)}, between {min(profile.days)} and {max(profile.days)}; "
-            "restore these days, fix timestamps that are far off, or set logs.allow_missing_days = true"
-        )
-    for task in config.tasks:
-        label = profile.labels["train"][task.name]
-        if not label.rows:
-            absent = "null" if task.mask is None else "null or masked"
-            raise LogError(
-                f"{path}: label '{task.label}' of task '{task.name}' is {absent} in every training row; drop the task"
-            )
-        if label.low == label.high:
-            raise LogError(
-                f"{path}: label '{task.label}' of task '{task.name}' is {label.low:g} in every training row: "
-                "a constant cannot be learned; drop the task or fix the label"
-            )
 
 
 def _count(profile: LogProfile, split: str, rows: pa.Table, schema: Schema) -> None:
@@ -215,19 +199,6 @@ def count_days(times: pa.ChunkedArray) -> Counter[date]:
     return Counter(dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)))
 
 
-def missing_days(days: Iterable[date]) -> list[tuple[date, date]]:
-    """Return the first and last day of each gap between the given days."""
-    day = timedelta(days=1)
-    return [(before + day, after - day) for before, after in pairwise(sorted(days)) if after - before > day]
-
-
-def format_gaps(gaps: list[tuple[date, date]]) -> str:
-    """Return gaps as text for a message."""
-    texts = [str(first) if first == last else f"{first} to {last}" for first, last in gaps[:MAX_GAPS]]
-    omitted = len(gaps) - len(texts)
-    return ", ".join(texts) + (f" and {omitted} more gaps" if omitted else "")
-
-
 @contextmanager
 def open_quarantine(path: Path | None) -> Iterator[IO[str]]:
     """Open a quarantine file for ``write_bad_rows``; None discards the rows.
@@ -249,3 +220,11 @@ def write_bad_rows(bad: pa.Table, stream: IO[str]) -> None:
     for record in bad.to_pylist():
         row = record.pop("row")
         stream.write(json.dumps(record, ensure_ascii=False)[:-1] + f', "row": {row}}}\n')
+
+
+def first_bad_row(bad: pa.Table) -> str | None:
+    """Return the position of the first row of ``ScannedChunk.bad`` for a message; None without rows."""
+    if not bad.num_rows:
+        return None
+    first = bad.slice(0, 1).to_pylist()[0]
+    return f"{first['file']}, row {first['file_row']}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.fs import FileType
 from pydantic_core import to_json
 
 from pipelines.config.config import LogsConfig
@@ -22,7 +24,7 @@ from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.log_schema import ColumnChecker, mark_bad_labels, required_columns
 from pipelines.data.parquet import LogFile, find_files
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
-from ranking.encoding.columns import add_reason, invalid_rows
+from ranking.encoding.columns import add_reason, holds_integers, invalid_rows
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError
 from ranking.schema import Owner, Schema
@@ -63,8 +65,12 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
         if where is None:
             continue
         key = str(schema.id_column(owner))
-        filesystem, path, _ = open_uri(where)
+        filesystem, path, kind = open_uri(where)
+        if kind == FileType.NotFound:
+            raise LogError(f"{redact_uri(where)}: does not exist; correct or remove logs.{owner}s")
         try:
+            for file in find_files(where):
+                file.open().close()  # checks the names of its columns
             table = pq.read_table(path, filesystem=filesystem)
             columns = [c for c in schema.columns_of(owner) if c in table.column_names]
             with as_log_error(redact_uri(where)):
@@ -106,9 +112,7 @@ class LogReader:
         Raises:
             LogError: a file cannot be read, or a column is missing or has the wrong type; names the file.
         """
-        side_columns = [column for table in self._tables.values() for column in table.table.column_names]
-        files = list(self._files.values())
-        columns = ColumnChecker(self._schema, labels=self._labels, side_columns=side_columns, files=files)
+        columns = self._column_checker()
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             for file in partition:
@@ -118,6 +122,27 @@ class LogReader:
                     if drop_duplicates:
                         new = seen.first_seen(_take(table, selected))
                     yield self._clean(table, selected[new], selected[~new], chunk, first_row, file.display_name)
+
+    def with_schema(self, schema: Schema) -> LogReader:
+        """Return a reader of the same files that checks rows against another schema."""
+        reader = copy(self)
+        reader._schema = schema
+        return reader
+
+    def read_columns(self, columns: Collection[str], time_range: TimeRange) -> Iterator[tuple[str, pa.Table]]:
+        """Read some columns of the rows of a time range, which are neither checked nor completed.
+
+        Yields the name of the file in messages and a table of its rows.
+
+        Raises:
+            LogError: as for ``scan``.
+        """
+        checker = self._column_checker()
+        for file in self._files.values():
+            for _, table, _ in self._read(file, checker, time_range, columns):
+                with as_log_error(file.display_name):
+                    rows = time_range.select(table, self._schema.columns.time)
+                yield file.display_name, rows
 
     def read_indexed(self, entries: Sequence[IndexedChunk], split: str, logs: LogsConfig) -> Iterator[pa.Table]:
         """Read the usable rows of a split from chunks of one file; yields one table per chunk.
@@ -165,6 +190,11 @@ class LogReader:
         with as_log_error(file):
             return fill_features(table, self._schema, self._tables)
 
+    def _column_checker(self) -> ColumnChecker:
+        side_columns = {owner: table.table.column_names for owner, table in self._tables.items()}
+        files = list(self._files.values())
+        return ColumnChecker(self._schema, labels=self._labels, side_columns=side_columns, files=files)
+
     def _partitions(self) -> list[list[LogFile]]:
         """Group the files by folder."""
         folders: dict[PurePosixPath, list[LogFile]] = {}
@@ -173,24 +203,41 @@ class LogReader:
         return list(folders.values())
 
     def _read(
-        self, file: LogFile, columns: ColumnChecker, time_range: TimeRange
+        self, file: LogFile, checker: ColumnChecker, time_range: TimeRange, columns: Collection[str] | None = None
     ) -> Iterator[tuple[Chunk, pa.Table, int]]:
         """Yield the chunks of a file with the position of their first row; skip row groups outside the time range."""
         try:
             with file.open() as parquet:
-                columns.check(file, parquet.schema)
+                checker.check(file, parquet.schema)
+                if self._labels:
+                    self._check_ids(file.display_name, parquet.schema)
                 rows = None
                 if time_range.bounded:
                     time = self._schema.columns.time
-                    rows = time_range.expression(time, parquet.schema.field(time).type)
+                    with as_log_error(file.display_name):
+                        rows = time_range.expression(time, parquet.schema.field(time).type)
                 digest, sizes = parquet.digest(), parquet.row_group_sizes
                 for group in parquet.row_groups_matching(rows):
                     start = 0
-                    for table in parquet.chunks(group, None, None, threads=True):
+                    for table in parquet.chunks(group, columns, None, threads=True):
                         yield Chunk(file.name, digest, group, start, table.num_rows), table, sum(sizes[:group]) + start
                         start += table.num_rows
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None
+
+    def _check_ids(self, file: str, stored: pa.Schema) -> None:
+        """Check that integer ids of a file can occur in the side tables, so that not all lookups fail.
+
+        Raises:
+            LogError: the ids of a side table are text that never is the decimal text of an integer.
+        """
+        for owner, table in self._tables.items():
+            name = str(self._schema.id_column(owner))
+            if name not in stored.names or not pa.types.is_integer(stored.field(name).type):
+                continue
+            if len(table) and not holds_integers(table.ids):
+                text = f"the {owner}s table has text such as {table.ids[0].as_py()!r:.40}"
+                raise LogError(f"{file}: column '{name}' holds integers, but {text}: write the same ids in both")
 
     def _positions_in_range(self, table: pa.Table, time_range: TimeRange) -> npt.NDArray[np.int64]:
         """Return the positions of the rows in a time range and of those without a time."""

@@ -11,10 +11,11 @@ from pipelines.config.uri import Uri, redact_uri
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.parquet import LogFile, find_files
 from pipelines.data.reader import as_log_error
-from ranking.encoding.columns import cast_ids, invalid_rows
+from ranking.encoding.columns import canonical_ids, cast_ids, holds_integers, invalid_rows
 from ranking.encoding.feature_table import fill_features
 from ranking.errors import InvalidInputError, LogError
-from ranking.schema import Owner, Schema
+from ranking.frozen.ranker import FrozenRanker
+from ranking.schema import Owner
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class SideTableReader:
 
     Args:
         where: Parquet file or folder.
-        schema: schema of the ranker that uses the features; columns that it does not use are ignored.
+        ranker: ranker that uses the features; columns that it does not use are ignored.
         owner: owner of the features.
 
     Attributes:
         num_rows: number of rows.
+        known_rows: number of rows with known ids among those that ``check`` has read.
         columns: columns that are read, without the id column.
         ignored_columns: columns of the files that no feature uses.
         missing_columns: columns that features use but no file has.
@@ -48,10 +50,12 @@ class SideTableReader:
         LogError: the files are missing or cannot be read, or have no id column or no column of a feature.
     """
 
-    def __init__(self, where: Uri, schema: Schema, owner: Owner) -> None:
+    def __init__(self, where: Uri, ranker: FrozenRanker, owner: Owner) -> None:
+        schema = ranker.schema
         self._files, self._key = find_files(where), str(schema.id_column(owner))
+        self._ranker, self._owner, self._known_ids = ranker, owner, ranker.known_ids(owner)
         names: dict[str, None] = {}
-        self.num_rows = 0
+        self.num_rows = self.known_rows = 0
         for file in self._files:
             try:
                 with file.open() as parquet:
@@ -73,13 +77,13 @@ class SideTableReader:
             )
         inputs = [feature for feature in schema.inputs if feature.owner == owner]
         self._features = [(feature.name, feature.column) for feature in inputs]
-        self._schema = schema
 
     def check(self) -> Iterator[int]:
         """Read and check all rows; yields the number of rows of each checked chunk.
 
         Raises:
-            LogError: a value has the wrong type or is NaN, or an id is null or a duplicate; names file, column and row.
+            LogError: a value has the wrong type or is NaN, or an id is null, a duplicate, or of a type that the ranker
+                cannot know; names file, column and row.
         """
         seen = DuplicateFilter()
         for file in self._files:
@@ -92,6 +96,8 @@ class SideTableReader:
                         raise InvalidInputError(
                             self._key, "the id is a duplicate of an earlier row: keep one row per id", duplicate
                         )
+                if self._known_ids is not None:
+                    self.known_rows += len(chunk.ids) - self._ranker.count_unseen(self._owner, chunk.ids)
                 start += len(chunk.ids)
                 yield len(chunk.ids)
 
@@ -119,22 +125,33 @@ class SideTableReader:
 
     def _check_chunk(self, table: pa.Table, start: int) -> SideTableChunk:
         """Check and convert the rows of a chunk that begins at row ``start`` of its file."""
-        ids = _canonical_ids(table[self._key].combine_chunks(), self._key)
+        ids = self._convert_ids(canonical_ids(table[self._key].combine_chunks(), self._key))
         if ids.null_count:
             row = start + ids.is_null().index(True).as_py()
             raise InvalidInputError(self._key, "the id is null: every row needs an id", row)
-        schema = self._schema.restricted([name for name, column in self._features if column in table.column_names])
+        names = [name for name, column in self._features if column in self.columns and column in table.column_names]
+        encoder = self._ranker.encoder.restricted(names)
+        schema = encoder.schema
         completed = fill_features(table, schema, {})
         for feature, invalid, rule in invalid_rows(completed, schema):
             row = invalid.index(True).as_py()
             if row >= 0:
                 raise InvalidInputError(feature.column, rule, start + row)
+        encoder.encode(completed)  # rejects ids of a type that the vocabularies do not have
         columns = [column for column in self.columns if column in table.column_names]
         return SideTableChunk(ids, completed.select(columns))
 
+    def _convert_ids(self, ids: pa.Array) -> pa.Array:
+        """Convert ids to the type of the known ones.
 
-def _canonical_ids(column: pa.Array, key: str) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return cast_ids(column, pa.int64() if numeric else pa.string(), key)
+        Raises:
+            InvalidInputError: a text is not the decimal text of an integer, or an integer cannot be one of the ids
+                because none of those is the decimal text of an integer.
+        """
+        known = self._known_ids
+        if known is None or not len(known) or ids.type == known.type:
+            return ids
+        if pa.types.is_integer(ids.type) and not holds_integers(known):
+            reason = f"holds integers, but the ids of the bundle are text such as {known[0].as_py()!r:.40}"
+            raise InvalidInputError(self._key, f"{reason}: write the ids as in the training log")
+        return cast_ids(ids, known.type, self._key)

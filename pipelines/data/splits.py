@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config.config import LogsConfig
+from ranking.errors import InvalidInputError
 
 SPLITS = ("train", "validation", "test")
 
@@ -36,16 +37,23 @@ class TimeRange:
         Args:
             column: name of the time column.
             kind: its type.
+
+        Raises:
+            InvalidInputError: a bound has a time zone, but the column has none.
         """
         rows = pc.field(column).is_valid()
         if self.since is not None:
-            rows &= pc.field(column) >= _bound(self.since, kind)
+            rows &= pc.field(column) >= _bound(self.since, column, kind)
         if self.until is not None:
-            rows &= pc.field(column) < _bound(self.until, kind)
+            rows &= pc.field(column) < _bound(self.until, column, kind)
         return rows
 
     def select(self, table: pa.Table, column: str) -> pa.Table:
-        """Return the rows of a table whose time in ``column`` is in this range."""
+        """Return the rows of a table whose time in ``column`` is in this range.
+
+        Raises:
+            InvalidInputError: a bound has a time zone, but the column has none.
+        """
         return table.filter(self.expression(column, table.schema.field(column).type))
 
 
@@ -61,10 +69,22 @@ def split_range(logs: LogsConfig, split: str) -> TimeRange:
     }[split]
 
 
-def _bound(moment: datetime, kind: pa.DataType) -> pa.Scalar:
-    """Convert a bound to the type of the time column; if only the column has a time zone, the bound is in UTC."""
+def _bound(moment: datetime, column: str, kind: pa.DataType) -> pa.Scalar:
+    """Convert a bound to the type of the time column.
+
+    A bound without a time zone is the local time of the column's zone: the first of two equal local times at the end of
+    daylight saving time, and the end of the gap at its start.
+    """
+    zone = getattr(kind, "tz", None)
+    if moment.tzinfo is not None and zone is None:
+        raise InvalidInputError(
+            column,
+            f"has no time zone, but the split bound {moment.isoformat()} has one: write validation_from, test_from and "
+            "train_from in [logs] without a time zone",
+        )
     if pa.types.is_date(kind):
         return pa.scalar(moment.date(), kind)
-    if getattr(kind, "tz", None) is None:
-        return pa.scalar(moment.replace(tzinfo=None), kind)
-    return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), kind)
+    if zone is None or moment.tzinfo is not None:
+        return pa.scalar(moment, kind)
+    local = pa.scalar(moment, pa.timestamp(kind.unit if kind.unit != "s" else "us"))
+    return pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest").cast(kind, safe=False)

@@ -16,7 +16,7 @@ from pipelines.evaluation.evaluate import UPWARD_BIASED, bootstrap_metrics
 from pipelines.evaluation.predict import MAX_ROWS_PER_FILE, Predictions, predict
 from pipelines.evaluation.sources import Scorer
 from ranking.errors import LogError, UsageError
-from ranking.metrics import Array, UserDraws, interval
+from ranking.metrics import Array, UnitDraws, interval
 from ranking.schema import Task
 
 LABEL_FIELDS = {"kind", "label", "transform", "mask"}
@@ -39,7 +39,8 @@ def compare(a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None) -
         logs: a log to use as a whole; default: the test split of A, or of B if A is a bundle.
 
     Returns:
-        ``rows``, ``ndcg_at`` and ``tasks``. Each task has ``rows`` and ``measures``. Each metric in ``measures`` has
+        ``rows``, ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``. Each task has ``rows`` and
+        ``measures``. Each metric in ``measures`` has
         ``a``, ``b``, ``difference`` (B − A), ``interval`` (95 % interval of the difference) and ``better`` ("a" or "b";
         None if the interval contains 0).
 
@@ -52,6 +53,7 @@ def compare(a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None) -
     settings = a[0].settings
     log_range = (a[0] if a[0].logs is not None else b[0]).log_range(logs)
     tasks: dict[str, Any] = {}
+    units: list[dict[str, Any]] = []
     predictions: dict[str, Predictions] = {}
     for model_a, model_b in itertools.product(a, b):
         shared = [name for name in model_a.schema.task_names if name in model_b.schema.task_names]
@@ -60,9 +62,15 @@ def compare(a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None) -
                 model.name: predictions.get(model.name) or predict(model, log_range) for model in (model_a, model_b)
             }  # only the current pair is kept, to bound the memory
             aligned = _align(predictions[model_a.name], predictions[model_b.name])
-            tasks |= _compare_tasks(shared, *aligned, settings)
-    rows = max(result["rows"] for result in tasks.values())
-    return {"rows": rows, "ndcg_at": settings.ndcg_at, "tasks": {name: tasks[name] for name in names}}
+            draws = UnitDraws(aligned[0].units, settings.bootstrap)
+            units.append(draws.to_json())
+            tasks |= _compare_tasks(shared, *aligned, draws, settings)
+    return {
+        "rows": max(result["rows"] for result in tasks.values()),
+        "intervals": min(units, key=lambda entry: entry["units"]),
+        "ndcg_at": settings.ndcg_at,
+        "tasks": {name: tasks[name] for name in names},
+    }
 
 
 def _shared_tasks(a: Sequence[Scorer], b: Sequence[Scorer]) -> list[str]:
@@ -97,9 +105,10 @@ def _align(a: Predictions, b: Predictions) -> tuple[Predictions, Predictions]:
     return shared_a, replace(b.take(rows_b), users=shared_a.users, requests=shared_a.requests)
 
 
-def _compare_tasks(names: list[str], a: Predictions, b: Predictions, settings: EvaluationConfig) -> dict[str, Any]:
-    """Compare aligned predictions under the same bootstrap draws of users."""
-    draws = UserDraws(a.users, settings.bootstrap)
+def _compare_tasks(
+    names: list[str], a: Predictions, b: Predictions, draws: UnitDraws, settings: EvaluationConfig
+) -> dict[str, Any]:
+    """Compare aligned predictions under the same bootstrap draws."""
     results = {}
     for name in names:
         i, j = (next(t for t, task in enumerate(model.tasks) if task.name == name) for model in (a, b))
@@ -108,25 +117,27 @@ def _compare_tasks(names: list[str], a: Predictions, b: Predictions, settings: E
             results[name] = {"rows": 0, "measures": {}}
             continue
         task: Task = a.tasks[i]
-        metrics_a, metrics_b = (
-            bootstrap_metrics(task, model.task_rows(t, draws.users, has_label), draws, settings)
-            for model, t in ((a, i), (b, j))
-        )
-        metrics = {metric: metric_difference(metric, values, metrics_b[metric]) for metric, values in metrics_a.items()}
+        rows_a, rows_b = (model.task_rows(t, draws, has_label) for model, t in ((a, i), (b, j)))
+        metrics_a, metrics_b = (bootstrap_metrics(task, rows, draws, settings) for rows in (rows_a, rows_b))
+        units = len(np.unique(rows_a.units))
+        metrics = {
+            metric: metric_difference(metric, values, metrics_b[metric], units) for metric, values in metrics_a.items()
+        }
         results[name] = {"rows": int(has_label.sum()), "measures": metrics}
     return results
 
 
-def metric_difference(metric: str, a: Array, b: Array) -> dict[str, Any]:
+def metric_difference(metric: str, a: Array, b: Array, units: int) -> dict[str, Any]:
     """Return the difference B − A of a metric with its interval.
 
     Args:
         metric: name of the metric.
         a: values of A in the data and in each draw [1 + B].
         b: values of B under the same draws [1 + B].
+        units: number of units that the rows belong to.
     """
     differences = np.round(b - a, DECIMALS)
-    bounds = interval(differences, reflected=metric in UPWARD_BIASED)
+    bounds = interval(differences, units, reflected=metric in UPWARD_BIASED)
     better = None
     if bounds is not None and not bounds[0] <= 0 <= bounds[1] and metric in LOWER_IS_BETTER:
         better = "b" if (bounds[1] < 0) == LOWER_IS_BETTER[metric] else "a"

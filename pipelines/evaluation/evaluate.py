@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.evaluation.gates import gate_metrics
@@ -15,7 +17,7 @@ from ranking.errors import LogError, UsageError
 from ranking.metrics import (
     Array,
     LabeledScores,
-    UserDraws,
+    UnitDraws,
     binary_measures,
     calibration_curve,
     interval,
@@ -26,6 +28,8 @@ from ranking.schema import Task
 
 UPWARD_BIASED = ("calibration_error",)
 """Metrics that sampling noise can only raise; their intervals are mirrored at the value."""
+AT_MOST_ONE = ("auc", "gauc", "ndcg")
+"""Metrics that cannot exceed 1. No metric can be negative."""
 
 
 def evaluate_all(
@@ -74,7 +78,7 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     An undefined metric (only one class, no label) is None. ``uncalibrated`` and ``uncalibrated_curves`` are present
     only if a task is calibrated.
     """
-    draws = UserDraws(predictions.users, settings.bootstrap)
+    draws = UnitDraws(predictions.units, settings.bootstrap)
     groups = {row_slice.name: row_slice.groups() for row_slice in predictions.slices}
     tasks: dict[str, Any] = {}
     curves: dict[str, Any] = {}
@@ -86,20 +90,22 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     }
     for i, task in enumerate(predictions.tasks):
         has_label = predictions.has_label(i)
-        task_rows = predictions.task_rows(i, draws.users, has_label)
+        task_rows = predictions.task_rows(i, draws, has_label)
         tasks[task.name] = compute_metrics(task, task_rows, draws, settings)
         if task.kind == "binary" and len(task_rows):
             curves[task.name] = calibration_curve(task_rows, draws)
         if task.name in predictions.calibration.tasks:
-            raw_rows = predictions.task_rows(i, draws.users, has_label, calibrated=False)
+            raw_rows = predictions.task_rows(i, draws, has_label, calibrated=False)
             uncalibrated[task.name] = compute_metrics(task, raw_rows, draws, settings)
             uncalibrated_curves[task.name] = calibration_curve(raw_rows, draws)
         for name, values in groups.items():
             for value, rows in values.items():
-                slice_rows = predictions.task_rows(i, draws.users, rows[has_label[rows]])
+                slice_rows = predictions.task_rows(i, draws, rows[has_label[rows]])
                 slices[name][value]["tasks"][task.name] = compute_metrics(task, slice_rows, draws, settings)
     return {
         "rows": len(predictions),
+        "bad_rows": dict(predictions.bad_rows),
+        "intervals": draws.to_json(),
         "ndcg_at": settings.ndcg_at,
         "tasks": tasks,
         "calibration_curves": curves,
@@ -108,24 +114,25 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     }
 
 
-def compute_metrics(task: Task, rows: LabeledScores, draws: UserDraws, settings: EvaluationConfig) -> dict[str, Any]:
+def compute_metrics(task: Task, rows: LabeledScores, draws: UnitDraws, settings: EvaluationConfig) -> dict[str, Any]:
     """Return the number of rows and positives, and each metric ``m`` with its ``m_interval``."""
     if not len(rows):
         return {"rows": 0}
     metrics: dict[str, Any] = {"rows": len(rows)}
     if task.kind == "binary":
         metrics["positives"] = int(rows.labels.sum())
+    units = len(np.unique(rows.units))
     for name, values in bootstrap_metrics(task, rows, draws, settings).items():
-        bounds = interval(values, reflected=name in UPWARD_BIASED)
-        if name in UPWARD_BIASED and bounds is not None:
-            bounds = (max(bounds[0], 0.0), max(bounds[1], 0.0))
+        bounds = interval(values, units, reflected=name in UPWARD_BIASED)
+        if bounds is not None:
+            bounds = (max(bounds[0], 0.0), min(bounds[1], 1.0) if name in AT_MOST_ONE else bounds[1])
         metrics[name] = float(values[0]) if values[0] == values[0] else None
         metrics[f"{name}_interval"] = None if bounds is None else list(bounds)
     return metrics
 
 
 def bootstrap_metrics(
-    task: Task, rows: LabeledScores, draws: UserDraws, settings: EvaluationConfig
+    task: Task, rows: LabeledScores, draws: UnitDraws, settings: EvaluationConfig
 ) -> dict[str, Array]:
     """Return each metric of the task's kind in the data and in each bootstrap draw [1 + B]."""
     if task.kind == "binary":

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipelines.evaluation.gates import format_gates
+from ranking.metrics import FEW_UNITS
 
 UNDEFINED = "–"
 TASKS_PER_TABLE = 9
@@ -18,7 +19,9 @@ def format_evaluation(evaluation: Mapping[str, Any]) -> str:
     """Format the result of ``evaluate``: tasks, metrics before and after calibration, slices, gates."""
     tasks = evaluation["tasks"]
     blocks = _task_tables(tasks, evaluation["ndcg_at"])
-    blocks[0].insert(0, f"{evaluation['rows']:,} rows")
+    bad_rows = sum(evaluation.get("bad_rows", {}).values())
+    left_out = f"; {bad_rows:,} bad rows are not evaluated" if bad_rows else ""
+    blocks[0].insert(0, f"{evaluation['rows']:,} rows{left_out}; {describe_intervals(evaluation.get('intervals'))}")
     if evaluation.get("uncalibrated"):
         blocks.append(_calibration_table(evaluation["uncalibrated"], tasks))
     for name, values in evaluation["slices"].items():
@@ -47,9 +50,31 @@ def format_comparison(comparison: Mapping[str, Any]) -> str:
         f"A  {comparison['a']}",
         f"B  {comparison['b']}",
         f"{comparison['rows']:,} rows; * the interval excludes 0",
+        describe_intervals(comparison.get("intervals")),
         "",
     ]
     return "\n".join(head + _align_columns(rows, left=(0, 1, 6)))
+
+
+def describe_intervals(intervals: Mapping[str, Any] | None) -> str:
+    """Describe the units that the intervals of an evaluation or comparison draw.
+
+    Args:
+        intervals: entry ``intervals``; None in files of older versions, which drew users.
+    """
+    if intervals is None:
+        return "95 % intervals over users"
+    unit, units, without_user = intervals["unit"], intervals["units"], intervals["rows_without_user"]
+    if not intervals["draws"]:
+        return "no intervals, because evaluation.bootstrap = 0"
+    if units < 2:
+        return f"no intervals, because there is only one {unit}"
+    text = f"95 % intervals over {units:,} {unit}s"
+    if unit != "user":
+        text += ", because most rows have no user"
+    elif without_user:
+        text += f" ({without_user:,} rows without a user count by request or singly)"
+    return f"{text}; with fewer than {FEW_UNITS} they are rough" if units < FEW_UNITS else text
 
 
 def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:

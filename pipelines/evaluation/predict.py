@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pipelines.console import print_status
+from pipelines.data.profile import first_bad_row
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import TimeRange
 from pipelines.evaluation.slices import Slice, make_slice
@@ -19,7 +21,7 @@ from ranking.encoding.batch import Float32
 from ranking.encoding.vocabulary import hash_column
 from ranking.errors import LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
-from ranking.metrics import Ids, LabeledScores
+from ranking.metrics import Ids, LabeledScores, SamplingUnits, UnitDraws
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
@@ -36,11 +38,12 @@ class Predictions:
         labels: labels [rows, tasks], NaN where masked.
         outputs: uncalibrated logits (binary tasks) and predicted numbers (regression tasks) [rows, tasks].
         calibration: calibration of the outputs.
-        users: hash of each row's user id [rows].
+        users: hash of each row's user id [rows], 0 if null.
         requests: hash of each row's request id [rows], 0 if null; None if the schema has no request column.
         slices: the rows grouped by feature values.
         files: names of the log's files.
         positions: unique position of each row [rows]: file index · 2⁴⁰ + row number within the file's time range.
+        bad_rows: number of rows by reason that could not be evaluated.
     """
 
     tasks: tuple[Task, ...]
@@ -52,9 +55,15 @@ class Predictions:
     slices: tuple[Slice, ...]
     files: tuple[str, ...]
     positions: Ids
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.users)
+
+    @property
+    def units(self) -> SamplingUnits:
+        """Units that the bootstrap draws."""
+        return SamplingUnits.of(self.users, self.requests)
 
     def has_label(self, task: int) -> npt.NDArray[np.bool_]:
         """Return the mask of the rows that have a label for a task [rows]."""
@@ -73,13 +82,13 @@ class Predictions:
         )
 
     def task_rows(
-        self, task: int, users: Ids, rows: npt.NDArray[np.generic], *, calibrated: bool = True
+        self, task: int, draws: UnitDraws, rows: npt.NDArray[np.generic], *, calibrated: bool = True
     ) -> LabeledScores:
         """Return rows of one task as the input of its metrics.
 
         Args:
             task: index of the task.
-            users: user code of each row, as assigned by ``UserDraws`` [rows].
+            draws: bootstrap draws of the units of all rows.
             rows: mask or indices of rows that have the label.
             calibrated: whether to apply the calibration.
         """
@@ -89,7 +98,8 @@ class Predictions:
         return LabeledScores(
             self.labels[rows, task].astype(np.float64),
             to_probabilities(outputs, [definition])[:, 0],
-            users[rows],
+            draws.codes[rows],
+            draws.units.users[rows],
             None if self.requests is None else self.requests[rows],
         )
 
@@ -114,9 +124,11 @@ def predict(
     row_slices = tuple(make_slice(name, source.encoder) for name in slices)
     labels, outputs, users, requests, positions = [], [], [], [], []
     files: dict[str, int] = {}
-    training_rows = 0
+    training_rows, bad_rows, first_bad = 0, Counter[str](), None
     for chunk in reader.scan(log_range.time_range):
         file = files.setdefault(chunk.file, len(files))
+        bad_rows.update(chunk.bad["reason"].to_pylist())
+        first_bad = first_bad or first_bad_row(chunk.bad)
         if not chunk.rows.num_rows:
             continue
         with as_log_error(chunk.file):
@@ -133,8 +145,13 @@ def predict(
         for row_slice in row_slices:
             row_slice.add(chunk.rows, batch.inputs)
         if source.trained_until is not None:
-            times = chunk.rows.select([columns.time])
-            training_rows += TimeRange(until=source.trained_until).select(times, columns.time).num_rows
+            times, until = chunk.rows.select([columns.time]), source.trained_until
+            if getattr(times.schema.field(0).type, "tz", None) is None:  # another log than that of the training
+                until = until.replace(tzinfo=None)
+            training_rows += TimeRange(until=until).select(times, columns.time).num_rows
+    if bad_rows:
+        reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad_rows.most_common())
+        print_status(f"{bad_rows.total():,} bad rows are not evaluated: {reasons} (the first is {first_bad})")
     if not users:
         raise LogError("there are no rows to evaluate: move logs.test_from, or specify another log with --logs")
     if training_rows:
@@ -152,4 +169,5 @@ def predict(
         row_slices,
         tuple(files),
         np.concatenate(positions),
+        dict(bad_rows),
     )

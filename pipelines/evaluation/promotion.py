@@ -12,6 +12,12 @@ GUARDED_METRICS = ("auc", "logloss", "rmse")
 """Metrics that block a promotion: ranking quality, quality of the probabilities, and regression error."""
 
 
+MIN_VALUE = 1e-12
+"""Smallest value of the served model by which a loss is divided: a perfect model has a log loss or RMSE of 0."""
+MAX_DIGITS = 17
+"""Number of digits beyond which two values are printed even if their texts are equal."""
+
+
 @dataclass(frozen=True)
 class Regression:
     """A metric of a task by which the new model is worse.
@@ -22,6 +28,7 @@ class Regression:
         served: value of the served model.
         new: value of the new model.
         share: loss as a share of ``served``.
+        margin: tolerated loss, which ``share`` exceeds.
     """
 
     task: str
@@ -29,13 +36,26 @@ class Regression:
     served: float
     new: float
     share: float
+    margin: float
 
     def __str__(self) -> str:
-        return f"{self.task} {self.measure} {self.served:.4f} → {self.new:.4f} ({self.share:.1%} worse)"
+        """Format with as many digits as tell both values apart, and the loss from the margin."""
+        served, new = distinct_texts(self.served, self.new, "{:.{}f}", 4)
+        loss, _ = distinct_texts(self.share, self.margin, "{:.{}%}", 1)
+        return f"{self.task} {self.measure} {served} → {new} ({loss} worse)"
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of ``daily.json``."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key != "margin"}
+
+
+def distinct_texts(a: float, b: float, template: str, digits: int) -> tuple[str, str]:
+    """Format two different numbers with the fewest digits, at least ``digits``, with which their texts differ."""
+    for precision in range(digits, MAX_DIGITS):
+        texts = template.format(a, precision), template.format(b, precision)
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def find_regressions(comparison: Mapping[str, Any], margin: float) -> list[Regression]:
@@ -48,7 +68,7 @@ def find_regressions(comparison: Mapping[str, Any], margin: float) -> list[Regre
         margin: tolerated loss, as a share of the served model's value.
     """
     regressions = [
-        _regression(task, metric, result["measures"][metric])
+        _regression(task, metric, result["measures"][metric], margin)
         for task, result in comparison["tasks"].items()
         for metric in GUARDED_METRICS
         if metric in result["measures"] and _is_worse(result["measures"][metric])
@@ -61,6 +81,6 @@ def _is_worse(m: Mapping[str, Any]) -> bool:
     return m["difference"] is not None and (m["interval"] is None or m["better"] == "a")
 
 
-def _regression(task: str, metric: str, m: Mapping[str, Any]) -> Regression:
+def _regression(task: str, metric: str, m: Mapping[str, Any], margin: float) -> Regression:
     loss = m["difference"] if LOWER_IS_BETTER[metric] else -m["difference"]
-    return Regression(task, metric, m["a"], m["b"], loss / m["a"])
+    return Regression(task, metric, m["a"], m["b"], loss / max(m["a"], MIN_VALUE), margin)

@@ -18,7 +18,8 @@ from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
 from pipelines.evaluation.compare import compare
-from pipelines.evaluation.promotion import Regression, find_regressions
+from pipelines.evaluation.format import describe_intervals
+from pipelines.evaluation.promotion import find_regressions
 from pipelines.evaluation.sources import resolve_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
@@ -58,7 +59,8 @@ def daily(
 
     Returns:
         ``daily.json``: ``day``, ``model``, ``from`` (day of the run that training started from, or None), ``against``
-        (the version that it was compared with, or None), ``worse`` (the regressions beyond the margin) and ``version``.
+        (the version that it was compared with, or None), ``worse`` (the regressions beyond the margin), ``intervals``
+        (the units that the intervals of the comparison draw, or None) and ``version``.
 
     Raises:
         QualityGateError: the model is worse than the served one by more than the margin; nothing is published.
@@ -79,20 +81,27 @@ def daily(
     run = train(
         config, folder, resume=True, warm_start=None if earlier is None else WarmStart(earlier, False), command=command
     )
-    regressions = [] if served is None else _find_regressions(repository.bundle_folder(repo, name, served), run, margin)
+    regressions, intervals = [], None
+    if served is not None:
+        comparison = _compare(repository.bundle_folder(repo, name, served), run)
+        regressions, intervals = find_regressions(comparison, margin), comparison["intervals"]
+        print_status(
+            f"{day}: compared with version {served} on {comparison['rows']:,} rows; {describe_intervals(intervals)}"
+        )
     record = {
         "day": day.isoformat(),
         "model": name,
         "from": None if earlier is None else earlier.path.name,
         "against": served,
         "worse": [regression.to_json() for regression in regressions],
+        "intervals": intervals,
         "version": None,
     }
     _record(folder, record)
     if regressions:
         raise QualityGateError(
-            f"{day} is not published: it is worse than version {served} of {name} by more than {margin:.1%}: "
-            f"{'; '.join(map(str, regressions))}. The run is kept in {folder}; "
+            f"{day} is not published: it is worse than version {served} of {name} by more than {100 * margin:g}%: "
+            f"{'; '.join(map(str, regressions))} ({describe_intervals(intervals)}). The run is kept in {folder}; "
             "fix the log or the settings, or increase --margin"
         )
     if not (folder / BUNDLE).exists():
@@ -154,12 +163,12 @@ def _print_start(day: date, name: str, served: int | None, earlier: RunFolder | 
         print_status(f"{day}: trains from scratch, without the run of version {served}")
 
 
-def _find_regressions(served: Path, run: RunFolder, margin: float) -> list[Regression]:
+def _compare(served: Path, run: RunFolder) -> dict[str, Any]:
     """Compare a run with the served bundle on the test split of the run."""
     comparison = compare(resolve_scorers(served), resolve_scorers(run.path))
     if not any(part["measures"] for part in comparison["tasks"].values()):
         raise LogError(f"{run.path}: no row of its test split has a label, so the models cannot be compared")
-    return find_regressions(comparison, margin)
+    return comparison
 
 
 def _record(folder: Path, record: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from pipelines.console import Progress, print_status
 from pipelines.data.side_table import SideTableChunk, SideTableReader
 from ranking.artifacts.feature_store_keys import key_prefix, redact_address, unsupported_option_message
 from ranking.errors import OutputError, UsageError
-from ranking.schema import Owner, Schema
+from ranking.frozen.ranker import FrozenRanker
+from ranking.schema import Owner
 
 BATCH_SIZE = 1_000
 """Number of values per pipelined batch of commands."""
@@ -22,28 +23,31 @@ TIMEOUT_SECONDS = 30.0
 
 
 def load_features(
-    where: Uri, owner: Owner, schema: Schema, model: str, url: str, prefix: str, ttl: int | None
+    where: Uri, owner: Owner, ranker: FrozenRanker, model: str, url: str, prefix: str, ttl: int | None
 ) -> dict[str, Any]:
     """Check all rows, then write each row with one SET command, so that every read sees a whole row.
+
+    Ids are converted to the type of the ids that the ranker has seen, so that keys are those that the service reads.
 
     Args:
         where: Parquet file or folder with one row per id.
         owner: owner of the features.
-        schema: schema of the ranker that uses the features; other columns are not written.
+        ranker: ranker that uses the features; columns that it does not read are not written.
         model: name under which the ranker is served.
         url: address of the store, see ``ranking.artifacts.feature_store_keys``.
         prefix: prefix of the keys.
         ttl: seconds after which values expire; None: never.
 
     Returns:
-        The address, the key pattern, the columns and the number of values.
+        The address, the key pattern, the columns, the number of values, and how many of their ids the ranker has seen.
 
     Raises:
         LogError: a row cannot be used; nothing is written.
         OutputError: the store cannot be reached or rejects a command; says how many rows are already written.
         UsageError: the address has an unsupported option.
     """
-    writer, rows = Writer(url, ttl), SideTableReader(where, schema, owner)
+    known_ids = ranker.known_ids(owner)
+    writer, rows = Writer(url, ttl), SideTableReader(where, ranker, owner)
     if rows.ignored_columns:
         print_status(f"ignored columns that the ranker does not use: {', '.join(rows.ignored_columns)}")
     if rows.missing_columns:
@@ -52,6 +56,9 @@ def load_features(
     for count in rows.check():
         checking.advance(count)
     checking.close()
+    if known_ids is not None and len(known_ids) and rows.num_rows and not rows.known_rows:
+        known = f"whose {owner} ids look like {known_ids[0].as_py()!r:.40}"
+        print_status(f"none of the {rows.num_rows:,} {owner}s are known to the bundle, {known}")
     key_start = key_prefix(prefix, model, owner)
     loading = Progress(f"loading {owner}s", unit="rows", total=rows.num_rows)
     written = 0
@@ -67,7 +74,8 @@ def load_features(
             "are written completely: fix the store and load again"
         ) from None
     loading.close()
-    return {"to": redact_address(url), "keys": f"{key_start}*", "columns": rows.columns, f"{owner}s": written}
+    result = {"to": redact_address(url), "keys": f"{key_start}*", "columns": rows.columns, f"{owner}s": written}
+    return result if known_ids is None else result | {"known": rows.known_rows}
 
 
 class Writer:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 from pipelines.console import print_status
 from ranking.artifacts import bundle, checksums, repository
 from ranking.artifacts.atomic_files import atomic_directory, fsync, os_error_text
+from ranking.artifacts.default_model import record_first_model
 from ranking.artifacts.release import CURRENT, Release
-from ranking.errors import BundleError, OutputError
-from ranking.schema import MODEL_NAME
+from ranking.errors import OutputError
 
 
 def publish(source: Path, repo: Path, name: str | None = None, keep: int | None = None) -> tuple[str, int]:
@@ -35,8 +34,7 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
     """
     ranker = bundle.load(source)
     name = ranker.schema.name if name is None else name
-    if not re.fullmatch(MODEL_NAME, name):
-        raise BundleError(f"name '{name}': use letters, digits, '_' and '-'")
+    repository.check_model_name(name)
     _current_release(repo, name)  # fail before the copy if current.json is damaged
     with repository.staging_dir(repo, name) as work:
         with atomic_directory(work / "new") as draft:
@@ -54,6 +52,8 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
                 )
                 release = previous
             else:
+                if previous is None:
+                    record_first_model(repo, name)
                 release = Release(version=version) if previous is None else previous.promoted(version)
                 repository.write_release(repo, name, release)
             if keep is not None:

@@ -13,8 +13,12 @@ from pipelines.console import Progress, print_status
 from pipelines.data.profile import open_quarantine, write_bad_rows
 from pipelines.data.reader import LogReader, as_log_error
 from ranking.artifacts.atomic_files import check_writable, os_error_text
+from ranking.encoding.columns import canonical_ids
 from ranking.errors import LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker, score_table
+from ranking.schema import Owner
+
+OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 
 def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] | None = None) -> dict[str, int]:
@@ -27,7 +31,8 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
         tasks: tasks to score; default: all.
 
     Returns:
-        Number of ``scored`` and of ``bad`` rows.
+        Number of ``scored`` and of ``bad`` rows, and of scored rows with ``unseen_users`` and ``unseen_items``, if the
+        ranker knows the ids of users or items.
 
     Raises:
         LogError: the log cannot be read or is empty.
@@ -40,6 +45,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
     draft, quarantine = out.with_name(f".{out.name}.draft"), out.with_name(f"{out.name}.quarantine.jsonl")
     counts = {"scored": 0, "bad": 0}
+    id_columns = {owner: str(ranker.schema.id_column(owner)) for owner in OWNERS if ranker.known_ids(owner) is not None}
     progress = Progress("scoring", unit="rows")
     writer = None
     try:
@@ -54,6 +60,11 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                 writer.write_table(_cast(table, writer.schema, chunk.file))
                 counts["scored"] += table.num_rows
                 counts["bad"] += chunk.bad.num_rows
+                for owner, column in id_columns.items():
+                    if column in table.column_names:
+                        with as_log_error(chunk.file):
+                            unseen = ranker.count_unseen(owner, canonical_ids(table[column].combine_chunks(), column))
+                        counts[f"unseen_{owner}s"] = counts.get(f"unseen_{owner}s", 0) + unseen
                 progress.advance(table.num_rows)
         if writer is None:
             raise LogError(f"{redact_uri(logs)}: the log is empty: there are no rows to score")

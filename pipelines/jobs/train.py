@@ -26,9 +26,10 @@ from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.setup import base_rate_outputs, prepare
 from pipelines.training.trainer import OnCheck, Trainer
-from pipelines.training.warm_start import WarmStart
+from pipelines.training.warm_start import WarmStart, limit_batch_size
 from ranking.artifacts.atomic_files import write_json
 from ranking.errors import ConfigError, RankerError, UsageError
+from ranking.frozen.calibration import Calibration
 from ranking.gates import DSelectK, Gate
 from ranking.gates.base import mean_selection
 from ranking.gates.config import SingleTaskConfig
@@ -43,6 +44,7 @@ def train(
     folder: Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     warm_start: WarmStart | None = None,
     on_check: OnCheck | None = None,
     command: Sequence[str] = (),
@@ -53,8 +55,9 @@ def train(
 
     Args:
         config: the whole configuration.
-        folder: the run folder; must be new or empty unless ``resume`` is set.
+        folder: the run folder; must be new or empty unless ``resume`` or ``overwrite`` is set.
         resume: continue the run in the folder from its last checkpoint, or start it.
+        overwrite: replace an unfinished run in the folder.
         warm_start: earlier run to start from.
         on_check: callback for each line of metrics.jsonl; an exception that it raises ends the training.
         command: arguments of the command line, stored in the run; empty if the training was started from Python.
@@ -69,10 +72,10 @@ def train(
     if warm_start is not None:
         warm_start.require_compatible(config)
     if isinstance(config.model.gate, SingleTaskConfig):
-        return _train_single_tasks(config, folder, resume, command)
+        return _train_single_tasks(config, folder, command, resume=resume, overwrite=overwrite)
     with init_distributed() as context:
         _require_divisible(config, context)
-        with _open_run_folder(config, folder, context, command, resume=resume) as run:
+        with _open_run_folder(config, folder, context, command, resume=resume, overwrite=overwrite) as run:
             if run.finished:
                 print_status(f"{folder}: training has already finished")
             else:
@@ -80,11 +83,13 @@ def train(
     return run
 
 
-def _train_single_tasks(config: Config, folder: Path, resume: bool, command: Sequence[str]) -> RunFolder:
+def _train_single_tasks(
+    config: Config, folder: Path, command: Sequence[str], *, resume: bool, overwrite: bool
+) -> RunFolder:
     """Train one model per task."""
     if get_world_size() > 1:
         raise UsageError("single_task trains its models one after the other in one process: run it without torchrun")
-    with _open_run_folder(config, folder, DistContext(), command, resume=resume) as run:
+    with _open_run_folder(config, folder, DistContext(), command, resume=resume, overwrite=overwrite) as run:
         runs = {}
         for task, task_config in single_task.task_configs(config).items():
             print_status(f"training the model of task {task}")
@@ -98,14 +103,14 @@ def _train_single_tasks(config: Config, folder: Path, resume: bool, command: Seq
 
 @contextmanager
 def _open_run_folder(
-    config: Config, folder: Path, context: DistContext, command: Sequence[str], *, resume: bool
+    config: Config, folder: Path, context: DistContext, command: Sequence[str], *, resume: bool, overwrite: bool
 ) -> Iterator[RunFolder]:
     """Create or resume the run folder and lock it on the main rank; delete it if the run failed before training."""
     if not context.is_main:
         context.barrier()
         yield RunFolder(folder)
         return
-    run = RunFolder.resume(folder, config) if resume else RunFolder.create(folder, config)
+    run = RunFolder.resume(folder, config) if resume else RunFolder.create(folder, config, overwrite=overwrite)
     with run.lock():
         if not run.command.exists():  # a resumed run keeps its original command
             write_json(provenance(command), run.command)
@@ -150,9 +155,13 @@ def _train_model(
     data = prepare(config, run, context, warm_start)
     torch.manual_seed(config.training.seed + context.rank)
     model = build_model(config, data.encoder, data.position_encoder)
+    continuation = None
     if warm_start is None:
         model.set_output_bias(base_rate_outputs(data.survey, config))
     else:
+        rows = data.index.num_rows("train")
+        config = _with_batch_size(config, limit_batch_size(config.training.batch_size, rows, context.world_size))
+        continuation = warm_start.continuation(rows, config.training.convergence)
         warm_start.initialize(model)
         if warm_start.reopen:
             model.gate.reopen(config.training.convergence.gamma)
@@ -167,20 +176,39 @@ def _train_model(
         loader(encode=encode_train, rank=context.rank, world_size=context.world_size),
         validation(rank=context.rank, world_size=context.world_size),
         model,
-        preselected=warm_start is not None and not warm_start.reopen and model.gate.needs_finalize,
+        continuation=continuation,
         on_check=on_check,
     )
     trainer.resume()
     trainer.fit()
     if context.is_main:
-        _write_results(config, run, trainer, validation(), data.survey)
+        _write_results(config, run, trainer, validation(), data.survey, warm_start)
         trainer.remove_checkpoints()
 
 
+def _with_batch_size(config: Config, batch_size: int) -> Config:
+    """Return the configuration with another batch size."""
+    return config.model_copy(update={"training": config.training.model_copy(update={"batch_size": batch_size})})
+
+
 def _write_results(
-    config: Config, run: RunFolder, trainer: Trainer, validation: BatchLoader, survey: dict[str, Any]
+    config: Config,
+    run: RunFolder,
+    trainer: Trainer,
+    validation: BatchLoader,
+    survey: dict[str, Any],
+    warm_start: WarmStart | None,
 ) -> None:
-    """Calibrate and evaluate a trained model; selection.json is written last and marks the run as finished."""
+    """Calibrate and evaluate a trained model; selection.json is written last and marks the run as finished.
+
+    Args:
+        config: the whole configuration.
+        run: the run folder.
+        trainer: the finished training.
+        validation: batches of the validation split.
+        survey: content of ``survey.json``.
+        warm_start: the earlier run that the training started from, if any.
+    """
     schema = config.serving_schema
     model, encoder = load_model(run, config)  # the best weights, which may be older than the last ones
     selection, routing_cost = measure_selection(model, schema, validation.epoch(0))
@@ -196,10 +224,12 @@ def _write_results(
         "snapped_codes": schedule.snapped_codes,
         "codes_changed": codes_changed,
         "steps": trainer.steps,
+        "trained_rows": survey["rows"]["train"] + (0 if warm_start is None else warm_start.trained_rows()),
         "training_experts_of_top_k": experts_of_top_k,
         "flops": flops(selection, model.shape, routing_cost),
     }
-    calibrate(run, model, schema.tasks, validation.epoch(0))
+    earlier = Calibration() if warm_start is None else warm_start.run.load_calibration()
+    calibrate(run, model, schema.tasks, validation.epoch(0), earlier)
     if survey["rows"]["test"]:
         write_json(evaluate(run_scorer(run, config, model, encoder, record)), run.evaluation)
     write_json(record, run.selection)

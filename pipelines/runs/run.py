@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,36 @@ from ranking.artifacts.atomic_files import check_empty, os_error_text
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.frozen.calibration import Calibration
 
-RESUMABLE_SETTINGS = ("training.keep_checkpoints", "training.readers", "training.trackers")
+RESUMABLE_SETTINGS = (
+    "logs.max_bad_rows",
+    "training.keep_checkpoints",
+    "training.readers",
+    "training.trackers",
+)
 """Settings that may change when a run is resumed, because no weight depends on them."""
+
+RUN_ENTRIES = (
+    "config.toml",
+    "command.json",
+    "encoder",
+    "side_encoder",
+    "index.parquet",
+    "survey.json",
+    "quarantine.jsonl",
+    "metrics.jsonl",
+    "metrics.draft",
+    "bad-batch-step-*.safetensors",
+    "calibration.json",
+    "evaluation.json",
+    "report.html",
+    "tensorboard",
+    "checkpoints",
+    "tasks",
+    ".*.draft",
+    ".encoder-*",
+    ".side_encoder-*",
+)
+"""Patterns of the files and folders that a run consists of, drafts of interrupted writes included."""
 
 
 class RunFolder:
@@ -30,6 +59,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.toml"
+        self.config_draft = path / ".config.toml.draft"
         self.encoder = path / "encoder"
         self.index = path / "index.parquet"
         self.position_encoder = path / "side_encoder"
@@ -54,14 +84,27 @@ class RunFolder:
         return self.path / f"bad-batch-step-{step}-rank-{rank}.safetensors"
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> RunFolder:
+    def create(cls, path: Path, config: Config, *, overwrite: bool = False) -> RunFolder:
         """Create a run folder with its resolved configuration.
+
+        Args:
+            path: the folder; it must be new or empty.
+            config: the configuration.
+            overwrite: replace an unfinished run in the folder.
 
         Raises:
             OutputError: the folder is not empty or cannot be written.
         """
-        check_empty(path)
         run = cls(path)
+        if run.checkpoints.is_dir() and (run.config.is_file() or run.config_draft.is_file()):
+            if overwrite:
+                run._remove_unfinished()
+            elif not run.finished:
+                raise OutputError(
+                    f"{path} contains an unfinished run: continue it with --resume, replace it with --overwrite, "
+                    "or name another folder"
+                )
+        check_empty(path)
         try:
             run.checkpoints.mkdir(parents=True)
             config.write(run.config)
@@ -78,16 +121,15 @@ class RunFolder:
         """
         run = cls(path)
         if not run.config.is_file():
-            draft = path / ".config.toml.draft"
-            if run.checkpoints.is_dir() and set(path.glob("*")) <= {run.checkpoints, draft}:
-                draft.unlink(missing_ok=True)  # the run was interrupted while its folder was created
+            if run.checkpoints.is_dir() and set(path.glob("*")) <= {run.checkpoints, run.config_draft}:
+                run.config_draft.unlink(missing_ok=True)  # the run was interrupted while its folder was created
                 run.checkpoints.rmdir()
             return cls.create(path, config)
         changed = [key for key, *_ in diff_configs(run.load_config(), config) if key not in RESUMABLE_SETTINGS]
         if changed:
             raise OutputError(
                 f"{path} was started with another {', '.join(changed)}: --resume continues with {run.config}; "
-                "use the same configuration, or name another folder"
+                "use the same configuration, name another folder, or replace an unfinished run with --overwrite"
             )
         return run
 
@@ -109,6 +151,31 @@ class RunFolder:
             yield
         finally:
             os.close(descriptor)
+
+    def _remove_unfinished(self) -> None:
+        """Delete the files of an unfinished run; the folder remains.
+
+        Raises:
+            OutputError: the run is finished, another process is training in the folder, or the folder contains
+                something that is not part of a run.
+        """
+        with self.lock():
+            if self.finished:
+                raise OutputError(
+                    f"{self.path} contains a finished run, which is never overwritten: name another folder"
+                )
+            entries = sorted(self.path.iterdir())
+            for entry in entries:
+                if not any(entry.match(pattern) for pattern in RUN_ENTRIES):
+                    raise OutputError(f"{entry} is not part of a run: move it away, or name another folder")
+            try:
+                for entry in entries:
+                    if entry.is_dir() and not entry.is_symlink():
+                        shutil.rmtree(entry)
+                    else:
+                        entry.unlink()
+            except OSError as error:
+                raise OutputError(f"{self.path}: cannot be overwritten ({os_error_text(error)})") from None
 
     @property
     def finished(self) -> bool:
@@ -137,9 +204,25 @@ class RunFolder:
             LogError: the file cannot be read.
         """
         try:
-            return load_config(self.config)
+            return load_config(self.config, stored=True)
         except ConfigError as error:
             raise LogError(f"{error}; the run is damaged or of another version: train again") from None
+
+    def load_label_bounds(self) -> dict[str, list[float | None]]:
+        """Load the ``min`` and ``max`` of each regression, configured or estimated, from ``survey.json``.
+
+        A run of a version without bounds has none.
+
+        Raises:
+            LogError: the file is damaged.
+        """
+        try:
+            bounds: dict[str, list[float | None]] = _read_json(self.survey).get("label_bounds", {})
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise LogError(f"{self.survey}: damaged ({error}); train again") from None
+        return bounds
 
     def load_selection(self) -> dict[str, Any]:
         """Load ``selection.json``."""

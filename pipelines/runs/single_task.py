@@ -40,6 +40,7 @@ def merge_selections(runs: Mapping[str, RunFolder]) -> dict[str, Any]:
         "snapped_codes": 0,
         "codes_changed": None,
         "steps": sum(selection["steps"] for selection in selections.values()),
+        "trained_rows": max(selection.get("trained_rows", 0) for selection in selections.values()),
         "training_experts_of_top_k": None,
         "flops": {"dense": total, "frozen": total, "per_task": costs},
     }
@@ -57,6 +58,8 @@ def merge_evaluations(evaluations: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
     return {
         "rows": parts[0]["rows"],
+        "bad_rows": {reason: rows for part in parts for reason, rows in part.get("bad_rows", {}).items()},
+        **({"intervals": parts[0]["intervals"]} if "intervals" in parts[0] else {}),
         "ndcg_at": parts[0]["ndcg_at"],
         "tasks": _merge(parts, "tasks"),
         "calibration_curves": _merge(parts, "calibration_curves"),

@@ -29,7 +29,13 @@ MIN_STEP_ROWS = 10
 
 
 @torch.no_grad()
-def calibrate(run: RunFolder, model: MMoE, tasks: Sequence[Task], validation: Iterable[LabeledBatch]) -> None:
+def calibrate(
+    run: RunFolder,
+    model: MMoE,
+    tasks: Sequence[Task],
+    validation: Iterable[LabeledBatch],
+    earlier: Calibration,
+) -> None:
     """Write ``calibration.json`` to the run folder if any task asks for calibration.
 
     Args:
@@ -37,6 +43,8 @@ def calibrate(run: RunFolder, model: MMoE, tasks: Sequence[Task], validation: It
         model: the best weights, in eval mode.
         tasks: the tasks, in the order of the model's outputs.
         validation: all batches of the validation split.
+        earlier: calibration of the run that a warm start started from, or none; a task that cannot be calibrated
+            keeps it.
 
     Raises:
         OutputError: the file cannot be written.
@@ -49,6 +57,9 @@ def calibrate(run: RunFolder, model: MMoE, tasks: Sequence[Task], validation: It
     for i, task in enumerate(tasks):
         labeled = ~np.isnan(labels[:, i])
         fitted = fit_task(task, logits[labeled, i], labels[labeled, i])
+        if fitted is None and task.calibration != "none" and task.name in earlier.tasks:
+            print_status(f"task '{task.name}': keeps the calibration of the earlier run")
+            fitted = earlier.tasks[task.name]
         if fitted is not None:
             maps[task.name] = fitted
     write_json(Calibration(maps).to_json(), run.calibration)
@@ -69,7 +80,7 @@ def fit_task(task: Task, logits: Array, labels: Array) -> Platt | Isotonic | Non
     rarer = int(min(labels.sum(), len(labels) - labels.sum()))
     sample = f"task '{task.name}': the validation split has {rarer} rows of the rarer class"
     if rarer < MIN_PLATT_ROWS:
-        print_status(f"{sample}, calibration needs {MIN_PLATT_ROWS}: left uncalibrated")
+        print_status(f"{sample}, calibration needs {MIN_PLATT_ROWS}: not calibrated")
         return None
     if task.calibration == "isotonic" and rarer >= MIN_ISOTONIC_ROWS:
         return fit_isotonic(logits, labels)
@@ -78,7 +89,7 @@ def fit_task(task: Task, logits: Array, labels: Array) -> Platt | Isotonic | Non
     platt = fit_platt(logits, labels)
     if platt is None:
         print_status(
-            f"task '{task.name}': scores do not increase with the label in the validation split: left uncalibrated"
+            f"task '{task.name}': scores do not increase with the label in the validation split: not calibrated"
         )
     return platt
 

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -34,9 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from pipelines.config.uri import single_line
 from pipelines.console import print_status
-from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
-from pipelines.training.embedding_tables import EmbeddingTables
 from ranking.artifacts.atomic_files import files_in, fsync, os_error_text, sha256
 from ranking.errors import LogError, OutputError
 from ranking.model.mmoe import MMoE
@@ -51,8 +47,6 @@ MAX_TIME_FRACTION = 0.1
 
 EMBEDDING_PREFIXES = ("embeddings.", "model.embeddings.")
 """Name prefixes of the embedding tables in a model and in an objective; ``EmbeddingTables`` saves their state."""
-TABLE_WEIGHT = "embeddings.collection.embedding_bags.{}.weight"
-"""Name of an embedding table's weights in the model's state dict."""
 
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.ERROR)  # by default it logs every tensor
 
@@ -217,24 +211,6 @@ def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer, names: 
                 optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
             state |= {f"optimiser.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
     return state
-
-
-def save_best(run: RunFolder, model: MMoE, tables: EmbeddingTables) -> None:
-    """Replace the run's best weights atomically; all ranks must call this, the main rank writes.
-
-    Raises:
-        OutputError: the file cannot be written; the previous one is unaffected.
-    """
-    table_weights: dict[str, Any] | None = tables.gather()
-    if table_weights is not None:
-        weights = {TABLE_WEIGHT.format(name): weight for name, weight in table_weights.items()} | dense_state(model)
-        draft = run.best.with_suffix(".draft")
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft)
-            draft.replace(run.best)
-        except (OSError, SafetensorError) as error:
-            draft.unlink(missing_ok=True)
-            raise run.write_error(run.best, error) from None
 
 
 def _root_cause(error: BaseException) -> str:

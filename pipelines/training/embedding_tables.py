@@ -88,15 +88,70 @@ class EmbeddingTables:
         """Gather the weights [rows, dim] of each table on the main rank; return None on the others."""
         if self._context.world_size == 1:
             return {name: weight.detach() for name, weight in self._weights().items()}
+        gathered = {name: self._gather(weight) for name, weight in self._weights().items()}
+        return gathered if self._context.is_main else None
+
+    def gather_sums(self) -> dict[str, Tensor]:
+        """Gather the sums of squared gradients [rows] of each table on the main rank; the others return nothing.
+
+        A table that is sharded by column has one sum per row and shard and is left out.
+        """
+        sums = self._row_sums()
+        if self._context.world_size == 1:
+            return sums
+        # The state of a table that one rank holds is missing on the others, so that they cannot gather it by table.
+        own = {
+            name: [(shard.metadata.shard_offsets[0], shard.tensor.cpu()) for shard in value.local_shards()]
+            for name, value in sums.items()
+        }
+        shards_by_rank = [own] * self._context.world_size if self._context.is_main else None
+        torch.distributed.gather_object(own, shards_by_rank, dst=0)
         gathered: dict[str, Tensor] = {}
+        weights = self._weights()
+        for shards in shards_by_rank or ():
+            for name, parts in shards.items():
+                values = gathered.setdefault(name, torch.zeros(weights[name].metadata().size[0]))
+                for start, rows in parts:
+                    values[start : start + len(rows)] = rows
+        return gathered
+
+    @torch.no_grad()
+    def load_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Set the sums [known rows] of the first rows of each table; new rows have the mean of the known ones.
+
+        A new row then takes steps as small as those of a known id. With a sum of 0, its first step would have the size
+        of the learning rate, whatever its gradient.
+        """
+        for name, target in self._row_sums().items():
+            if name not in sums:
+                continue
+            trained = sums[name][sums[name] > 0]
+            values = torch.full(tuple(target.size()), float(trained.mean()) if len(trained) else 0.0)
+            values[: len(sums[name])] = sums[name]
+            if self._context.world_size == 1:
+                target.copy_(values)
+                continue
+            for shard in target.local_shards():
+                start, rows = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
+                shard.tensor.detach().copy_(values[start : start + rows])
+
+    def _row_sums(self) -> dict[str, Any]:
+        """Return Adagrad's sums of the tables that have one per row: a tensor or, sharded, a ``ShardedTensor``."""
+        state, weights = self.state(), self._weights()
+        sums = {name: state.get(f"tables.{name}.momentum") for name in self._names}
+        return {
+            name: value
+            for name, value in sums.items()
+            if value is not None and tuple(value.size()) == tuple(weights[name].size())[:1]
+        }
+
+    def _gather(self, value: Any) -> Tensor:
+        """Gather a ``ShardedTensor`` on the main rank; the others get an empty tensor."""
+        out = torch.empty(value.size() if self._context.is_main else 0, device=self._context.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates ShardedTensor, which TorchRec uses
-            for name, weight in self._weights().items():
-                out = torch.empty(weight.size(), device=self._context.device) if self._context.is_main else None
-                weight.gather(dst=0, out=out)
-                if out is not None:
-                    gathered[name] = out
-        return gathered if self._context.is_main else None
+            value.gather(dst=0, out=out if self._context.is_main else None)
+        return out
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:

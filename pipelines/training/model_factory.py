@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from pipelines.config.config import Config
+from pipelines.data.label_bounds import with_label_bounds
 from pipelines.runs.run import RunFolder
+from pipelines.training.best_weights import load_best
 from ranking.encoding.encoder import Encoder
 from ranking.errors import LogError
 from ranking.model.embeddings import Embeddings
@@ -37,14 +38,15 @@ def read_position_encoder(run: RunFolder, config: Config) -> Encoder | None:
 
 
 def load_model(run: RunFolder, config: Config) -> tuple[MMoE, Encoder]:
-    """Load a run's best weights in eval mode, with the encoder of the run.
+    """Load a run's best weights in eval mode, with the encoder of the run, whose tasks have the run's label bounds.
 
     Raises:
         LogError: a file of the run is damaged.
     """
     try:
-        encoder = Encoder.read(run.encoder, config.serving_schema)
-        weights = load_file(run.best)
+        schema = with_label_bounds(config.serving_schema, run.load_label_bounds())
+        encoder = Encoder.read(run.encoder, schema)
+        weights = load_best(run)
         model = build_model(config, encoder, read_position_encoder(run, config))
         model.gate = model.gate.serving_gate()  # best weights always have a final selection
         model.keep_experts(weights["active"].tolist())

@@ -15,10 +15,13 @@ import torch
 from pipelines.config.config import Config
 from pipelines.console import print_status
 from pipelines.data.index import LogIndex
-from pipelines.data.profile import profile_log, require_learnable
+from pipelines.data.label_bounds import estimate_label_bounds
+from pipelines.data.profile import profile_log
+from pipelines.data.quality import find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
+from pipelines.training.memory import require_memory
 from pipelines.training.model_factory import read_position_encoder
 from pipelines.training.warm_start import WarmStart, extend_encoder
 from ranking.artifacts.atomic_files import atomic_directory, write_json
@@ -62,6 +65,7 @@ def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: Wa
         LogError: the log cannot be used or contains nothing to learn.
         OutputError: the run folder cannot be written.
     """
+    require_memory(config)
     schema = config.training_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     if context.is_main and not run.encoder.exists():
@@ -85,10 +89,16 @@ def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: Warm
         if position_fitter is not None:
             position_fitter.add(rows)
 
-    profile = profile_log(reader, config.logs, config.training_schema, run.quarantine, on_train=fit)
+    schema = estimate_label_bounds(reader, config.logs, config.training_schema)
+    profile = profile_log(reader.with_schema(schema), config.logs, schema, run.quarantine, on_train=fit)
     require_learnable(profile, config)
     if profile.bad:
-        print_status(f"{profile.bad.total():,} invalid rows are skipped, see {run.quarantine}")
+        reasons = "; ".join(f"{count:,} × {reason}" for reason, count in profile.bad.most_common())
+        print_status(f"{profile.bad.total():,} bad rows are skipped, see {run.quarantine}: {reasons}")
+    for warning in find_warnings(profile, config):
+        print_status(f"warning: {warning}")
+    encoder = fitter.encoder()
+    require_memory(config, {name: ids.size for name, ids in encoder.id_mappings.items()}, profile.rows["train"])
     write_json(profile.to_json(), run.survey)
     profile.index.write(run.index)
     earlier = None if warm_start is None else warm_start.run
@@ -96,7 +106,7 @@ def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: Warm
         _write_encoder(
             position_fitter.encoder(), run.position_encoder, None if earlier is None else earlier.position_encoder
         )
-    _write_encoder(fitter.encoder(), run.encoder, None if earlier is None else earlier.encoder)
+    _write_encoder(encoder, run.encoder, None if earlier is None else earlier.encoder)
 
 
 def _write_encoder(encoder: Encoder, folder: Path, earlier: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -14,16 +15,17 @@ from torch import Tensor, nn
 from pipelines.config.config import Config
 from pipelines.console import Progress, print_status
 from pipelines.runs.run import RunFolder
+from pipelines.training.best_weights import restore_optimizers, save_best
 from pipelines.training.checkpoint import (
     Checkpoint,
     Checkpoints,
     dense_state,
     optimizer_state,
     parameters_with_state,
-    save_best,
 )
 from pipelines.training.dataloader import BatchLoader, EpochSlice
 from pipelines.training.distributed import DistContext
+from pipelines.training.divergence import explain_divergence
 from pipelines.training.embedding_tables import EmbeddingTables
 from pipelines.training.expert_pruning import distill, keep_experts, prune
 from pipelines.training.gate_schedule import GateSchedule
@@ -32,6 +34,7 @@ from pipelines.training.negative_sampling import downsample_negatives, draw_unif
 from pipelines.training.objective import Objective, ObjectiveOutput, data_parallel
 from pipelines.training.optimizer import learning_rate_factor, make_optimizer
 from pipelines.training.regularization import Regularization
+from pipelines.training.warm_start import Continuation
 from ranking.errors import RankerError
 from ranking.gates.config import AttentiveConfig
 from ranking.model.losses import FixedWeighting, UncertaintyWeighting, label_weights, task_losses
@@ -56,7 +59,7 @@ class Trainer:
         loader: batches of the training split.
         validation: batches of the validation split.
         model: the dense model; modified in place.
-        preselected: the gates' selection is final from the start, because a warm start keeps it.
+        continuation: what a warm start that keeps the selection takes over from the earlier run; None otherwise.
         on_check: callback for each check, called on the main rank.
 
     Attributes:
@@ -73,12 +76,14 @@ class Trainer:
         validation: BatchLoader,
         model: MMoE,
         *,
-        preselected: bool = False,
+        continuation: Continuation | None = None,
         on_check: OnCheck | None = None,
     ) -> None:
         self._config, self._settings, self._run, self._context = config, config.training, run, context
         self._loader, self._validation, self._model = loader, validation, model.to(context.device)
         self._on_check = on_check
+        self._continuation = continuation
+        preselected = continuation is not None and model.gate.needs_finalize
         self.steps = self._settings.epochs * loader.steps()
         if self.steps < MIN_STEPS and model.gate.needs_finalize and not preselected:
             print_status(
@@ -97,13 +102,15 @@ class Trainer:
         self._optimizer = make_optimizer(model, settings, weighting)
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self._objective = Objective(model, config.tasks, weighting, penalty, settings.precision)
+        if continuation is not None:
+            restore_optimizers(continuation.optimizers, self._objective, self._optimizer, self._tables)
         self._wrapped: nn.Module = data_parallel(self._objective, context)
         self._checkpoints = Checkpoints(run.checkpoints, run.best, context, settings.keep_checkpoints)
         self._task_weights = weighting.weights
         self._step, self._epoch = 0, 0
         self._slices: list[EpochSlice] | None = None  # the rest of a resumed epoch; None for a whole one
         self._loss_sums, self._steps_since_check, self._check_start = self._zero_per_task(), 0, time.monotonic()
-        self._best, self._checks_since_best = math.inf, 0
+        self._best, self._checks_since_best, self._improved = math.inf, 0, False
         self._experts_evaluated = torch.zeros(())
 
     @property
@@ -120,6 +127,8 @@ class Trainer:
             RankerError: a loss became NaN or infinite; the batch is saved.
             OutputError: the run folder cannot be written.
         """
+        if self._continuation is not None and not self._step:
+            self._save_initial()
         progress = Progress("training", unit="steps", total=self.steps, initial=self._step)
         self._check_start, stop = time.monotonic(), False
         while self._epoch < self._settings.epochs and not stop:
@@ -141,6 +150,14 @@ class Trainer:
         if self._steps_since_check:  # a run resumed with another number of ranks may end one step early
             self._check(output)
         progress.close()
+        if self._continuation is not None and self._context.is_main and not self._improved:
+            print_status("no step improved the validation loss: the weights of the earlier run are kept")
+
+    def _save_initial(self) -> None:
+        """Save the weights of the earlier run as the best ones until a check is better."""
+        total = float(self._validation_losses() @ self._task_weights)
+        self._best = total if math.isfinite(total) else math.inf
+        save_best(self._run, self._objective, self._tables, self._optimizer)
 
     def resume(self) -> None:
         """Continue from the latest intact checkpoint, or from the start; metrics of later steps are removed."""
@@ -182,9 +199,10 @@ class Trainer:
         return output
 
     def _set_learning_rates(self) -> None:
-        factor = learning_rate_factor(
-            self._step, self.steps, self._settings.warmup, decay_from=self.schedule.selected_at_step
-        )
+        continuation = self._continuation
+        decay_from = self.schedule.selected_at_step if continuation is None else 0
+        factor = learning_rate_factor(self._step, self.steps, self._settings.warmup, decay_from)
+        factor *= 1.0 if continuation is None else continuation.rate
         for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
         self._tables.set_learning_rate(self._settings.learning_rate.embeddings * factor)
@@ -199,13 +217,12 @@ class Trainer:
         save_file(batch.to_arrays() | {"outputs": outputs}, file)
         tasks = zip(self._config.tasks, output.losses, strict=True)
         names = [task.name for task, loss in tasks if not bool(loss.isfinite())]
-        if names:
-            cause, fix = f"the loss of {', '.join(names)}", "lower training.learning_rate or set training.clip_norm"
-        elif diverged:
-            cause, fix = "the penalty on the gate", "lower its weight in model.gate"
-        else:
-            cause, fix = "the loss of another rank", "see the error of that rank"
-        raise RankerError(f"step {self._step}: {cause} is not finite; {fix}. The batch is in {file}")
+        survey = json.loads(self._run.survey.read_text()) if self._run.survey.exists() else {"labels": {"train": {}}}
+        reason = explain_divergence(self._config, names, batch, survey["labels"]["train"], here=diverged)
+        raise RankerError(
+            f"step {self._step}: {reason}. The batch is in {file}. "
+            "To train with a corrected configuration, use the same command with --overwrite"
+        )
 
     def _check_due(self) -> bool:
         """Return whether a check follows this step; checks divide an epoch evenly."""
@@ -227,8 +244,8 @@ class Trainer:
         if selected:
             self._checks_since_best += 1
             if total < self._best:
-                self._best, self._checks_since_best = total, 0
-                save_best(self._run, self._model, self._tables)
+                self._best, self._checks_since_best, self._improved = total, 0, True
+                save_best(self._run, self._objective, self._tables, self._optimizer)
         weights = output.weights.flatten(0, -3).mean(0) if output.weights.dim() == 3 else output.weights
         line = {
             "step": self._step,
@@ -291,6 +308,7 @@ class Trainer:
             "convergence": self.schedule.state(),
             "best": self._best if math.isfinite(self._best) else None,
             "checks_since_best": self._checks_since_best,
+            "improved": self._improved,
             "optimised": optimized,
         }
         random = {f"random.{self._context.rank}": torch.get_rng_state()}
@@ -314,5 +332,6 @@ class Trainer:
             self._epoch = self._settings.epochs
         self._best = math.inf if state["best"] is None else state["best"]
         self._checks_since_best = state["checks_since_best"]
+        self._improved = state.get("improved", True)
         self._wrapped = data_parallel(self._objective, self._context)
         print_status(f"resumed at step {self._step:,} of {self.steps:,}")

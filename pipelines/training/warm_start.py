@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from pipelines.config.config import Config
+from pipelines.config.config import Config, ConvergenceConfig
 from pipelines.runs.run import RunFolder
+from pipelines.training.best_weights import load_best, load_optimizers
 from ranking.encoding.columns import cast_ids
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import OOV, Vocabulary
@@ -22,8 +24,28 @@ from ranking.model.mmoe import MMoE
 TABLE_INFIX = "embedding_bags."
 """Part of the name of every embedding table, including those of a position tower."""
 
+MIN_STEPS = 8
+"""Number of steps per epoch that the batches of a warm start are made small enough for."""
+MIN_BATCH_SIZE = 32
+"""Smallest batch size that ``MIN_STEPS`` leads to; the statistics of batch norm are too noisy in smaller batches."""
+MEMORY = 30
+"""Earlier rows count at most as this many times the new rows, so that daily trainings keep following the log."""
+
 MATCHING_SECTIONS = ("features", "tasks", "columns", "model")
 """Sections that must equal those of the earlier run, because its weights depend on them."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a training takes over from an earlier run, besides its weights.
+
+    Attributes:
+        optimizers: state of the optimizers, see ``best_weights.load_optimizers``.
+        rate: factor on all learning rates at the first step; it falls linearly to 0.
+    """
+
+    optimizers: Mapping[str, Tensor]
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,22 @@ class WarmStart:
         if self.reopen and isinstance(config.model.gate, AttentiveConfig):
             raise ConfigError("an attentive gate is distilled, which cannot be undone: omit --reopen")
 
+    def trained_rows(self) -> int:
+        """Return the number of rows behind the weights of the earlier run: its own, and those that it started from."""
+        own: int = json.loads(self.run.survey.read_text())["rows"]["train"]
+        return int(self.run.load_selection().get("trained_rows", own))
+
+    def continuation(self, rows: int, convergence: ConvergenceConfig) -> Continuation | None:
+        """Return what a training on this number of new rows takes over; None if the gates select again.
+
+        The learning rates are those of the last part of one training on the earlier and the new rows: they fall
+        linearly to 0 once the experts are selected, and a share of new rows starts at that share of the decay.
+        """
+        if self.reopen:
+            return None
+        decayed = (1 - convergence.anneal_until) * min(self.trained_rows(), MEMORY * rows)
+        return Continuation(load_optimizers(self.run), rate=rows / (rows + decayed))
+
     def initialize(self, model: MMoE) -> None:
         """Load the earlier run's weights into an untrained model; rows of new ids are copies of the OOV row.
 
@@ -65,7 +103,7 @@ class WarmStart:
         Raises:
             LogError: the earlier run is damaged.
         """
-        weights = load_file(self.run.best)
+        weights = load_best(self.run)
         experts: list[int] = weights["active"].tolist()
         for name, table in model.state_dict().items():
             if TABLE_INFIX in name and len(table) > len(weights[name]):
@@ -119,3 +157,16 @@ def _restore_removed_experts(weights: dict[str, Any], model: MMoE, experts: list
         elif name != "active":
             state[name] = value
     return state
+
+
+def limit_batch_size(batch_size: int, rows: int, world_size: int) -> int:
+    """Return the batch size of a warm start: halved until an epoch has ``MIN_STEPS`` steps.
+
+    Args:
+        batch_size: configured rows per step over all ranks.
+        rows: number of new rows.
+        world_size: number of ranks, which must divide the batch size.
+    """
+    while rows < MIN_STEPS * batch_size and batch_size // 2 >= MIN_BATCH_SIZE and batch_size % (2 * world_size) == 0:
+        batch_size //= 2
+    return batch_size

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from pipelines.config.consistency import require_consistent
 from pipelines.config.types import Range
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
@@ -61,6 +62,16 @@ def suggest(trial: BaseTrial, space: Mapping[str, Range]) -> dict[str, Any]:
     return {path: _suggest_value(trial, path, values) for path, values in space.items()}
 
 
+def starting_params(config: Config, space: Mapping[str, Range]) -> dict[str, Any]:
+    """Return the configured value of each setting whose range contains it, as Optuna stores it."""
+    values = {path: _configured_value(config, path) for path in space}
+    return {
+        path: value if space[path].choices is None else json.dumps(value)
+        for path, value in values.items()
+        if _contains(space[path], value)
+    }
+
+
 def override(config: Config, values: Mapping[str, Any]) -> Config:
     """Return the configuration with new values for some settings, and without ``[tune]``.
 
@@ -83,9 +94,11 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
                 raise ConfigError(f"there is no section {'.'.join(sections)}")
         table[key] = value
     try:
-        return type(config).model_validate(document)
+        overridden = type(config).model_validate(document)
     except ValidationError as error:
         raise ConfigError(format_validation_error(error, document)) from None
+    require_consistent(overridden)
+    return overridden
 
 
 def _suggest_value(trial: BaseTrial, path: str, values: Range) -> Any:
@@ -97,6 +110,24 @@ def _suggest_value(trial: BaseTrial, path: str, values: Range) -> Any:
     if isinstance(values.low, int) and isinstance(values.high, int):
         return trial.suggest_int(path, values.low, values.high, log=values.log)
     return trial.suggest_float(path, values.low, values.high, log=values.log)
+
+
+def _configured_value(config: Config, path: str) -> Any:
+    """Return the value of a setting as in a TOML file; None if it is not set."""
+    value: Any = config.model_dump(mode="json", exclude={"tune"})
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _contains(values: Range, value: Any) -> bool:
+    """Return whether a range contains a value, which must be an integer if all values of the range are."""
+    if values.choices is not None:
+        return json.dumps(value) in map(json.dumps, values.choices)
+    assert values.low is not None
+    assert values.high is not None
+    whole = isinstance(values.low, int) and isinstance(values.high, int)
+    return isinstance(value, int if whole else int | float) and values.low <= value <= values.high
 
 
 def _is_applicable(config: Config, path: str) -> bool:

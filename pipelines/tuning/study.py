@@ -5,6 +5,8 @@
     DIR/trials/N/     run folder of trial N; N.log contains the output of its training
     DIR/best.toml     the configuration with the settings of the best trial
 
+The first trial trains the starting configuration, so that the best trial can be compared with it.
+
 Several processes can work on one study, whether started together or separately. Optuna's journal does not record that
 a process died. Each trial therefore holds a file lock while it runs; the operating system releases it with the process.
 """
@@ -12,6 +14,7 @@ a process died. Each trial therefore holds a file lock while it runs; the operat
 from __future__ import annotations
 
 import fcntl
+import math
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -31,12 +34,13 @@ from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
-from pipelines.tuning.search_space import override, search_space, suggest
+from pipelines.tuning.search_space import override, search_space, starting_params, suggest
 from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.errors import ConfigError, OutputError
 
-OUTCOME, REASON, RETRY_OF = "outcome", "reason", "takes_up"
-"""User attributes in the journal: outcome of a trial, its reason, and the abandoned trial that it retries."""
+OUTCOME, REASON, RETRY_OF, START, LOSS = "outcome", "reason", "takes_up", "start", "loss"
+"""User attributes in the journal: outcome of a trial, its reason, the abandoned trial that it retries, whether it
+trains the starting configuration, and its best validation loss, which unconverged trials have too."""
 
 CONVERGED, UNCONVERGED, PRUNED, FAILED, ABANDONED = "converged", "unconverged", "pruned", "failed", "abandoned"
 STATES = {
@@ -60,7 +64,7 @@ class TrialLease:
 
     Attributes:
         trial: the Optuna trial.
-        values: value of each searched setting.
+        values: value of each searched setting; empty for the starting configuration, whose settings are unchanged.
         lock: open lock file, which is held while the trial runs.
     """
 
@@ -144,24 +148,42 @@ class StudyFolder:
             running = [t for t in self.trials() if t.state == TrialState.RUNNING]
             if len(self.ended_trials()) + len(running) >= total:
                 return None
+            if not any(START in t.user_attrs for t in self.trials()):
+                self._study.enqueue_trial(starting_params(self.config, self.space), user_attrs={START: True})
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 seed = np.random.SeedSequence((self.config.training.seed, len(self.trials()), worker))
                 self._study.sampler = TPESampler(
-                    seed=int(seed.generate_state(1)[0]), multivariate=True, constant_liar=True
+                    # In groups, because the starting configuration may lack settings that other trials have.
+                    seed=int(seed.generate_state(1)[0]),
+                    multivariate=True,
+                    group=True,
+                    constant_liar=True,
                 )
             trial = self._study.ask()
             lock = self._lock_file(trial.number).open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if START in trial.user_attrs:  # its settings outside the search space are not those of any sample
+                suggest(trial, {path: self.space[path] for path in starting_params(self.config, self.space)})
+                return TrialLease(trial, {}, lock)
             return TrialLease(trial, suggest(trial, self.space), lock)
 
-    def finish(self, lease: TrialLease, outcome: str, value: float | None = None, reason: str = "") -> None:
-        """Record the outcome of a trial, and delete the weights of all trials except the best one."""
+    def finish(self, lease: TrialLease, outcome: str, loss: float, reason: str = "") -> None:
+        """Record the outcome of a trial, and delete the weights of all trials except the best one.
+
+        Args:
+            lease: the trial.
+            outcome: its outcome.
+            loss: its best validation loss; not finite if it has none.
+            reason: why it is not converged.
+        """
         trial = lease.trial
         with _file_lock(self.path / "lock"):
             trial.set_user_attr(OUTCOME, outcome)
             trial.set_user_attr(REASON, reason)
-            self._study.tell(trial, value, state=STATES[outcome])
+            if math.isfinite(loss):
+                trial.set_user_attr(LOSS, loss)
+            self._study.tell(trial, loss if outcome == CONVERGED else None, state=STATES[outcome])
             self._lock_file(trial.number).unlink()
             lease.lock.close()
             ranked = self.ranked_trials()
@@ -172,10 +194,31 @@ class StudyFolder:
                         shutil.rmtree(weights, ignore_errors=True)
                     run.index.unlink(missing_ok=True)
             if ranked:
-                self.trial_config(ranked[0]).write(self.best_file)
+                header = f"Trial {ranked[0].number}, validation loss {ranked[0].value:.5f}; {self.describe_start()}"
+                self.trial_config(ranked[0]).write(self.best_file, header)
+
+    def starting_trial(self) -> FrozenTrial | None:
+        """Return the trial of the starting configuration; None if it has not ended."""
+        return next((t for t in self.ended_trials() if START in t.user_attrs), None)
+
+    def describe_start(self) -> str:
+        """Compare the best trial with the starting configuration, in words."""
+        start, ranked = self.starting_trial(), self.ranked_trials()
+        if start is None:
+            return "the starting configuration has not been measured yet"
+        loss, outcome = start.user_attrs.get(LOSS), trial_outcome(start)
+        text = f"the starting configuration (trial {start.number}) "
+        if ranked and ranked[0].number == start.number:
+            return text + "is the best"
+        if loss is None:
+            return text + f"has no validation loss: {outcome}"
+        lower = "the lower " if ranked and loss < ranked[0].value else ""
+        return f"{text}has {lower}validation loss {loss:.5f}" + ("" if outcome == CONVERGED else f", but is {outcome}")
 
     def trial_config(self, trial: FrozenTrial) -> Config:
         """Return the configuration that a trial was trained with."""
+        if START in trial.user_attrs:
+            return override(self.config, {})
         return override(self.config, suggest(FixedTrial(trial.params), self.space))
 
     def importances(self) -> dict[str, float]:
@@ -185,7 +228,7 @@ class StudyFolder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+            return optuna.importance.get_param_importances(self._study, evaluator=evaluator, params=list(self.space))
 
     def _recover(self) -> None:
         """Mark trials whose process died as abandoned, and enqueue their settings again.
@@ -199,7 +242,8 @@ class StudyFolder:
             self._lock_file(trial.number).unlink(missing_ok=True)
             shutil.rmtree(self.run_folder(trial.number), ignore_errors=True)
             if RETRY_OF not in trial.user_attrs:
-                self._study.enqueue_trial(trial.params, user_attrs={RETRY_OF: trial.number})
+                start = {START: True} if START in trial.user_attrs else {}
+                self._study.enqueue_trial(trial.params, user_attrs={RETRY_OF: trial.number, **start})
 
     def _lock_file(self, number: int) -> Path:
         return self.path / "trials" / f"{number}.lock"

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.console import print_status
 from pipelines.jobs.train import train
 from pipelines.tuning.search_space import override
-from pipelines.tuning.study import CONVERGED, FAILED, PRUNED, UNCONVERGED, StudyFolder, TrialLease
+from pipelines.tuning.study import CONVERGED, FAILED, PRUNED, START, UNCONVERGED, StudyFolder, TrialLease
 from ranking.errors import LogError, RankerError
 
 
@@ -22,11 +22,13 @@ class _CheckCallback:
     """Record the best validation loss of a training, and prune it.
 
     Only checks after the final selection are compared, each with the checks of other trials at the same step. Before
-    the selection is final, a wider fractional region of the gate changes the loss by itself.
+    the selection is final, a wider fractional region of the gate changes the loss by itself. The starting configuration
+    is never pruned, because the result is compared with it.
     """
 
     def __init__(self, lease: TrialLease) -> None:
         self._trial = lease.trial
+        self._prunable = START not in lease.trial.user_attrs
         self.best = math.inf
         self.started = False
 
@@ -36,7 +38,7 @@ class _CheckCallback:
             self.best = record["validation_total"]
         if record["phase"] == "selected":
             self._trial.report(record["validation_total"], record["step"])
-            if self._trial.should_prune():
+            if self._prunable and self._trial.should_prune():
                 raise PrunedError
 
 
@@ -55,7 +57,7 @@ def run_trial(study: StudyFolder, lease: TrialLease) -> str:
         outcome, reason = _train(study, lease, callback)
         if reason:
             print_status(reason)
-    study.finish(lease, outcome, callback.best if outcome == CONVERGED else None, reason)
+    study.finish(lease, outcome, callback.best, reason)
     loss = f"validation loss {callback.best:.5f}" if math.isfinite(callback.best) else "no validation loss"
     return f"trial {number}: {outcome}, {loss}" + (f" ({reason})" if reason else "")
 

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 
 from pipelines.config.config import Config
 from pipelines.console import print_status
-from pipelines.tuning.study import StudyFolder, trial_outcome
+from pipelines.tuning.study import LOSS, StudyFolder, trial_outcome
 from pipelines.tuning.trial import run_trial
 from ranking.errors import RankerError
 
@@ -98,6 +98,8 @@ def summarize(study: StudyFolder) -> dict[str, Any]:
         "study": str(study.path),
         "trials": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
         "best": {**_table_row(ranked[0]), "config": str(study.best_file)} if ranked else None,
+        "start": _start_row(study),
+        "comparison": study.describe_start(),
         "table": [_table_row(trial) for trial in ranked[:MAX_TABLE_TRIALS]],
         "importances": study.importances(),
     }
@@ -108,19 +110,28 @@ def format_summary(summary: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in summary["trials"].items()) or "none"
     lines = [f"trials: {counts}"]
     if not summary["table"]:
-        return f"{lines[0]}\nno trial converged: see {summary['study']}/trials/*.log"
-    settings = list(summary["table"][0]["settings"])
+        return f"{lines[0]}\nno trial converged: see {summary['study']}/trials/*.log\n{summary['comparison']}"
+    settings = list(dict.fromkeys(path for row in summary["table"] for path in row["settings"]))
     header = ["trial", "loss", *(path.split(".", 1)[1] for path in settings)]
     rows = [
-        [str(row["trial"]), f"{row['loss']:.5f}", *(_format_value(row["settings"][path]) for path in settings)]
+        [str(row["trial"]), f"{row['loss']:.5f}", *(_format_value(row["settings"].get(path)) for path in settings)]
         for row in summary["table"]
     ]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    lines.append(f"best: trial {summary['best']['trial']}; {summary['comparison']}")
     if summary["importances"]:
         shares = ", ".join(f"{path.split('.', 1)[1]} {share:.0%}" for path, share in summary["importances"].items())
         lines.append(f"importance of the settings: {shares}")
     return "\n".join(lines)
+
+
+def _start_row(study: StudyFolder) -> dict[str, Any] | None:
+    """Return trial number, outcome and loss of the starting configuration; None if it has not ended."""
+    start = study.starting_trial()
+    if start is None:
+        return None
+    return {"trial": start.number, "outcome": trial_outcome(start), "loss": start.user_attrs.get(LOSS)}
 
 
 def _table_row(trial: FrozenTrial) -> dict[str, Any]:
@@ -128,4 +139,6 @@ def _table_row(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _format_value(value: Any) -> str:
+    if value is None:
+        return "start"  # the starting value, which is outside of the searched range
     return f"{value:.2g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,171 @@
+"""Inspection of the features in the training split: absent and constant features, and copies of a label.
+
+The whole split is searched for absent and constant features. Copies of a label are searched in a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.data.dedup import hash_values
+from pipelines.data.sample import Matrix, RowSample
+from ranking.encoding.encoder import encode_labels
+from ranking.schema import InputFeature, NumberFeature, Schema, Task
+
+SAMPLED_ROWS = 10_000
+"""Maximum number of training rows in which copies of a label are searched."""
+MIN_CLASS_ROWS = 10
+"""Copies of a binary label are searched only if the sample has this many rows of both classes."""
+MIN_LABELS = 20
+"""Copies of a regression label are searched only if the sample has this many labels."""
+COPY_AUC = 0.99
+"""A feature that alone ranks the rows of a binary task with at least this AUC is reported as a copy of the label."""
+COPY_CORRELATION = 0.999
+"""The same for a regression: rank correlation between the feature and the label."""
+HASH_BITS = np.uint64((1 << 53) - 1)
+"""The bits of a hash that float64 holds exactly."""
+
+Array = npt.NDArray[np.float64]
+
+
+class FeatureInspector:
+    """Collects what is needed to judge the features of a log; call ``add`` per table of the training split.
+
+    Args:
+        schema: features and tasks.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._sample = RowSample(SAMPLED_ROWS, self._encode)
+        self._candidates: dict[str, Any] = {}  # the only value of each feature that is constant so far
+        self._hashes: dict[str, np.uint64] = {}
+        self._varying: set[str] = set()
+        self._with_nulls: set[str] = set()
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add usable rows of the training split."""
+        self._rows += rows.num_rows
+        self._sample.add(rows)
+        for feature in self._schema.inputs:
+            if feature.name in self._varying:
+                continue
+            column = rows[feature.column].combine_chunks()
+            if column.null_count:
+                self._with_nulls.add(feature.name)
+                column = column.drop_null()
+            if not len(column):
+                continue
+            hashes = hash_values(column)
+            first = self._hashes.setdefault(feature.name, hashes[0])
+            self._candidates.setdefault(feature.name, column[0].as_py())
+            if (hashes != first).any():
+                self._varying.add(feature.name)
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a message for each absent or constant feature, then for each copy of a label."""
+        if not self._rows:
+            return
+        for feature in self._schema.inputs:
+            name = feature.name
+            if name in self._varying or (name in self._candidates and name in self._with_nulls):
+                continue
+            value = f"{self._candidates[name]!r:.40}" if name in self._candidates else "null"
+            yield (
+                f"feature '{name}' is {value} in every training row: the model cannot learn from it; "
+                f"fix column '{feature.column}' or remove the feature"
+            )
+        yield from self._copies()
+
+    def _encode(self, rows: pa.Table) -> Matrix:
+        """Return numbers, or hashes of ids and lists, and the labels [rows, inputs + tasks]; NaN where null."""
+        columns = []
+        for feature in self._schema.inputs:
+            column = rows[feature.column].combine_chunks()
+            if isinstance(feature, NumberFeature):
+                columns.append(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+            elif pa.types.is_null(column.type):
+                columns.append(np.full(len(column), np.nan))
+            else:
+                hashes = (hash_values(column) & HASH_BITS).astype(np.float64)
+                columns.append(np.where(column.is_null().to_numpy(zero_copy_only=False), np.nan, hashes))
+        labels = encode_labels(rows, self._schema.tasks).astype(np.float64)
+        return np.concatenate([np.stack(columns, axis=1), labels], axis=1)
+
+    def _copies(self) -> Iterator[str]:
+        sample = self._sample.rows()
+        if sample is None:
+            return
+        features = self._schema.inputs
+        for i, task in enumerate(self._schema.tasks):
+            labels = sample[:, len(features) + i]
+            known = ~np.isnan(labels)
+            for j, feature in enumerate(features):
+                strength = _association(sample[known, j], labels[known], feature, task)
+                if strength is not None:
+                    yield (
+                        f"feature '{feature.name}' predicts label '{task.label}' of task '{task.name}' almost "
+                        f"perfectly ({strength} in a sample of {known.sum():,} training rows): check that column "
+                        f"'{feature.column}' is known before the impression, or remove the feature"
+                    )
+
+
+def _association(values: Array, labels: Array, feature: InputFeature, task: Task) -> str | None:
+    """Return how strongly a feature alone predicts a label, as text, if it can only be a copy; otherwise None."""
+    known = ~np.isnan(values)
+    if task.kind == "regression":
+        score, target = _predictor(values[known], labels[known], feature)
+        correlation = _rank_correlation(score, target)
+        return f"rank correlation {correlation:.4f}" if correlation >= COPY_CORRELATION else None
+    score, target = _predictor(values[known], labels[known], feature)
+    auc = max(_auc(score, target), _auc(known.astype(np.float64), labels))
+    return f"AUC {auc:.4f}" if auc >= COPY_AUC else None
+
+
+def _predictor(values: Array, labels: Array, feature: InputFeature) -> tuple[Array, Array]:
+    """Return one number per row that orders the rows by a feature, and the labels of these rows.
+
+    A number orders the rows itself. For ids and lists, this is the mean label of the same value in every second row,
+    applied to the other rows, because the mean of a rare value over its own rows would copy the label.
+    """
+    if isinstance(feature, NumberFeature) or len(values) < 2:
+        return values, labels
+    _, codes = np.unique(values, return_inverse=True)
+    fitted, other = slice(0, None, 2), slice(1, None, 2)
+    counts = np.bincount(codes[fitted], minlength=codes.max() + 1)
+    sums = np.bincount(codes[fitted], labels[fitted], minlength=codes.max() + 1)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), labels[fitted].mean())
+    return means[codes[other]], labels[other]
+
+
+def _auc(scores: Array, labels: Array) -> float:
+    """Return max(AUC, 1 − AUC); 0 if a class has too few rows to tell."""
+    positives = labels > 0.5
+    count = int(positives.sum())
+    if min(count, len(labels) - count) < MIN_CLASS_ROWS:
+        return 0.0
+    auc = (_ranks(scores)[positives].mean() - (count + 1) / 2) / (len(labels) - count)
+    return float(max(auc, 1 - auc))
+
+
+def _rank_correlation(scores: Array, labels: Array) -> float:
+    """Return the absolute rank correlation (Spearman); 0 if it is undefined or the rows are too few to tell."""
+    if len(scores) < MIN_LABELS:
+        return 0.0
+    a, b = _ranks(scores), _ranks(labels)
+    scale = a.std() * b.std()
+    return float(abs(((a - a.mean()) * (b - b.mean())).mean()) / scale) if scale else 0.0
+
+
+def _ranks(values: Array) -> Array:
+    """Return the rank of each value, starting at 1; equal values have their mean rank."""
+    _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: Array = (ends - (counts - 1) / 2)[codes]
+    return ranks

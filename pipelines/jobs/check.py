@@ -1,0 +1,75 @@
+"""The ``check`` job: validates a configuration and its log without training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.config import Config
+from pipelines.data.label_bounds import estimate_label_bounds
+from pipelines.data.profile import LogProfile, profile_log
+from pipelines.data.quality import find_errors, find_warnings, require_learnable
+from pipelines.data.reader import LogReader, load_tables
+from pipelines.training.memory import require_memory
+from ranking.encoding.encoder_fitter import EncoderFitter
+
+
+@dataclass(frozen=True)
+class LogCheck:
+    """Result of a check.
+
+    Attributes:
+        config: the checked configuration.
+        profile: profile of the log.
+        table_sizes: rows of each embedding table of the model.
+        errors: reasons why the log cannot be used for training.
+        warnings: what makes a trained model or its evaluation less reliable.
+    """
+
+    config: Config
+    profile: LogProfile
+    table_sizes: dict[str, int]
+    errors: list[str]
+    warnings: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile with ``errors`` and ``warnings``."""
+        return {**self.profile.to_json(), "errors": self.errors, "warnings": self.warnings}
+
+    def to_text(self) -> str:
+        """Return profile, errors and warnings as text for the terminal."""
+        errors, warnings = (f"error: {error}" for error in self.errors), (f"warning: {text}" for text in self.warnings)
+        return "\n".join([self.profile.to_text(), *errors, *warnings])
+
+    def require_usable(self) -> None:
+        """Check that a model can be trained on the log on this machine.
+
+        Raises:
+            LogError: the log has an error.
+            ConfigError: the training does not fit into the memory of this machine.
+        """
+        require_learnable(self.profile, self.config)
+        require_memory(self.config, self.table_sizes, self.profile.rows["train"])
+
+
+def check(config: Config, quarantine: Path | None = None) -> LogCheck:
+    """Read the log once and judge it.
+
+    Args:
+        config: the whole configuration.
+        quarantine: file for the bad rows; None: not written.
+
+    Raises:
+        LogError: the log cannot be read, or it has no usable row.
+        OutputError: the quarantine file cannot be written.
+        ConfigError: a hashed embedding table does not fit into the memory of this machine.
+    """
+    require_memory(config)
+    schema = config.training_schema
+    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
+    schema = estimate_label_bounds(reader, config.logs, schema)
+    fitter = EncoderFitter(schema)
+    profile = profile_log(reader.with_schema(schema), config.logs, schema, quarantine, on_train=fitter.add)
+    sizes = {name: mapping.size for name, mapping in fitter.encoder().id_mappings.items()}
+    return LogCheck(config, profile, sizes, find_errors(profile, config), find_warnings(profile, config))

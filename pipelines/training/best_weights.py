@@ -1,0 +1,85 @@
+"""The best weights of a run, with the state of the optimizers from which a warm start continues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipelines.runs.run import RunFolder
+from pipelines.training.checkpoint import dense_parameters, dense_state, optimizer_state, parameters_with_state
+from pipelines.training.embedding_tables import EmbeddingTables
+from pipelines.training.objective import Objective
+
+TABLE_WEIGHT = "embeddings.collection.embedding_bags.{}.weight"
+"""Name of an embedding table's weights in the model's state dict."""
+
+ADAM_PREFIX, ADAGRAD_PREFIX = "optimiser.", "adagrad."
+"""Prefixes of the names of optimizer states: ``optimiser.PARAMETER.exp_avg``, ``adagrad.TABLE``."""
+
+
+def save_best(run: RunFolder, objective: Objective, tables: EmbeddingTables, optimizer: torch.optim.Optimizer) -> None:
+    """Replace the run's best weights atomically; all ranks must call this, the main rank writes.
+
+    The file holds the state dict of the model, the moments of AdamW, and the sums of Adagrad.
+
+    Raises:
+        OutputError: the file cannot be written; the previous one is unaffected.
+    """
+    table_weights: dict[str, Any] | None = tables.gather()
+    sums = tables.gather_sums()
+    if table_weights is None:
+        return
+    tensors = {
+        **{TABLE_WEIGHT.format(name): weight for name, weight in table_weights.items()},
+        **dense_state(objective.model),
+        **optimizer_state(objective, optimizer, parameters_with_state(objective, optimizer)),
+        **{ADAGRAD_PREFIX + name: value for name, value in sums.items()},
+    }
+    draft = run.best.with_suffix(".draft")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
+        draft.replace(run.best)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        raise run.write_error(run.best, error) from None
+
+
+def load_best(run: RunFolder) -> dict[str, Tensor]:
+    """Load the state dict of the model."""
+    return _load(run, optimizers=False)
+
+
+def load_optimizers(run: RunFolder) -> dict[str, Tensor]:
+    """Load the state of the optimizers by name; empty for a run of version 0.1.0, which did not save it."""
+    return _load(run, optimizers=True)
+
+
+def _load(run: RunFolder, *, optimizers: bool) -> dict[str, Tensor]:
+    with safe_open(run.best, framework="pt") as file:
+        names = [name for name in list(file.keys()) if name.startswith((ADAM_PREFIX, ADAGRAD_PREFIX)) == optimizers]
+        return {name: file.get_tensor(name) for name in names}
+
+
+def restore_optimizers(
+    state: Mapping[str, Tensor], objective: Objective, optimizer: torch.optim.Optimizer, tables: EmbeddingTables
+) -> None:
+    """Continue with the state of the optimizers that ``load_optimizers`` returned.
+
+    A parameter of the model without a state, or of another shape, starts without one. So do the weights of the losses,
+    which a warm start does not take over.
+    """
+    names = [
+        name
+        for name, parameter in dense_parameters(objective)
+        if name.startswith("model.")
+        and (moment := state.get(f"{ADAM_PREFIX}{name}.exp_avg")) is not None
+        and moment.shape == parameter.shape
+    ]
+    for key, target in optimizer_state(objective, optimizer, names).items():
+        target.copy_(state[key])
+    tables.load_sums({key.removeprefix(ADAGRAD_PREFIX): sums for key, sums in state.items() if ADAGRAD_PREFIX in key})
