@@ -1,7 +1,7 @@
 # Builds two images: `serve` (the default target) and `--target train`.
 # Serving without PyTorch: --build-arg SERVE=slim.
 # NVIDIA GPUs: --build-arg SERVE=cuda --build-arg TRAIN=cuda-train.
-# The base image must have pip and Python 3.11, the version that the lock files are for.
+# The base image must have pip and Python 3.11. Pin it by digest with --build-arg BASE_IMAGE=python@sha256:…
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS packages
@@ -9,8 +9,8 @@ ARG SERVE=serve
 # Index of PyTorch's CPU builds. Set it if pip's default index has only CUDA builds.
 ARG PIP_EXTRA_INDEX_URL
 RUN python -m venv --without-pip /opt/ranker
-COPY requirements /src/requirements
-RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps -r /src/requirements/${SERVE}.lock
+COPY requirements/*.lock /src/requirements/
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --require-hashes -r /src/requirements/${SERVE}.lock
 WORKDIR /src
 COPY . .
 RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --no-build-isolation .
@@ -30,7 +30,7 @@ RUN cd /opt/ranker/lib/python3.11/site-packages \
 
 FROM packages AS train-packages
 ARG TRAIN=train
-RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps -r /src/requirements/${TRAIN}.lock \
+RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --require-hashes -r /src/requirements/${TRAIN}.lock \
     && /opt/ranker/bin/python -c "import pipelines.jobs.train"
 
 FROM ${BASE_IMAGE} AS ranker

@@ -18,8 +18,43 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.repository.claim | default (printf "%s-repository" (include "ranker.name" .)) }}
 {{- end }}
 
+{{- define "ranker.feedbackClaim" -}}
+{{ .Values.feedback.claim | default (printf "%s-feedback" (include "ranker.name" .)) }}
+{{- end }}
+
+{{/* Reference of an image, by digest if there is one. Argument: (list IMAGE CHART). */}}
+{{- define "ranker.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default (index . 1).AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "ranker.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "ranker.name" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
+{{/* Placement of pods, from the values of the serving or of the training pods. */}}
+{{- define "ranker.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* Pod security settings: a non-root user without service account token. */}}
 {{- define "ranker.pod" -}}
+serviceAccountName: {{ include "ranker.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
@@ -46,7 +81,7 @@ securityContext:
 
 {{/* Container settings of every training pod. */}}
 {{- define "ranker.training" -}}
-image: "{{ .Values.training.image.repository }}:{{ .Values.training.image.tag | default .Chart.AppVersion }}"
+image: {{ include "ranker.image" (list .Values.training.image .Chart) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{ include "ranker.container" . }}
 env:
