@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# Every file is checked against the hashes of the lock file. The project itself has none.
+LOCKED := $(PIP) --require-hashes --requirement
 
-.PHONY: demo serve test test-fast soak lint audit bench bench-train clean
+.PHONY: demo serve test test-fast soak lint audit sbom licenses lock bench bench-train clean
 
 # One test process per core, at most four. Idle processes take tests from busy ones, and expensive fixtures are built once
 # for all of them.
@@ -24,7 +26,8 @@ test: .venv/dev
 test-fast: .venv/dev
 	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
-# Sends ten minutes of mixed traffic and then checks that memory and open files have not grown.
+# Sends ten minutes of mixed traffic to one process and then to two workers, and checks that memory and open files have
+# not grown.
 soak: .venv/dev
 	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s tests/service/test_soak.py
 
@@ -35,11 +38,24 @@ lint: .venv/dev
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/vocabulary.py
 
-# Checks the locked packages for known vulnerabilities.
+# Checks the locked packages for known vulnerabilities. pip-audit does not read the files that a lock file includes, so that
+# each one is named.
 # AUDIT=--if-possible: do not fail if the advisories cannot be reached.
 audit: .venv/audit
 	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
-	  --requirement requirements/dev.lock --requirement requirements/cuda-train.lock | $(BIN)/python .ci/audit.py $(AUDIT)
+	  $(addprefix --requirement ,$(wildcard requirements/*.lock)) | $(BIN)/python .ci/audit.py $(AUDIT)
+
+# Writes the software bill of materials of each image as sbom/NAME.cdx.json, in CycloneDX.
+sbom: .venv/sbom
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m requirements.sbom sbom
+
+# Checks that every installed package has an allowed license. The list is in pyproject.toml.
+licenses: .venv/sbom
+	@$(BIN)/pip-licenses > /dev/null && echo "all licenses are allowed"
+
+# Adds the hashes of pins that have none. PINS="idna==3.21" changes pins. TORCH_INDEX: index of PyTorch's CPU builds.
+lock: .venv/update
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m requirements.lock $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) $(PINS)
 
 # Options go into BENCH, such as BENCH="--only litserve" or BENCH=--quick.
 bench: .venv/bench
@@ -51,27 +67,37 @@ bench-train: .venv/bench
 	$(BIN)/python -m benchmarks.training --kuairand $(KUAIRAND) --work bench $(BENCH)
 
 clean:
-	rm -rf .venv demo bench
+	rm -rf .venv demo bench sbom
 
-# Environments are installed from lock files: exact pins, no dependency resolution.
+# Environments are installed from lock files: exact pins with hashes, no dependency resolution.
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is required; select it with make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-.venv/train: requirements/serve.lock requirements/train.lock pyproject.toml | .venv/bin/python
+.venv/train: requirements/slim.lock requirements/serve.lock requirements/train.lock pyproject.toml | .venv/bin/python
 	@echo "installing the locked packages into .venv (a few minutes the first time)"
-	$(PIP) -r requirements/train.lock
+	@$(LOCKED) requirements/train.lock || { echo "if the hashes of torch do not match: set PIP_EXTRA_INDEX_URL or" \
+	  "PIP_FIND_LINKS to PyTorch's CPU builds, see 'Install' in README.md"; exit 1; }
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
 .venv/dev: requirements/dev.lock .venv/train
-	$(PIP) -r requirements/dev.lock
+	$(LOCKED) requirements/dev.lock
 	@touch $@
 
 .venv/audit: requirements/audit.lock .venv/dev
-	$(PIP) -r requirements/audit.lock
+	$(LOCKED) requirements/audit.lock
+	@touch $@
+
+.venv/sbom: requirements/sbom.lock .venv/dev
+	$(LOCKED) requirements/sbom.lock
+	@touch $@
+
+# Does not depend on the other environments, whose lock files may lack hashes.
+.venv/update: requirements/update.lock | .venv/bin/python
+	$(LOCKED) requirements/update.lock
 	@touch $@
 
 .venv/bench: requirements/bench.lock .venv/dev
-	$(PIP) -r requirements/bench.lock
+	$(LOCKED) requirements/bench.lock
 	@touch $@
