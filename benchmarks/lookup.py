@@ -2,9 +2,9 @@
 
 Builds indexes of the reference model's item features (15 categorical, 10 numeric) with integer ids, with text ids, and
 with text ids, a bag and a part of a cross. Times ``rows`` and ``take`` of 500 random ids, which differ in each turn.
-Then two processes open the largest index of integer ids and look up every id, the second while the first still maps
-the files. The private memory of the second process (``/proc/self/smaps_rollup``) is its cost. Prints two Markdown
-tables.
+Then two processes open the largest index of integer ids as workers of the service do, from a copy in shared memory, and
+look up every id, the second while the first still uses the copy. The private memory of the second process
+(``/proc/self/smaps_rollup``) is its cost. Prints two Markdown tables.
 
     python -m benchmarks.lookup --work bench [--rows 1000000 10000000]
 """
@@ -104,12 +104,14 @@ def time_lookups(index: FeatureIndex, kind: str) -> tuple[list[float], list[floa
 
 WORKER = """
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.lookup import KINDS, encoder_of, schema_of
 from ranking.lookup.feature_index import FeatureIndex
+from service.models.shared_memory import SharedMemoryReader
 
 
 def memory():  # private, proportional and resident set size in MiB
@@ -119,19 +121,19 @@ def memory():  # private, proportional and resident set size in MiB
 
 
 encoder = encoder_of(schema_of(KINDS[0]))
-before = memory()
-index = FeatureIndex.open(Path(sys.argv[1]), encoder, "item")
-opened = memory()
+before, start = memory(), time.perf_counter()
+index = FeatureIndex.open(Path(sys.argv[1]), encoder, "item", SharedMemoryReader(Path(sys.argv[1]).parent))
+seconds, opened = time.perf_counter() - start, memory()
 step = len(index) // 500
 for first in range(step):
     index.take(index.rows(np.arange(first, len(index), step)))
-print(*(opened - before), *(memory() - before), flush=True)
+print(seconds, *(opened - before), *(memory() - before), flush=True)
 sys.stdin.read()
 """
 
 
 def start_worker(folder: Path) -> tuple[subprocess.Popen[str], list[float]]:
-    """Start a process that opens an index, looks up all ids and waits; return it and its memory growth in MiB."""
+    """Start a process that opens an index, looks up all ids and waits; return it, seconds and memory growth in MiB."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -174,14 +176,19 @@ def main() -> None:
     folder = arguments.work / f"items-{max(arguments.rows)}-0"
     size = size_of(folder) / 2**20
     print(
-        "\n| process | opened: private, MiB | all looked up: private, MiB | share of the index | PSS, MiB | RSS, MiB |"
+        "\n| process | open, s | opened: private, MiB | all looked up: private, MiB | share of the index | PSS, MiB "
+        "| RSS, MiB |"
     )
-    print("|---|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     workers = []
     for name in ("first", "second"):
-        process, (opened, _, _, private, pss, rss) = start_worker(folder)
+        process, (seconds, opened, _, _, private, pss, rss) = start_worker(folder)
         workers.append(process)
-        print(f"| {name} | {opened:.1f} | {private:.1f} | {private / size:.1%} | {pss:,.0f} | {rss:,.0f} |", flush=True)
+        print(
+            f"| {name} | {seconds:.1f} | {opened:.1f} | {private:.1f} | {private / size:.1%} "
+            f"| {pss:,.0f} | {rss:,.0f} |",
+            flush=True,
+        )
     for process in workers:
         process.communicate()
 
