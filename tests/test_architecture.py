@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import diagram
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -15,9 +15,6 @@ PAGES = [
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
 ]
 PATH = re.compile(r"`((?:ranking|pipelines|service|benchmarks|tests|deploy|docs|requirements|\.ci)/[\w./-]*)`")
-
-sys.path.insert(0, str(ROOT / ".ci"))
-import diagram  # noqa: E402 — a script of CI, which is not a package
 
 
 def test_diagram_in_architecture_page_matches_the_imports() -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import chart_settings
 import jsonschema
 import kubernetes_validate
 import pytest
@@ -23,8 +24,8 @@ DOCS = DEPLOY.parent / "docs" / "kubernetes.md"
 CUSTOM_RESOURCE_SCHEMAS = json.loads((Path(__file__).parent / "custom_resources.json").read_text())
 """Schemas of custom resources by kind, with only the fields that the chart uses.
 
-They are written by hand from the definitions of the training operator v1.9 and the Prometheus operator v0.80. The pod
-templates inside custom resources are validated against the Kubernetes schemas.
+They are written by hand from the definitions of the training operator v1.9, the Prometheus operator v0.80 and the
+Gateway API v1. The pod templates inside custom resources are validated against the Kubernetes schemas.
 """
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -33,9 +34,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all": {
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "store": {"secret": "redis"},
+        "feedback": {"enabled": True},
+        "extraVolumes": [{"name": "certificates", "configMap": {"name": "authorities"}}],
+        "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/redis", "readOnly": True}],
         "env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://traces:4318"}],
         "training": {"daily": {"enabled": True}, "distributed": {"enabled": True, "pods": 3, "gpu": True}},
         "networkPolicy": {"egress": [{"ports": [{"port": 6379}], "to": [{"podSelector": {}}]}]},
+        "serviceAccount": {"create": True, "annotations": {"example.com/role": "models"}},
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "hosts": ["rank.example.com"],
+            "tls": [{"secretName": "ranker-tls", "hosts": ["rank.example.com"]}],
+        },
+        "httpRoute": {
+            "enabled": True,
+            "parentRefs": [{"name": "public", "namespace": "gateways"}],
+            "hostnames": ["r.io"],
+        },
     },
     "minimal": {
         "repository": {"claim": "mine"},
@@ -176,7 +192,7 @@ def test_serving_pod_mounts_repository_and_keys_read_only() -> None:
     assert mounts["/etc/ranker/keys"]["readOnly"]
     # Kubernetes does not update subPath mounts when a Secret changes.
     assert "subPath" not in mounts["/etc/ranker/keys"]
-    assert find_object("PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert find_object("PersistentVolumeClaim", "default")["spec"]["accessModes"] == ["ReadWriteMany"]
     assert not objects_of_kind(objects_of("minimal"), "PersistentVolumeClaim")
 
 
@@ -289,6 +305,20 @@ def test_daily_job_has_deadline_and_forbids_concurrent_runs() -> None:
         ({"settings": {"keys": "keys.json"}}, "invalid propertyName 'keys'"),
         ({"gpu": 2}, "/gpu"),
         ({"networkPolicy": {"monitoring": []}}, "/networkPolicy/monitoring"),
+        ({"feedback": {"path": "/data"}}, "/feedback"),
+        (
+            {"feedback": {"enabled": True}, "settings": {"feedback_dir": "/data"}},
+            "settings.feedback_dir: feedback.enabled",
+        ),
+        ({"feedback": {"claim": "mine", "emptyDir": True}}, "set either feedback.claim or feedback.emptyDir"),
+        ({"extraVolumes": [{"emptyDir": {}}]}, "/extraVolumes/0"),
+        ({"extraVolumeMounts": [{"name": "certificates"}]}, "/extraVolumeMounts/0"),
+        ({"settings": {"max_candidates": "many"}}, "/settings/max_candidates"),
+        ({"settings": {"slow_ms": -1}}, "/settings/slow_ms"),
+        ({"image": {"digest": "sha256:abc"}}, "/image/digest"),
+        ({"ingress": {"enabled": True}}, "/ingress/hosts"),
+        ({"httpRoute": {"enabled": True}}, "/httpRoute/parentRefs"),
+        ({"topologySpreadConstraints": [{"topologyKey": "zone"}]}, "/topologySpreadConstraints/0"),
     ],
 )
 def test_invalid_value_is_rejected_by_name(values: dict[str, Any], message: str) -> None:
@@ -296,12 +326,156 @@ def test_invalid_value_is_rejected_by_name(values: dict[str, Any], message: str)
         render_chart(values)
 
 
+def test_settings_schema_matches_the_settings_of_the_service() -> None:
+    block = chart_settings.BLOCK.search(chart_settings.SCHEMA_FILE.read_text())
+    assert block is not None
+    assert block[0] == chart_settings.settings_block(), "run: python .ci/chart_settings.py"
+    names = chart_settings.setting_schemas().keys()
+    assert names == Settings.model_fields.keys() - chart_settings.SET_BY_THE_CHART
+
+
+def test_unknown_setting_is_rejected_with_the_names_of_all_settings() -> None:
+    with pytest.raises(RenderError) as error:
+        render_chart({"settings": {"max_candidate": 5}})
+    assert "invalid propertyName 'max_candidate'" in str(error.value)
+    assert all(f"'{name}'" in str(error.value) for name in chart_settings.setting_schemas())
+
+
+FEEDBACK_VOLUMES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({}, {"persistentVolumeClaim": {"claimName": "ranker-feedback"}}, ["ranker-feedback"]),
+    ({"claim": "mine"}, {"persistentVolumeClaim": {"claimName": "mine"}}, []),
+    ({"emptyDir": True, "size": "5Gi"}, {"emptyDir": {"sizeLimit": "5Gi"}}, []),
+]
+
+
+@pytest.mark.parametrize(("values", "source", "claims"), FEEDBACK_VOLUMES, ids=["new claim", "claim", "emptyDir"])
+def test_feedback_volume_is_mounted_writable_at_feedback_dir(
+    values: dict[str, Any], source: dict[str, Any], claims: list[str]
+) -> None:
+    objects = render_chart({"feedback": {"enabled": True, **values}})
+    pod = objects_of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "feedback"]
+    assert volume == {"name": "feedback", **source}
+    (container,) = pod["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "feedback"]
+    assert not mount.get("readOnly")
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert variables["RANKER_FEEDBACK_DIR"] == mount["mountPath"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"], "the volume is writable"
+    created = {
+        claim["metadata"]["name"]: claim["spec"]
+        for claim in objects_of_kind(objects, "PersistentVolumeClaim")
+        if claim["metadata"]["name"] != "ranker-repository"
+    }
+    assert list(created) == claims
+    assert all(spec["accessModes"] == ["ReadWriteMany"] for spec in created.values()), "several pods write to it"
+
+
+def test_feedback_is_disabled_by_default() -> None:
+    assert "RANKER_FEEDBACK_DIR" not in environment_of("default")
+    assert len(objects_of_kind(objects_of("default"), "PersistentVolumeClaim")) == 1
+
+
+def test_extra_volumes_are_mounted_in_serving_pods() -> None:
+    pod = pod_templates("all")["serving"]["spec"]
+    assert VARIANTS["all"]["extraVolumes"][0] in pod["volumes"]
+    assert VARIANTS["all"]["extraVolumeMounts"][0] in container_of()["volumeMounts"]
+    for variant in VARIANTS:
+        template = pod_templates(variant)["serving"]["spec"]
+        mounted = {mount["name"] for mount in container_of(variant)["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in template["volumes"]}
+
+
 def test_settings_are_rendered_as_written() -> None:
-    settings = {"max_body_bytes": 20_000_000, "server_timing": True, "slow": "1e6", "workers": 2, "threads": 1}
+    settings = {"max_body_bytes": 20_000_000, "server_timing": True, "store_prefix": "1e6", "workers": 2, "threads": 1}
     (deployment,) = objects_of_kind(render_chart({"settings": settings}), "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert variables["RANKER_MAX_BODY_BYTES"] == "20000000"
     assert variables["RANKER_SERVER_TIMING"] == "true"
-    assert variables["RANKER_SLOW"] == "1e6"
+    assert variables["RANKER_STORE_PREFIX"] == "1e6"
     assert variables["RANKER_THREADS"] == "1"
+
+
+def test_image_digest_takes_precedence_over_the_tag() -> None:
+    digest = "sha256:" + "0" * 64
+    image = {"repository": "registry.example.com/ranker", "tag": "2", "digest": digest}
+    objects = render_chart({"image": image, "training": {"image": image, "daily": {"enabled": True}}})
+    (deployment,), (job,) = (objects_of_kind(objects, kind) for kind in ("Deployment", "CronJob"))
+    for template in (deployment["spec"]["template"], job["spec"]["jobTemplate"]["spec"]["template"]):
+        assert template["spec"]["containers"][0]["image"] == f"registry.example.com/ranker@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("values", "account"),
+    [
+        ({}, "default"),
+        ({"create": True}, "ranker"),
+        ({"create": True, "name": "reader"}, "reader"),
+        ({"name": "existing"}, "existing"),
+    ],
+)
+def test_pods_use_the_service_account(values: dict[str, Any], account: str) -> None:
+    objects = render_chart({"serviceAccount": values, "training": {"daily": {"enabled": True}}})
+    (deployment,), (job,) = (objects_of_kind(objects, kind) for kind in ("Deployment", "CronJob"))
+    for template in (deployment["spec"]["template"], job["spec"]["jobTemplate"]["spec"]["template"]):
+        assert template["spec"]["serviceAccountName"] == account
+    created = [manifest["metadata"]["name"] for manifest in objects_of_kind(objects, "ServiceAccount")]
+    assert created == ([account] if values.get("create") else [])
+
+
+def test_service_account_has_annotations_and_no_mounted_token() -> None:
+    account = find_object("ServiceAccount")
+    assert account["metadata"]["annotations"] == {"example.com/role": "models"}
+    assert account["automountServiceAccountToken"] is False
+
+
+def test_placement_values_apply_to_serving_and_training_pods() -> None:
+    def placement(name: str) -> dict[str, Any]:
+        node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
+        return {
+            "priorityClassName": name,
+            "nodeSelector": {"pool": name},
+            "affinity": {"nodeAffinity": node},
+            "tolerations": [{"key": name, "operator": "Exists"}],
+        }
+
+    training = placement("batch") | {"daily": {"enabled": True}, "distributed": {"enabled": True}}
+    objects = render_chart(placement("online") | {"training": training})
+    (deployment,), (job,), (distributed,) = (
+        objects_of_kind(objects, kind) for kind in ("Deployment", "CronJob", "PyTorchJob")
+    )
+    assert deployment["spec"]["template"]["spec"].items() >= placement("online").items()
+    assert job["spec"]["jobTemplate"]["spec"]["template"]["spec"].items() >= placement("batch").items()
+    for replica in distributed["spec"]["pytorchReplicaSpecs"].values():
+        assert replica["template"]["spec"].items() >= placement("batch").items()
+
+
+def test_spread_constraints_select_the_serving_pods_unless_they_have_a_selector() -> None:
+    zone = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = zone | {"labelSelector": {"matchLabels": {"app": "other"}}}
+    (deployment,) = objects_of_kind(render_chart({"topologySpreadConstraints": [zone, own]}), "Deployment")
+    constraints = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert constraints == [zone | {"labelSelector": deployment["spec"]["selector"]}, own]
+    (default,) = find_object("Deployment", "default")["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert default["topologyKey"] == "kubernetes.io/hostname"
+    (deployment,) = objects_of_kind(render_chart({"topologySpreadConstraints": []}), "Deployment")
+    assert "topologySpreadConstraints" not in deployment["spec"]["template"]["spec"]
+
+
+def test_ingress_and_route_expose_the_ranking_port_only() -> None:
+    (service,) = [
+        service for service in objects_of_kind(objects_of("all"), "Service") if service["metadata"]["name"] == "ranker"
+    ]
+    (port,) = service["spec"]["ports"]
+    ingress = find_object("Ingress")["spec"]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (ingress["ingressClassName"], rule["host"], path["path"]) == ("nginx", "rank.example.com", "/v1")
+    assert path["backend"]["service"] == {"name": "ranker", "port": {"name": port["name"]}}
+    assert ingress["tls"] == [{"secretName": "ranker-tls", "hosts": ["rank.example.com"]}]
+    (rule,) = find_object("HTTPRoute")["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "ranker", "port": port["port"]}]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert not {"Ingress", "HTTPRoute", "ServiceAccount"} & {manifest["kind"] for manifest in objects_of("default")}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 from compose_spec import PyCompose
 
 from service.settings import PREFIX, Settings
+from tests.support.ports import free_port
+from tests.support.redis_server import require_redis
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "compose.yaml"
@@ -44,6 +49,7 @@ def test_images_are_pinned_or_built_from_the_repository(services: dict[str, Any]
     built = {service["image"]: service["build"] for service in services.values() if "build" in service}
     for build in built.values():
         assert (COMPOSE_FILE.parent / build["context"]).resolve() == ROOT
+        assert build["args"] == {"BASE_IMAGE": "${BASE_IMAGE:-python:3.11-slim-bookworm}"}
         assert build["target"] in dockerfile_stages()
     for name, service in services.items():
         pinned = re.search(r":v?\d+\.\d+\.\d+(-alpine)?$", service["image"])
@@ -68,7 +74,6 @@ def test_environment_variables_are_service_settings(services: dict[str, Any]) ->
         {"repository": "/repository"} | {name.removeprefix(PREFIX).lower(): value for name, value in variables.items()}
     )
     assert settings.no_keys
-    assert set(services["loader"]["environment"]) <= set(variables)
 
 
 def test_published_ports_are_loopback_only_and_match_containers(services: dict[str, Any]) -> None:
@@ -85,7 +90,7 @@ def test_depends_on_names_existing_services(services: dict[str, Any]) -> None:
 
 def test_internal_addresses_name_existing_services(services: dict[str, Any]) -> None:
     texts = [COMPOSE_FILE.read_text(), *(file.read_text() for file in (COMPOSE_FILE.parent / "grafana").rglob("*.yml"))]
-    hosts = {host for text in texts for host in re.findall(r"(?:redis|http)://([a-z]+):\d+", text)}
+    hosts = {host for text in texts for host in re.findall(r"(?:@|http://)([a-z]+):\d+", text)}
     assert hosts == {"redis", "prometheus"}
     assert hosts <= set(services)
 
@@ -99,12 +104,83 @@ def test_prometheus_scrapes_the_operations_port_of_the_ranker(services: dict[str
     assert all((COMPOSE_FILE.parent / "prometheus" / file).is_file() for file in yaml.safe_load(text)["rule_files"])
 
 
-@pytest.mark.parametrize("name", ["trainer", "loader", "ranker", "redis", "prometheus"])
+@pytest.mark.parametrize("name", ["trainer", "loader", "ranker", "redis", "prometheus", "grafana"])
 def test_service_is_read_only_and_unprivileged(services: dict[str, Any], name: str) -> None:
     service = services[name]
     assert service["read_only"]
+    assert service["tmpfs"] == ["/tmp"]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service.get("user", "") not in ("root", "0", "0:0")
+
+
+def test_default_base_image_is_that_of_the_dockerfile(services: dict[str, Any]) -> None:
+    (base,) = re.findall(r"^ARG BASE_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for name in ("trainer", "ranker"):
+        assert services[name]["build"]["args"]["BASE_IMAGE"] == f"${{BASE_IMAGE:-{base}}}"
+
+
+def test_grafana_writes_to_its_volume_only(services: dict[str, Any]) -> None:
+    writable = [volume for volume in services["grafana"]["volumes"] if not volume.endswith(":ro")]
+    assert writable == ["grafana:/var/lib/grafana"]
+    assert services["grafana"]["environment"]["GF_LOG_MODE"] == "console"
+
+
+def test_redis_password_is_a_secret_of_exactly_its_users(compose: dict[str, Any], services: dict[str, Any]) -> None:
+    assert compose["secrets"]["redis-password"]["file"] == "./redis-password"
+    assert "/deploy/redis-password" in (ROOT / ".gitignore").read_text().splitlines()
+    users = {name for name, service in services.items() if service.get("secrets") == ["redis-password"]}
+    assert users == {"loader", "ranker", "redis"}
+    assert all("PASSWORD" not in str(service.get("environment", "")) for service in services.values())
+
+
+@pytest.mark.parts
+def test_redis_and_its_clients_use_the_password(services: dict[str, Any], tmp_path: Path) -> None:
+    """Runs the commands of the file with a shell, with the secret and the address replaced."""
+    require_redis()
+    port = free_port()
+    (tmp_path / "redis-password").write_text("s3cret\n")
+
+    def command_of(name: str) -> str:
+        (script,) = services[name]["command"]
+        script = script.replace("$$", "$").replace("/run/secrets/redis-password", str(tmp_path / "redis-password"))
+        return str(script.replace("redis:6379", f"127.0.0.1:{port}"))
+
+    script = command_of("redis").replace("--save", f"--port {port} --bind 127.0.0.1 --save")
+    assert services["redis"]["entrypoint"] == services["ranker"]["entrypoint"] == ["sh", "-euc"]
+    server = subprocess.Popen(["sh", "-euc", script], stdout=subprocess.DEVNULL)
+    try:
+        addresses = set()
+        for name in ("loader", "ranker"):
+            (export,) = [line for line in command_of(name).splitlines() if line.startswith("export ")]
+            shell = subprocess.run(
+                ["sh", "-euc", f'{export}; printf %s "$RANKER_STORE"'], capture_output=True, text=True
+            )
+            addresses.add(shell.stdout)
+        (address,) = addresses
+        client = redis.Redis.from_url(address)
+        wait_until(lambda: server.poll() is None and answers(client), "Redis accepts the password")
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port).ping()
+        assert "s3cret" not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        kind, check = yaml.safe_load(COMPOSE_FILE.read_text())["services"]["redis"]["healthcheck"]["test"]
+        assert kind == "CMD-SHELL"
+        check = check.replace("$$", "$").replace("/run/secrets/redis-password", str(tmp_path / "redis-password"))
+        check = check.replace("redis-cli", f"redis-cli -p {port}")
+        assert subprocess.run(["sh", "-c", check]).returncode == 0
+        (tmp_path / "redis-password").write_text("other\n")
+        assert subprocess.run(["sh", "-c", check], stderr=subprocess.DEVNULL).returncode != 0
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def answers(client: redis.Redis) -> bool:
+    """Whether the server responds to a PING."""
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def test_ranker_commands_parse(services: dict[str, Any]) -> None:

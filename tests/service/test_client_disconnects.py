@@ -5,54 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
-from service.app import create_app
-from service.engine import engine, scoring
-from service.server.protocol import LimitedHttpProtocol
-from service.settings import Settings
+from service.engine import engine
 from tests.support.http_client import post_json, send_request
 from tests.support.ports import HOST
+from tests.support.server_thread import BlockedScorer, server_thread
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
-
-
-class BlockedScorer:
-    """Scores batches like the engine, but only after ``release`` is set; records their numbers of candidates."""
-
-    def __init__(self) -> None:
-        self._score = engine.score_batch
-        self.rows: list[int] = []
-        self.started, self.release = threading.Event(), threading.Event()
-
-    def __call__(
-        self, key: scoring.BatchKey, batch: Sequence[scoring.QueuedRequest]
-    ) -> list[scoring.RequestScores | Exception]:
-        self.rows.append(sum(len(queued.request) for queued in batch))
-        self.started.set()
-        assert self.release.wait(TIMEOUT_SECONDS)
-        return self._score(key, batch)
-
-
-@contextmanager
-def server_thread(repository: Path) -> Iterator[int]:
-    """Run a server in a thread of this process; yield its port."""
-    listener = socket.create_server((HOST, 0))
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(Settings(repository=repository)), http=LimitedHttpProtocol, log_config=None)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def wait_for_metric(url: str, sample: str) -> None:

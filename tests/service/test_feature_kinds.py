@@ -119,7 +119,7 @@ def test_rank_numbers_in_one_bucket_have_the_same_scores(client: TestClient) -> 
 def test_rank_default_replaces_an_absent_feature_that_is_still_listed_as_missing(client: TestClient) -> None:
     assert scores(client, {"id": "u1"}, {}) == scores(client, {"id": "u1"}, {"tab": "home"})
     assert missing(client, {"id": "u1"}, {}) == ["tab"]
-    assert missing(client, {"id": "u2"}, {"tab": "home"}) == ["recent", "age_band"]
+    assert missing(client, {"id": "u2"}, {"tab": "home"}) == ["recent", "age"]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ EXECUTING_MODULES = {
     *("pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "subprocess"),
     *("importlib", "runpy", "code", "ctypes", "cffi", "yaml", "zipfile", "tarfile", "xml"),
 }
+DATA_MODULES = {"importlib.metadata", "importlib.resources"}
+"""Submodules that only read data of installed packages."""
+ALLOWED = {("body_budget.py", "ctypes")}
+"""(file, module) of the call of malloc_trim."""
 EXECUTING_CALLS = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load", "torch.jit.load"),
     *("torch.hub.load", "torch.package.PackageImporter", "torch.classes.load_library", "torch.ops.load_library"),
@@ -68,7 +72,7 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module not in DATA_MODULES:
             yield str(node.module).partition(".")[0]
 
 
@@ -79,14 +83,17 @@ def called_functions(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_source_neither_imports_nor_calls_anything_that_executes_data(source: Path) -> None:
     tree = ast.parse(source.read_text())
-    assert not EXECUTING_MODULES & set(imported_modules(tree))
+    executing = EXECUTING_MODULES & set(imported_modules(tree))
+    assert executing <= {module for file, module in ALLOWED if file == source.name}
     assert not EXECUTING_CALLS & set(called_functions(tree))
     assert "allow_pickle=True" not in ast.unparse(tree)
 
 
 def test_source_check_detects_imports_and_calls() -> None:
-    tree = ast.parse("import os, pickle\nfrom torch import load\ntorch.load(x)\neval(y)")
-    assert {"pickle"} == EXECUTING_MODULES & set(imported_modules(tree))
+    tree = ast.parse(
+        "import os, pickle\nfrom torch import load\nfrom importlib import metadata\ntorch.load(x)\neval(y)"
+    )
+    assert {"importlib", "pickle"} == EXECUTING_MODULES & set(imported_modules(tree))
     assert {"torch.load", "eval"} == EXECUTING_CALLS & set(called_functions(tree))
 
 

@@ -25,7 +25,7 @@ INVALID_BODIES: list[Any] = [
     *(None, 1, "x", [], {"items": 1}, {"items": [ITEM]}, {"items": [{"id": [ITEM]}]}, {"items": {"id": ITEM}}),
     *(REQUEST | {name: USER} for name in ("user", "tasks", "top_n", "deadline_ms", "explain", "layout", USER)),
     *(REQUEST | {name: [USER]} for name in ("context", "objective", "request_id")),
-    *(REQUEST | {"user": {"id": USER, "features": {"age": USER}}}, REQUEST | {"deadline_ms": 1e-6}),
+    *(REQUEST | {"user": {"id": USER, "features": {"age": USER}}}, REQUEST | {"deadline_ms": 0.001}),
     *(REQUEST | {"items": [{"id": ITEM}] * count} for count in (2, 201)),
 ]
 

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ranking.errors import ConfigError, RankerError
 from service import main
+from service.backends import select
 from service.backends.select import BackendName
 from service.main import choose_operations_port, is_loopback, require_keys
 from service.settings import Settings
@@ -64,7 +65,8 @@ def test_serve_on_an_occupied_port_raises(repository: Path) -> None:
 def test_serve_with_several_workers_and_a_gpu_raises(
     repository: Path, monkeypatch: pytest.MonkeyPatch, backend: BackendName
 ) -> None:
-    monkeypatch.setattr(main, "has_gpu", lambda: True)
+    for module in (main, select):
+        monkeypatch.setattr(module, "has_gpu", lambda: True)
     settings = Settings(repository=repository, backend=backend, workers=2)
     with pytest.raises(RankerError, match="one process owns a GPU; serve with 1"):
         main.serve(settings, "127.0.0.1", 0)
@@ -76,6 +78,26 @@ def test_serve_with_an_unsupported_uvicorn_raises(repository: Path, monkeypatch:
     with pytest.raises(RankerError, match=r"uvicorn 0\.44\.0 is not supported.*>=0\.45,<0\.55") as caught:
         main.serve(Settings(repository=repository), "127.0.0.1", 0)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fix"),
+    [
+        (64, "even with max_connections = 1 it must be at least 1001"),
+        (1_000, "even with max_connections = 1 it must be at least 1001"),
+        (1_001, "or lower max_connections to at most 1"),
+        (2_048, "or lower max_connections to at most 1048"),
+    ],
+)
+def test_serve_with_too_few_open_files_names_the_limit_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, fix: str
+) -> None:
+    monkeypatch.setattr(main.resource, "getrlimit", lambda _: (allowed, allowed))
+    with pytest.raises(RankerError) as caught:
+        main.serve(SETTINGS, "127.0.0.1", 0)
+    assert "'ulimit -n 4000'" in str(caught.value)
+    assert str(caught.value).endswith(fix)
+    assert f"may have {allowed}:" in str(caught.value)
 
 
 @pytest.mark.parametrize("host", LOOPBACK)

@@ -61,6 +61,9 @@ def test_rank_with_several_models_needs_a_name_or_a_default(bundle: Path, tmp_pa
     for name in ("a", "b"):
         publish(bundle, tmp_path, name)
     with TestClient(create_app(Settings(repository=tmp_path))) as client:
+        assert client.post("/v1/rank", json={"items": []}).json()["model"] == "a"  # the first one
+    (tmp_path / "repository.json").unlink()
+    with TestClient(create_app(Settings(repository=tmp_path))) as client:
         assert client.post("/v1/rank", json={"items": []}).status_code == 404
         assert client.post("/v1/models/b/rank", json={"items": []}).json()["model"] == "b"
     with TestClient(create_app(Settings(repository=tmp_path, default_model="b"))) as client:

@@ -20,6 +20,8 @@ from pipelines.jobs.score import score_log
 from ranking import FrozenRanker
 from ranking.encoding.torch_batch import TorchBatch
 from service.app import create_app
+from service.engine.errors import ScoringError
+from service.engine.response import objective_weights
 from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
 from service.settings import Settings
@@ -209,7 +211,7 @@ def test_rank_unknown_features_are_listed_as_missing(client: TestClient, request
     items = [{"id": "v1"}, {"id": "never-seen", "features": {"price": 2.0}}]
     response = rank(client, {"user": {"id": "u3"}, "context": {"hour": 9}, "items": items})
     missing = {item["id"]: item["missing"] for item in response["items"]}
-    assert missing["never-seen"] == ["category", "author", "quality", "topics", "surface"]
+    assert missing["never-seen"] == ["items.id", "category", "author", "quality", "topics", "surface"]
     assert "surface" in missing["v1"]
     assert "category" not in missing["v1"]
 
@@ -217,9 +219,11 @@ def test_rank_unknown_features_are_listed_as_missing(client: TestClient, request
 def test_rank_accepts_an_unknown_user_and_no_user(client: TestClient, request_body: dict[str, Any]) -> None:
     unknown = rank(client, request_body | {"user": {"id": "nobody"}})
     assert "country" in unknown["items"][0]["missing"]
-    assert "user_id" not in unknown["items"][0]["missing"]  # an unknown id is present in the request
+    assert "user.id" in unknown["items"][0]["missing"]
     absent = rank(client, request_body | {"user": {}})
-    assert "user_id" in absent["items"][0]["missing"]
+    assert "user.id" in absent["items"][0]["missing"]
+    known = rank(client, request_body)
+    assert not {"user.id", "items.id"}.intersection(known["items"][0]["missing"])
 
 
 def test_rank_score_is_the_weighted_sum_of_the_objective(
@@ -238,6 +242,21 @@ def test_rank_default_objective_is_limited_to_the_requested_tasks(
         assert item["score"] == pytest.approx(5.0 * item["scores"]["like"])
     for item in rank(client, request_body | {"tasks": ["rating", "watch_time"]})["items"]:
         assert item["score"] == pytest.approx(item["scores"]["rating"])
+
+
+def test_sort_candidates_score_that_is_not_finite_raises_scoring_error(
+    ranker: FrozenRanker, request_body: dict[str, Any]
+) -> None:
+    poisoned = {n: np.full_like(w, np.nan) if n.startswith("tower.") else w for n, w in ranker.weights.items()}
+    request = ParsedRequest.from_message(RankRequest.model_validate(request_body), {})
+    with pytest.raises(ScoringError, match="task 'click' of candidate 0 has the score nan, which is not finite"):
+        rank_alone(dataclasses.replace(ranker, weights=poisoned), request)
+
+
+def test_objective_weights_of_tasks_that_the_bundle_weights_with_0_default_to_the_first(ranker: FrozenRanker) -> None:
+    unweighted = dataclasses.replace(ranker, objective={"click": 1.0, "like": 0.0, "rating": 0.0})
+    assert objective_weights(unweighted, unweighted.tasks(["like", "rating"]), None).tolist() == [1.0, 0.0]
+    assert objective_weights(unweighted, unweighted.tasks(["like", "click"]), None).tolist() == [0.0, 1.0]
 
 
 def test_rank_top_n_returns_the_best(client: TestClient, request_body: dict[str, Any]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ranking.errors import ConfigError
-from service.settings import load_settings
+from service.settings import PREFIX, TEST_VARIABLES, Settings, load_settings
 
-REPOSITORY = {"repository": Path("repository")}
+REPOSITORY: dict[str, Any] = {"repository": Path("repository")}
+MIB = 1024 * 1024
 
 
 @pytest.fixture
@@ -74,3 +78,71 @@ def test_threads_default_to_the_cores_divided_by_the_workers() -> None:
 
 def test_threads_setting_overrides_the_default() -> None:
     assert load_settings({**REPOSITORY, "workers": 2, "threads": 3}, environ={}).threads == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("RANKER_WROKERS", r"RANKER_WROKERS: unknown setting; did you mean RANKER_WORKERS\?"),
+        ("RANKER_MAX_CANDIDATE", r"did you mean RANKER_MAX_CANDIDATES\?"),
+        ("RANKER_max_candidates", "RANKER_max_candidates: unknown setting"),
+        ("RANKER_COLOR", "RANKER_COLOR: unknown setting; docs/operations.md lists the settings"),
+        ("RANKER_", "RANKER_: unknown setting"),
+        ("RANKER_PORT", "RANKER_PORT: unknown setting; use the option --port"),
+        ("RANKER_HOST", "RANKER_HOST: unknown setting; use the option --host"),
+    ],
+)
+def test_load_settings_unknown_variable_names_it_and_the_fix(variable: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the environment: .*{message}"):
+        load_settings(REPOSITORY, environ={variable: "9000"})
+
+
+def test_load_settings_ignores_variables_of_kubernetes_services_and_of_tests() -> None:
+    """As set for the Services ``ranker``, ``ranker-operations`` and ``ranker-redis`` if service links are enabled."""
+    environ = {"RANKER_DATA": "data", "RANKER_SOAK_SECONDS": "9", "RANKERS": "1", "MY_RANKER_X": "1"}
+    for service, port in (("RANKER", 80), ("RANKER_OPERATIONS", 8001), ("RANKER_REDIS", 6379)):
+        environ |= {
+            f"{service}_SERVICE_HOST": "10.0.0.11",
+            f"{service}_SERVICE_PORT": str(port),
+            f"{service}_SERVICE_PORT_HTTP": str(port),
+            f"{service}_PORT": f"tcp://10.0.0.11:{port}",
+            f"{service}_PORT_{port}_TCP": f"tcp://10.0.0.11:{port}",
+            f"{service}_PORT_{port}_TCP_PROTO": "tcp",
+            f"{service}_PORT_{port}_TCP_PORT": str(port),
+            f"{service}_PORT_{port}_TCP_ADDR": "10.0.0.11",
+        }
+    assert load_settings(REPOSITORY, environ=environ) == load_settings(REPOSITORY, environ={})
+    assert load_settings(REPOSITORY, environ={"RANKER_OPERATIONS_PORT": "9001"}).operations_port == 9001
+
+
+def test_every_variable_of_the_repository_is_known() -> None:
+    root = Path(__file__).parents[2]
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    texts = [
+        (root / name).read_text(errors="replace")
+        for name in files.split("\0")
+        if name.startswith((".ci", "deploy", "docs", "Dockerfile", "Makefile", "README", "CONTRIBUTING"))
+    ]
+    variables = set(re.findall(r"\bRANKER_[A-Z_]*[A-Z]\b", "".join(texts)))
+    assert {"RANKER_KEYS", "RANKER_DATA", "RANKER_SOAK_SECONDS"} <= variables
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | TEST_VARIABLES
+    assert variables - {"RANKER_SERVICE_HOST", "RANKER_PORT"} <= known  # examples of Kubernetes' variables
+
+
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({}, 256 * MIB),
+        ({"workers": 4}, 64 * MIB),
+        ({"workers": 64}, 32 * MIB),
+        ({"max_body_bytes": 100 * MIB}, 400 * MIB),
+        ({"max_buffered_bytes": 16 * MIB, "workers": 4}, 16 * MIB),
+    ],
+)
+def test_settings_body_budget_is_shared_by_workers_unless_set(options: dict[str, int], budget: int) -> None:
+    assert load_settings(REPOSITORY | options, environ={}).body_budget == budget
+
+
+def test_load_settings_body_budget_below_two_bodies_names_the_fix() -> None:
+    with pytest.raises(ConfigError, match=r"max_buffered_bytes = 16000000 .* set at least 16777216, or lower"):
+        load_settings(REPOSITORY, environ={"RANKER_MAX_BUFFERED_BYTES": "16000000"})

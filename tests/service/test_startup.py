@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.hanging_filesystem import hanging_filesystem
 from tests.support.http_client import send_request
-from tests.support.processes import started_service
+from tests.support.ports import free_port
+from tests.support.processes import running_service, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 DELAYED_LOADING = """
@@ -47,13 +52,170 @@ def test_service_is_alive_at_once_and_ready_when_models_are_loaded(
         assert send_request(f"{service.url}/v1/rank", request_body).status == 200
 
 
+HANGING_FILES = """
+# Serve, but let every read of the repository hang while a file exists.
+import os, sys, time
+from pathlib import Path
+from ranking.artifacts import repository
+
+list_models, hang_file, (wait_end, _) = repository.list_models, Path(sys.argv.pop(1)), os.pipe()
+
+def list_or_hang(path):
+    if hang_file.exists():
+        os.read(wait_end, 1)
+    return list_models(path)
+
+repository.list_models = list_or_hang
+from service import main
+from service.http import admin
+main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = 0.5
+from pipelines.cli.main import main
+sys.exit(main())
+"""
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_service_without_a_servable_model_exits_with_the_reason(repository: Path, tmp_path: Path, workers: int) -> None:
+def test_service_with_a_damaged_version_is_alive_and_becomes_ready_when_it_is_repaired(
+    repository: Path, tmp_path: Path, workers: int
+) -> None:
     damaged = shutil.copytree(repository, tmp_path / "repository")
-    (damaged / "feed" / "1" / "manifest.json").write_text("{}")
-    with started_service(damaged, workers=workers, threads=1) as service:
-        assert service.process.wait(TIMEOUT_SECONDS) == 1
+    manifest = damaged / "feed" / "1" / "manifest.json"
+    content = manifest.read_bytes()
+    manifest.write_text("{}")
+    with started_service(damaged, workers=workers, threads=1, poll_seconds=0.1) as service:
+        service.wait_until(lambda: service.output().count("not ready until a model can be loaded: ") == workers)
+        assert send_request(f"{service.url}/v2/health/live").status == 200
+        for path, body in (("/v2/health/ready", None), ("/v1/rank", {"items": []})):
+            assert send_request(f"{service.url}{path}", body).status == 503
+        manifest.write_bytes(content)
+        service.wait_until_ready()
+        assert send_request(f"{service.url}/v1/rank", {"items": []}).status == 200
         output = service.output()
-    assert "feed/1/manifest.json was altered" in output
+    assert output.count("feed/1/manifest.json was altered") == 2 * workers
     assert "Traceback" not in output
-    assert output.splitlines()[-1].startswith("ranker: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "shop"], "has no model 'shop': it has feed"),
+        (["--backend", "cuda"], "the cuda backend needs an NVIDIA GPU"),
+    ],
+)
+def test_service_with_a_setting_that_cannot_work_exits_with_the_reason(
+    repository: Path, options: list[str], message: str
+) -> None:
+    with started_service(repository, options, threads=1) as service:
+        assert service.process.wait(TIMEOUT_SECONDS) == 1
+        (line,) = service.output().splitlines()
+    assert line.startswith("ranker: ")
+    assert message in line
+
+
+def test_service_without_a_repository_exits_with_the_reason(tmp_path: Path) -> None:
+    with started_service(tmp_path / "nothing", threads=1) as service:
+        assert service.process.wait(TIMEOUT_SECONDS) == 1
+        assert service.output().startswith("ranker: ")
+        assert "no such repository" in service.output()
+
+
+def test_service_whose_repository_hangs_is_alive_and_stops(repository: Path, tmp_path: Path) -> None:
+    hang_file = tmp_path / "hang"
+    hang_file.touch()
+    with started_service(
+        repository, python=("-c", HANGING_FILES, str(hang_file)), threads=1, poll_seconds=0.1
+    ) as service:
+        service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
+        assert send_request(f"{service.url}/v2/health/ready").status == 503
+        admin = f"{service.url}/v2/repository"
+        for path, body, method in (
+            ("/index", {}, "POST"),
+            ("/models/feed/load", {}, "POST"),
+            ("/models/feed/release", None, "GET"),
+            ("/models/feed/release", {"version": 1}, "PUT"),
+        ):
+            response = send_request(f"{admin}{path}", body, method=method)
+            assert (response.status, "does not respond" in response.json()["detail"]) == (504, True), path
+        service.process.terminate()
+        assert service.process.wait(TIMEOUT_SECONDS) == 0
+        output = service.output()
+    assert f"{repository} does not respond" in output
+    assert "Traceback" not in output
+
+
+def test_service_whose_repository_hangs_later_continues_to_rank_and_stops(
+    repository: Path, request_body: dict[str, Any], tmp_path: Path
+) -> None:
+    hang_file = tmp_path / "hang"
+    with started_service(
+        repository, python=("-c", HANGING_FILES, str(hang_file)), threads=1, poll_seconds=0.1
+    ) as service:
+        service.wait_until_ready()
+        hang_file.touch()
+        assert send_request(f"{service.url}/v2/repository/models/feed/load", {}).status == 504
+        for _ in range(8):  # each leaves a thread behind, up to a limit
+            send_request(f"{service.url}/v2/repository/models/feed/load", {})
+        assert send_request(f"{service.url}/v2/repository/models/feed/load", {}).status == 503
+        assert send_request(f"{service.url}/v1/rank", request_body).status == 200
+        assert send_request(f"{service.url}/v2/health/ready").status == 200
+        service.process.terminate()
+        assert service.process.wait(TIMEOUT_SECONDS) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_service_on_a_filesystem_that_hangs_continues_to_rank_until_it_responds(
+    repository: Path, request_body: dict[str, Any], tmp_path: Path, workers: int
+) -> None:
+    path = shutil.copytree(repository, tmp_path / "repository")
+    with running_service(path, workers=workers, threads=1, poll_seconds=0.1) as service:
+
+        def last_read() -> float:
+            return float(re.findall(r"^ranker_repository_read_timestamp_seconds (\S+)", service.metrics(), re.M)[0])
+
+        with hanging_filesystem(path / "feed"):
+            time.sleep(1.0)
+            hung = last_read()
+            assert send_request(f"{service.url}/v1/rank", request_body).status == 200
+            assert send_request(f"{service.url}/v2/repository/models/feed/load", {}).status == 504
+            assert send_request(f"{service.url}/v1/rank", request_body).status == 200
+            assert last_read() == hung
+        service.wait_until(lambda: last_read() > hung)
+        with hanging_filesystem(path / "feed"):
+            time.sleep(1.0)
+            service.process.terminate()
+            assert service.process.wait(TIMEOUT_SECONDS) == 0
+        assert "Traceback" not in service.output()
+
+
+@pytest.mark.slow
+def test_service_that_starts_on_a_filesystem_that_hangs_becomes_ready_when_it_responds(
+    repository: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(repository, tmp_path / "repository")
+    with ExitStack() as stack:
+        filesystem = stack.enter_context(ExitStack())
+        filesystem.enter_context(hanging_filesystem(path))
+        service = stack.enter_context(started_service(path, threads=1, poll_seconds=0.1))
+        service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
+        assert send_request(f"{service.url}/v2/health/ready").status == 503
+        filesystem.close()
+        service.wait_until_ready()
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_service_logs_each_address_once(repository: Path, workers: int) -> None:
+    port = free_port()
+    options = ["--operations-port", str(port)]
+    with running_service(repository, options, workers=workers, threads=1) as service:
+        output = service.output()
+    assert output.count(f"serving on {service.url}, documentation at /docs") == 1
+    assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{port}") == 1
+
+
+def test_service_with_an_unknown_variable_exits_with_a_suggestion(repository: Path) -> None:
+    with started_service(repository, max_candidate=10) as service:
+        assert service.process.wait(TIMEOUT_SECONDS) == 1
+        (line,) = service.output().splitlines()
+    expected = "RANKER_MAX_CANDIDATE: unknown setting; did you mean RANKER_MAX_CANDIDATES?"
+    assert line == f"ranker: the environment: {expected}"

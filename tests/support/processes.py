@@ -28,6 +28,7 @@ class ServiceProcess:
         options: Further command-line options.
         cores: CPU cores that the processes may use; None: all.
         python: Arguments of Python that start the CLI.
+        inherited: File descriptors of this process that the service inherits.
         **settings: Settings that differ from their defaults, passed as ``RANKER_*`` variables.
 
     Attributes:
@@ -43,6 +44,7 @@ class ServiceProcess:
         *,
         cores: set[int] | None = None,
         python: Sequence[str] = ("-m", "pipelines.cli"),
+        inherited: Sequence[int] = (),
         **settings: object,
     ) -> None:
         self.port = free_port()
@@ -55,6 +57,7 @@ class ServiceProcess:
             stderr=subprocess.STDOUT,
             preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
             start_new_session=True,
+            pass_fds=inherited,
         )
 
     def output(self) -> str:
@@ -114,10 +117,11 @@ def started_service(
     *,
     cores: set[int] | None = None,
     python: Sequence[str] = ("-m", "pipelines.cli"),
+    inherited: Sequence[int] = (),
     **settings: object,
 ) -> Iterator[ServiceProcess]:
     """Start a service and kill all its processes at the end; see ``ServiceProcess`` for the arguments."""
-    service = ServiceProcess(repository, options, cores=cores, python=python, **settings)
+    service = ServiceProcess(repository, options, cores=cores, python=python, inherited=inherited, **settings)
     try:
         yield service
     finally:

@@ -52,12 +52,17 @@ class RedisServer:
             return probe.connect_ex((HOST, self.port)) == 0
 
 
-@contextmanager
-def redis_server(*options: str) -> Iterator[RedisServer]:
-    """Run a server; skip the test if redis-server is not installed, or fail it in CI."""
+def require_redis() -> None:
+    """Skip the test if redis-server is not installed, or fail it in CI."""
     if shutil.which("redis-server") is None:
         message = "redis-server is not installed (Debian: redis-server)"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+
+
+@contextmanager
+def redis_server(*options: str) -> Iterator[RedisServer]:
+    """Run a server; skip the test if redis-server is not installed, or fail it in CI."""
+    require_redis()
     server = RedisServer(*options)
     try:
         yield server

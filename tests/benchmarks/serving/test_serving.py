@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_format_report_starts_with_the_targets_and_ends_with_litserve() -> None:
     text = report.format_report(serving_results())
     assert text.startswith("### Targets\n")
-    assert text.count("\n### ") == len(PARTS) + 1  # "http" has two tables.
+    assert text.count("\n### ") == len(PARTS) + 2  # "http" and "overload" have two tables.
     assert "LitServe 0.2.19 and ranker on the same cores: 32 clients" in text
     assert "| 2 | 10 | 300, 2 / 3 | 100, 2 / 6 | 3.00 (3.00 – 3.00) | batches of 32, 2 ms, ZeroMQ |" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socketserver
 import subprocess
 import sys
@@ -12,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.bench.attacks import ATTACKS, END_OF_HEAD, HEAD
+from pipelines.bench.attacks import (
+    ATTACKS,
+    END_OF_HEAD,
+    HEAD,
+    LARGE_BODY_BYTES,
+    RETRIES,
+    RETRY_CANDIDATES,
+    arriving_bodies,
+)
 
 
 class RecordingServer(socketserver.ThreadingTCPServer):
@@ -24,6 +33,7 @@ class RecordingServer(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), ConnectionRecorder)
         self.received: list[bytearray] = []
         self.changed = threading.Condition()
+        self.reply = b""
 
     @property
     def port(self) -> int:
@@ -49,6 +59,7 @@ class ConnectionRecorder(socketserver.BaseRequestHandler):
             with server.changed:
                 received += piece
                 server.changed.notify()
+            self.request.sendall(server.reply)
 
 
 @pytest.fixture
@@ -90,6 +101,37 @@ def test_truncated_bodies_send_less_than_the_content_length(server: RecordingSer
         head, body = text.split(b"\r\n\r\n")
         assert b"Content-Length: 9000" in head
         assert len(body) == 4_000
+
+
+def test_arriving_bodies_announce_more_than_they_send(server: RecordingServer) -> None:
+    with closing(arriving_bodies(server.port, 3, "/v1/feedback", b"X-API-Key: k\r\n")) as rounds:
+        for _ in range(100):
+            next(rounds)
+        texts = server.wait_for(3, 3 * (LARGE_BODY_BYTES - 1_000))
+    for text in texts:
+        head, body = text.split(b"\r\n\r\n")
+        assert head.startswith(b"POST /v1/feedback HTTP/1.1\r\n")
+        assert head.endswith(b"Content-Length: %d\r\nX-API-Key: k" % LARGE_BODY_BYTES)
+        assert len(body) == LARGE_BODY_BYTES - 1_000
+
+
+def test_arriving_bodies_that_are_rejected_start_again(server: RecordingServer) -> None:
+    server.reply = b"HTTP/1.1 429 Too Many Requests\r\n\r\n"
+    with closing(arriving_bodies(server.port, 2)) as rounds:
+        while len(server.received) < 6:
+            next(rounds)
+
+
+def test_clients_without_backoff_repeat_the_request_after_each_response(server: RecordingServer) -> None:
+    server.reply = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\nRetry-After: 1\r\n\r\n{}"
+    rounds = ATTACKS[RETRIES](server.port, 20)
+    while sum(map(len, server.received)) < 40_000:
+        next(rounds)
+    assert len(server.received) == 20, "connections are reused"
+    head, body = server.wait_for(20, 40_000)[0].split(b"\r\n\r\n")[:2]
+    assert head.startswith(b"POST /v1/rank HTTP/1.1\r\n")
+    length = int(head.rpartition(b"Content-Length: ")[2])
+    assert len(json.loads(body[:length])["items"]["id"]) == RETRY_CANDIDATES
 
 
 def test_process_prints_started_and_continues(server: RecordingServer) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,19 @@ def test_response_without_content_length_breaks_the_connection() -> None:
 
 def sample(due: float, seconds: float, status: int = 200) -> Sample:
     return Sample(due, seconds, Response(status, {}, 1))
+
+
+@pytest.mark.parametrize("rate", [0.0, 50.0])
+def test_load_opens_a_new_connection_after_a_response_that_closes_its_connection(rate: float) -> None:
+    async def run() -> tuple[dict[str, Any], StubServer]:
+        closing = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nbody"
+        async with StubServer(closing).serving() as server:
+            spec = LoadSpec(server.port, (RequestBody(b"a"),), 0.2, 0.0, clients=0 if rate else 2, rate=rate)
+            return await run_load(spec), server
+
+    summary, server = asyncio.run(run())
+    assert summary["failed"] == {}
+    assert server.requests >= summary["sent"] > 1
 
 
 def test_summarize_times_requests_due_in_the_window_of_an_open_loop_and_answered_in_that_of_a_closed_loop() -> None:

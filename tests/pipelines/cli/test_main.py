@@ -111,7 +111,7 @@ def test_check_json_prints_the_profile(workflow: Workflow) -> None:
 def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(workflow: Workflow) -> None:
     _, out, err = workflow.commands["train"]
     lines = out.splitlines()
-    assert lines[0].endswith(" rows")
+    assert " rows; 95 % intervals over " in lines[0]
     assert lines[-1] == f"{workflow.folder}/run"
     assert any(line.startswith("click") for line in lines)
     assert "the gates selected" in err
@@ -128,7 +128,7 @@ def test_train_applies_set_overrides(workflow: Workflow) -> None:
 def test_evaluate_json_equals_the_stored_evaluation(workflow: Workflow) -> None:
     stored = json.loads((workflow.folder / "run" / "evaluation.json").read_text())
     assert json.loads(workflow.commands["evaluate --json"].out) == stored
-    assert workflow.commands["evaluate"].out.splitlines()[0] == f"{stored['rows']:,} rows"
+    assert workflow.commands["evaluate"].out.startswith(f"{stored['rows']:,} rows; 95 % intervals over ")
 
 
 def test_evaluate_of_bundle_equals_its_run(workflow: Workflow) -> None:
@@ -179,7 +179,8 @@ def test_publish_prints_the_folder_of_the_version(workflow: Workflow) -> None:
 def test_score_prints_the_number_of_scored_and_bad_rows(workflow: Workflow) -> None:
     data = json.loads(workflow.commands["score"].out)
     scored = pq.read_table(workflow.folder / "scores.parquet")
-    assert data == {"out": f"{workflow.folder}/scores.parquet", "scored": scored.num_rows, "bad": 0}
+    counts = {"scored": scored.num_rows, "bad": 0, "unseen_users": 0, "unseen_items": 0}
+    assert data == {"out": f"{workflow.folder}/scores.parquet", **counts}
     assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
 
 

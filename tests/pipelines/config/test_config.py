@@ -192,6 +192,14 @@ def test_unknown_keys_are_all_reported(config_file: Path) -> None:
         ('evaluation.slices=["colour"]', "evaluation.slices names 'colour'; choose from "),
         ("serving.objective.clack=1", "serving.objective names 'clack', which is not a task; choose from click, watch"),
         ("serving.objective.click=much", "serving.objective.click: "),
+        (
+            "serving.objective={click = 0, watch = 0.0}",
+            "serving.objective: every weight is 0, so that no task determine",
+        ),
+        ("serving.objective.click=1e308", "serving.objective.click: must be at most 1e+06 (got 1e+308)"),
+        ("serving.objective.click=-1e308", "serving.objective.click: must be at least -1e+06 (got -1e+308)"),
+        ("serving.objective.click=nan", "serving.objective.click: "),
+        ("serving.objective.click=inf", "serving.objective.click: "),
         ("name=../up", "name: "),
         ("features=[]", "features: "),
         ("tasks=[]", "tasks: "),
@@ -477,7 +485,9 @@ def test_written_config_keeps_time_zones(config_file: Path, tmp_path: Path) -> N
     seed=st.integers(0, 2**31),
     gamma=st.floats(1e-2, 1e3),
     rate=st.floats(1e-12, 1e3),
-    weights=st.dictionaries(st.sampled_from(["click", "watch"]), st.floats(-1e6, 1e6), min_size=1),
+    weights=st.dictionaries(st.sampled_from(["click", "watch"]), st.floats(-1e6, 1e6), min_size=1).filter(
+        lambda weights: any(weights.values())
+    ),
 )
 def test_written_config_keeps_numbers_exactly(seed: int, gamma: float, rate: float, weights: dict[str, float]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -121,7 +121,7 @@ def test_wrong_type_error_names_file_column_and_fix(shop: Shop, column: str, val
     table = shop.table(2)
     file = shop.write(table.set_column(table.column_names.index(column), column, pa.array(values)))
     text = scan_error(shop)
-    assert text.startswith(f"{file}: column '{column}': ")
+    assert text.startswith(f"{file}: column '{column}'")
     assert fix in text
 
 
@@ -275,9 +275,10 @@ def with_columns(table: pa.Table, asked: Any = None, weight: Any = None) -> pa.T
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("weight", -0.5, "weight 'weight' is negative, NaN or infinite"),
-        ("weight", float("nan"), "weight 'weight' is negative, NaN or infinite"),
-        ("weight", float("inf"), "weight 'weight' is negative, NaN or infinite"),
+        ("weight", -0.5, "weight 'weight' is negative, NaN, infinite or above 1e+15"),
+        ("weight", float("nan"), "weight 'weight' is negative, NaN, infinite or above 1e+15"),
+        ("weight", float("inf"), "weight 'weight' is negative, NaN, infinite or above 1e+15"),
+        ("weight", 1e16, "weight 'weight' is negative, NaN, infinite or above 1e+15"),
         ("asked", 2, "mask 'asked' is neither 0 nor 1"),
     ],
 )

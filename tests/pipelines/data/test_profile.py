@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data.profile import LogProfile, count_days, format_gaps, missing_days, profile_log, require_learnable
+from pipelines.data.profile import LogProfile, count_days, profile_log
+from pipelines.data.quality import format_gaps, missing_days, require_learnable
 from ranking.errors import LogError, OutputError
 
 if TYPE_CHECKING:
@@ -251,13 +252,13 @@ def test_timestamp_far_off_is_reported_as_missing_days(shop: Shop) -> None:
 def test_to_json_has_counts_null_rates_and_label_means(shop: Shop) -> None:
     table = shop.with_value(shop.table(100), "item_id", 5, None)
     data = json.loads(json.dumps(profile_table(shop, table).to_json()), parse_constant=reject_constant)
-    assert set(data) == {"rows", "duplicates", "bad", "null_rate", "labels"}
+    assert set(data) == {"rows", "duplicates", "bad", "label_bounds", "null_rate", "labels"}
     assert data["rows"] == {"train": 79, "validation": 10, "test": 10}
     assert data["bad"] == {"the item id is null": 1}
     assert data["null_rate"]["age"] == pytest.approx(table["age"].null_count / 99, abs=0.011)
     assert set(data["labels"]) == {"train", "validation", "test"}
     assert set(data["labels"]["test"]) == {"click", "watch"}
-    assert set(data["labels"]["test"]["click"]) == {"rows", "mean"}
+    assert set(data["labels"]["test"]["click"]) == {"rows", "mean", "low", "high"}
 
 
 def test_to_text_has_counts_reasons_and_label_means(shop: Shop) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config.config import LogsConfig
+from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
 from pipelines.data.splits import SPLITS, TimeRange, split_range
+from ranking.errors import LogError
 from ranking.schema import Schema
 from tests.pipelines.conftest import FIRST_DAY, row_numbers
 
@@ -47,8 +50,8 @@ def hourly_logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, kind in TIME_TYPES.items():
         files[name] = tmp_path_factory.mktemp("hours") / "log.parquet"
         moments = [MORNING + timedelta(hours=int(n)) for n in order]
-        if getattr(kind, "tz", None):
-            moments = [moment.replace(tzinfo=UTC) for moment in moments]
+        if zone := getattr(kind, "tz", None):
+            moments = [moment.replace(tzinfo=ZoneInfo(zone)) for moment in moments]
         at = pa.array(moments, kind if pa.types.is_timestamp(kind) else pa.timestamp("ms")).cast(kind, safe=False)
         log = {"n": order, "time": at, "user_id": ["u"] * 48, "item_id": ["v"] * 48, "click": order % 2}
         pq.write_table(pa.table(log), files[name], row_group_size=7)
@@ -124,13 +127,49 @@ def test_bound_with_time_zone_is_converted_to_the_column_zone(
 
 @pytest.mark.parametrize("local_time_zone", ["UTC", "America/New_York"], indirect=True)
 @pytest.mark.parametrize("kind", ["Shanghai", "UTC", "milliseconds"])
-def test_bound_without_time_zone_is_utc_in_every_local_time_zone(
+def test_bound_without_time_zone_is_in_the_zone_of_the_column_in_every_local_time_zone(
     hourly_logs: dict[str, Path], click_schema: Schema, kind: str, local_time_zone: str
 ) -> None:
     until = datetime(2026, 1, 5, 10)
     assert sorted(row_numbers(LogReader(hourly_logs[kind], click_schema, {}).scan(TimeRange(until=until)))) == list(
         range(10)
     )
+
+
+@pytest.mark.parametrize(
+    ("zone", "bound", "instant"),
+    [
+        pytest.param("Asia/Shanghai", datetime(2026, 1, 5), "2026-01-04T16:00", id="no daylight saving time"),
+        pytest.param("+05:30", datetime(2026, 1, 5), "2026-01-04T18:30", id="fixed offset"),
+        pytest.param("America/New_York", datetime(2026, 3, 8), "2026-03-08T05:00", id="midnight before the change"),
+        pytest.param("America/New_York", datetime(2026, 3, 9), "2026-03-09T04:00", id="midnight after the change"),
+        pytest.param("America/New_York", datetime(2026, 3, 8, 2, 30), "2026-03-08T07:00", id="in the gap"),
+        pytest.param("America/New_York", datetime(2026, 11, 1, 1, 30), "2026-11-01T05:30", id="twice, the first"),
+        pytest.param("America/Sao_Paulo", datetime(2018, 11, 4), "2018-11-04T03:00", id="midnight in the gap"),
+        pytest.param("America/Havana", datetime(2018, 11, 4), "2018-11-04T04:00", id="midnight twice, the first"),
+    ],
+)
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_bound_without_time_zone_is_local_time_of_the_column(
+    zone: str, bound: datetime, instant: str, unit: str
+) -> None:
+    first = datetime.fromisoformat(instant).replace(tzinfo=UTC)
+    times = [first - timedelta(seconds=1), first, first + timedelta(seconds=1)]
+    table = pa.table({"time": pa.array(times, pa.timestamp(unit, zone))})
+    assert TimeRange(since=bound).select(table, "time").num_rows == 2
+    assert TimeRange(until=bound).select(table, "time").num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["microseconds", "date32"])
+@pytest.mark.parametrize("with_train_from", [False, True])
+def test_bound_with_time_zone_on_a_column_without_one_fails(
+    hourly_logs: dict[str, Path], click_schema: Schema, kind: str, with_train_from: bool
+) -> None:
+    start, day = MORNING.replace(tzinfo=UTC), timedelta(days=1)
+    train_from = start - day if with_train_from else None
+    logs = LogsConfig(path=hourly_logs[kind], train_from=train_from, validation_from=start, test_from=start + day)
+    with pytest.raises(LogError, match=r"log\.parquet: column 'time': has no time zone, but the split bound 2026-01-0"):
+        profile_log(LogReader(hourly_logs[kind], click_schema, {}), logs, click_schema)
 
 
 def test_train_split_starts_at_train_from_and_skips_earlier_row_groups(

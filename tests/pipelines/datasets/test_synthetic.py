@@ -11,7 +11,8 @@ import pytest
 
 from pipelines.cli.main import main
 from pipelines.config.config import load_config
-from pipelines.data.profile import profile_log, require_learnable
+from pipelines.data.profile import profile_log
+from pipelines.data.quality import require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.datasets import synthetic
 from pipelines.datasets.synthetic import generate

@@ -42,7 +42,7 @@ def make_predictions() -> MakePredictions:
             np.array(labels, np.float32).reshape(rows, len(tasks)),
             outputs.astype(np.float32),
             calibration or Calibration(),
-            np.array(range(rows) if users is None else users, np.int64),
+            np.array(range(1, rows + 1) if users is None else users, np.int64),
             None if requests is None else np.array(requests, np.int64),
             (),
             files,

@@ -19,9 +19,9 @@ from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, UsageError
-from ranking.metrics import UserDraws
 from tests.conftest import RAW_SCHEMA
 from tests.pipelines.conftest import FIRST_DAY, Shop
+from tests.support.unit_draws import draw_users
 
 CLICK, WATCH = RAW_SCHEMA["tasks"]
 BINARY = ["auc", "gauc", "logloss", "normalised_entropy", "calibration", "calibration_error", "ndcg"]
@@ -73,6 +73,9 @@ def metrics_by_task(result: dict[str, Any]) -> dict[str, Any]:
 
 # Difference.
 
+MANY = 1000
+"""A number of units at which an interval is not widened."""
+
 
 def draws(*values: float) -> np.ndarray[Any, Any]:
     return np.array(values)
@@ -85,23 +88,23 @@ def draws(*values: float) -> np.ndarray[Any, Any]:
 def test_metric_difference_with_interval_excluding_zero_names_the_better_model(
     measure: str, better: str | None
 ) -> None:
-    result = metric_difference(measure, draws(0.5, 0.4, 0.6), draws(0.7, 0.5, 0.9))
+    result = metric_difference(measure, draws(0.5, 0.4, 0.6), draws(0.7, 0.5, 0.9), MANY)
     assert result["better"] == better
     assert (result["a"], result["b"], result["difference"]) == (0.5, 0.7, pytest.approx(0.2))
     assert result["interval"] == pytest.approx([0.105, 0.295])
 
 
 def test_metric_difference_with_interval_containing_zero_names_no_better_model() -> None:
-    assert metric_difference("auc", draws(0.5, 0.5, 0.5), draws(0.7, 0.4, 0.9))["better"] is None
+    assert metric_difference("auc", draws(0.5, 0.5, 0.5), draws(0.7, 0.4, 0.9), MANY)["better"] is None
 
 
 def test_metric_difference_below_the_rounding_is_zero() -> None:
-    result = metric_difference("auc", draws(0.5, 0.5, 0.5), draws(0.5, 0.5, 0.5) + 1e-8)
+    result = metric_difference("auc", draws(0.5, 0.5, 0.5), draws(0.5, 0.5, 0.5) + 1e-8, MANY)
     assert (result["difference"], result["interval"], result["better"]) == (0.0, [0.0, 0.0], None)
 
 
 def test_metric_difference_of_an_undefined_metric_is_none() -> None:
-    result = metric_difference("auc", draws(np.nan, 0.5), draws(0.7, 0.7))
+    result = metric_difference("auc", draws(np.nan, 0.5), draws(0.7, 0.7), MANY)
     assert result == {"a": None, "b": 0.7, "difference": None, "interval": None, "better": None}
 
 
@@ -274,8 +277,44 @@ def test_compare_on_many_files_matches_rows_by_file_and_position(
             assert result["tasks"]["click"]["measures"][measure][key] == pytest.approx(expected[measure])
 
 
-def test_user_draws_of_the_same_users_are_identical() -> None:
+def test_unit_draws_of_the_same_users_are_identical() -> None:
     """Identical draws make the intervals paired."""
     users: Sequence[int] = np.random.default_rng(0).integers(50, size=300).tolist()
-    first, second = (UserDraws(np.array(users, np.int64), 20) for _ in range(2))
+    first, second = (draw_users(users, 20) for _ in range(2))
     assert (first.counts == second.counts).all()
+
+
+# Logs without users.
+
+
+@pytest.fixture(scope="module")
+def seeds_without_users(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """Two seeds of one model on a log whose users are all null."""
+    shop = Shop(tmp_path_factory.mktemp("census") / "shop")
+    table = shop.table(3000)
+    shop.write(table.set_column(table.column_names.index("user_id"), "user_id", pa.nulls(3000, pa.string())))
+    runs = {}
+    for name, seed in (("a", 0), ("b", 1)):
+        runs[name] = train(shop.config(training={"seed": seed}), shop.folder / name)
+    return runs
+
+
+def test_compare_two_seeds_without_users_finds_no_difference_in_most_metrics(
+    seeds_without_users: dict[str, RunFolder],
+) -> None:
+    """The labels are noise, so that every difference is chance. One unit for all null users made all significant."""
+    result = compare(run_scorers(seeds_without_users["a"]), run_scorers(seeds_without_users["b"]))
+    assert result["intervals"] == {"unit": "row", "units": 300, "rows_without_user": 300, "draws": 200}
+    measures = [m for part in metrics_by_task(result).values() for m in part.values() if m["interval"] is not None]
+    assert len(measures) == len(BINARY) - len(("gauc", "ndcg")) + len(("rmse", "mae"))
+    assert all(m["interval"][0] < m["interval"][1] for m in measures)
+    assert sum(not m["interval"][0] <= 0 <= m["interval"][1] for m in measures) <= 3
+
+
+def test_evaluation_without_users_names_its_unit_and_has_no_gauc(seeds_without_users: dict[str, RunFolder]) -> None:
+    evaluation = seeds_without_users["a"].load_evaluation()
+    assert evaluation["intervals"]["unit"] == "row"
+    click = evaluation["tasks"]["click"]
+    assert (click["gauc"], click["gauc_interval"]) == (None, None)
+    low, high = click["logloss_interval"]
+    assert low < click["logloss"] < high

@@ -190,7 +190,7 @@ def test_run_without_logs_is_evaluated_on_its_test_split(run: RunFolder, day: Pa
 
 def test_evaluation_has_the_documented_keys(run: RunFolder) -> None:
     result = evaluate_all(run_scorers(run))
-    assert set(result) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+    assert set(result) == {"rows", "bad_rows", "intervals", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
     schema = run.load_config().serving_schema
     assert list(result["tasks"]) == schema.task_names
     for task in schema.tasks:

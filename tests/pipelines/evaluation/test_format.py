@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.evaluate import evaluate_predictions
-from pipelines.evaluation.format import format_comparison, format_evaluation
+from pipelines.evaluation.format import describe_intervals, format_comparison, format_evaluation
 from pipelines.evaluation.predict import Predictions
 from pipelines.runs.run import RunFolder
 from ranking.frozen.calibration import Calibration, Platt
@@ -37,7 +37,7 @@ def words(line: str) -> str:
 def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictions) -> None:
     rows = ([[1, 5.0], [0, 6.5]] * 600, [[0.8, 5.0], [0.3, 6.0]] * 600)
     binary, numbers = blocks(evaluate_predictions(make_predictions([CLICK, WATCH], *rows), EvaluationConfig()))
-    assert binary[0] == "1,200 rows"
+    assert binary[0] == "1,200 rows; 95 % intervals over 1,200 users"
     assert words(binary[1]) == HEAD
     assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – 0.2899 0.4183 1.100 0.2500")
     assert words(numbers[0]) == "task rows rmse 95 % interval mae"
@@ -90,6 +90,29 @@ def test_format_evaluation_of_a_run_ends_with_its_gates(run: RunFolder) -> None:
     assert gates[0].startswith("dselect_k: ")
 
 
+@pytest.mark.parametrize(
+    ("unit", "units", "without_user", "draws", "text"),
+    [
+        ("user", 812, 0, 200, "95 % intervals over 812 users"),
+        ("user", 812, 9, 200, "95 % intervals over 812 users (9 rows without a user count by request or singly)"),
+        ("user", 29, 0, 200, "95 % intervals over 29 users; with fewer than 30 they are rough"),
+        ("request", 1200, 6000, 200, "95 % intervals over 1,200 requests, because most rows have no user"),
+        (
+            "row",
+            7,
+            7,
+            200,
+            "95 % intervals over 7 rows, because most rows have no user; with fewer than 30 they are rough",
+        ),
+        ("user", 1, 0, 200, "no intervals, because there is only one user"),
+        ("user", 812, 0, 0, "no intervals, because evaluation.bootstrap = 0"),
+    ],
+)
+def test_describe_intervals_names_the_unit(unit: str, units: int, without_user: int, draws: int, text: str) -> None:
+    entry = {"unit": unit, "units": units, "rows_without_user": without_user, "draws": draws}
+    assert describe_intervals(entry) == text
+
+
 def comparison_of(**measures: Any) -> dict[str, Any]:
     return {
         "a": "runs/1",
@@ -117,8 +140,9 @@ def test_format_comparison_marks_intervals_that_exclude_zero() -> None:
             gauc=metric(0.6, 0.6, [-0.01, 0.01]),
         )
     )
-    a, b, rows, _, head, *lines = text.splitlines()
+    a, b, rows, unit, _, head, *lines = text.splitlines()
     assert (a, b, rows) == ("A  runs/1", "B  runs/2", "12,345 rows; * the interval excludes 0")
+    assert unit == "95 % intervals over users"
     assert words(head) == "task metric A B B − A 95 % interval"
     assert [words(line) for line in lines] == [
         "click auc 0.7000 0.7100 +0.0100 +0.0020 … +0.0200 * B is better",
@@ -130,5 +154,5 @@ def test_format_comparison_marks_intervals_that_exclude_zero() -> None:
 
 @pytest.mark.parametrize(("b", "line"), [(0.5, "click ndcg@5 – 0.5000 – –"), (None, None)])
 def test_format_comparison_of_undefined_metrics_shows_dashes_or_no_line(b: float | None, line: str | None) -> None:
-    _, *lines = format_comparison(comparison_of(ndcg=metric(None, b, None))).splitlines()[4:]
+    _, *lines = format_comparison(comparison_of(ndcg=metric(None, b, None))).splitlines()[5:]
     assert [words(text) for text in lines] == ([] if line is None else [line])

@@ -40,3 +40,21 @@ def test_find_regressions_returns_significant_losses_beyond_the_margin(compariso
 def test_regression_text_states_the_loss() -> None:
     (regression,) = find_regressions(comparison_of("auc", 0.80, 0.76, [-0.05, -0.03], "a"), margin=0.01)
     assert str(regression) == "click auc 0.8000 → 0.7600 (5.0% worse)"
+    assert regression.to_json() == {
+        "task": "click", "measure": "auc", "served": 0.80, "new": 0.76, "share": pytest.approx(0.05)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("served", "new", "text"),
+    [
+        (0.5, 0.50501, "logloss 0.5000 → 0.5050 (1.002% worse)"),
+        (0.5, 0.5050001, "logloss 0.5000 → 0.5050 (1.00002% worse)"),
+        (0.00123, 0.00126, "logloss 0.0012 → 0.0013 (2.4% worse)"),
+        (0.000123, 0.000126, "logloss 0.00012 → 0.00013 (2.4% worse)"),
+        (0.0, 0.1, "logloss 0.0000 → 0.1000 (10000000000000.0% worse)"),
+    ],
+)
+def test_regression_text_shows_enough_digits(served: float, new: float, text: str) -> None:
+    (regression,) = find_regressions(comparison_of("logloss", served, new, [1e-9, 1.0], "a"), margin=0.01)
+    assert str(regression) == f"click {text}"

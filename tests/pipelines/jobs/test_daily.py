@@ -101,7 +101,8 @@ def flip_clicks(table: pa.Table) -> pa.Table:
 
 def test_first_day_trains_from_scratch_and_publishes(first: Feed) -> None:
     assert first.record(NINTH) == {
-        "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "version": 1
+        "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "intervals": None,
+        "version": 1,
     }  # fmt: skip
     assert first.current == 1
 
@@ -118,7 +119,9 @@ def test_first_day_tests_on_the_day_and_validates_on_the_day_before(first: Feed)
 
 def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed) -> None:
     assert feed.daily(TENTH, *LENIENT) == 0
-    assert feed.record(TENTH) == {
+    record = feed.record(TENTH)
+    assert record.pop("intervals")["unit"] == "user"
+    assert record == {
         "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
     }  # fmt: skip
     logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
@@ -185,7 +188,7 @@ def spoiled(feed: Feed) -> Feed:
 def test_worse_model_is_not_published_with_exit_code_3(spoiled: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     assert spoiled.daily(TENTH, *POISON) == 3
     output = capsys.readouterr()
-    assert "ranker: 2026-01-10 is not published: it is worse than version 1 of feed by more than 1.0%" in output.err
+    assert "ranker: 2026-01-10 is not published: it is worse than version 1 of feed by more than 1%: " in output.err
     assert "click auc" in output.err
     assert output.out == ""
     assert spoiled.published == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_items_are_stored_as_one_json_object_per_key(empty_redis: RedisServer, b
         "keys": "ranker:feed:item:*",
         "columns": ["genres", "words", "price"],
         "items": 3,
+        "known": 3,
     }
     assert "ignored columns that the ranker does not use: colour" in err
     assert "loading items: 3 rows" in err
@@ -91,6 +93,52 @@ def test_users_of_a_folder_are_stored_with_prefix_and_ttl(
     assert stored(empty_redis) == {"p:hand:user:u1": {"age": 31.0}, "p:hand:user:ü2": {"country": "C1", "age": None}}
     assert 900 < empty_redis.client.ttl("p:hand:user:u1") <= 1000
     assert "columns that are missing and are taken from the bundle: liked, recent" in err
+
+
+@pytest.mark.parametrize(
+    "ids", [["7", "8"], pa.array([7.0, 8.0]), pa.array([7, 8], pa.uint8()), pa.array(["7", "8"]).dictionary_encode()]
+)
+def test_ids_of_another_type_are_stored_under_the_keys_of_the_model(
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path, ids: Any
+) -> None:
+    file = write_table(tmp_path / "items.parquet", {"item_id": ids, "price": [1.5, 2.5]})
+    code, out, _ = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url, "--model", "feed")
+    assert (code, json.loads(out)["known"]) == (0, 2)
+    assert stored(empty_redis) == {"ranker:feed:item:7": {"price": 1.5}, "ranker:feed:item:8": {"price": 2.5}}
+
+
+def test_new_ids_are_stored_with_a_note(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
+    file = write_table(tmp_path / "users.parquet", {"user_id": ["new-1", "5"], "age": [31, 32]})
+    code, out, err = load("users", "load", file, "--bundle", bundle, "--to", empty_redis.url)
+    assert (code, json.loads(out)["known"]) == (0, 0)
+    assert "none of the 2 users are known to the bundle, whose user ids look like 'u" in err
+    assert empty_redis.client.dbsize() == 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "columns", "reason"),
+    [
+        ("item", {"item_id": ["7", "v8"], "price": [1.0, 2.0]}, "'item_id': ids must be integers of 64 bits .*'v8' is"),
+        ("item", {"item_id": ["7", "08"], "price": [1.0, 2.0]}, "'item_id': ids must be integers of 64 bits .*'08' is"),
+        ("item", {"item_id": ["7", "7"], "price": [1.0, 2.0]}, "'item_id', row 1: the id is a duplicate"),
+        ("user", {"user_id": [1, 2], "age": [31, 32]}, "'user_id': holds integers, but the ids of the bundle are text"),
+        (
+            "user",
+            {"user_id": [1.5, 2.0], "age": [31, 32]},
+            "'user_id': ids must be integers of 64 bits or text; 1.5 is",
+        ),
+        ("user", {"user_id": pa.array([1], pa.date32()), "age": [3]}, "'user_id': holds date32.*, but ids are"),
+        ("user", {"user_id": ["u1"], "liked": [["1", "x"]]}, "'liked': ids must be integers of 64 bits .*'x' is"),
+    ],
+)
+def test_ids_that_the_model_cannot_know_are_rejected(
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path, owner: str, columns: dict[str, Any], reason: str
+) -> None:
+    file = write_table(tmp_path / "rows.parquet", columns)
+    code, _, err = load(f"{owner}s", "load", file, "--bundle", bundle, "--to", empty_redis.url)
+    assert code == 1
+    assert re.search(f"rows.parquet: column {reason}", err.splitlines()[-1])
+    assert empty_redis.client.dbsize() == 0
 
 
 def test_rows_of_several_row_groups_are_stored(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:

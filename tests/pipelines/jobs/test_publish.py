@@ -78,7 +78,7 @@ def test_next_version_follows_the_highest_after_a_removal(bundle: Path, tmp_path
 
 def test_publish_leaves_no_temporary_files(bundle: Path, tmp_path: Path) -> None:
     publish(bundle, tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"feed"}
+    assert {file.name for file in tmp_path.iterdir()} == {"feed", "repository.json", ".lock"}
     assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "1", "current.json"}
 
 
@@ -219,7 +219,8 @@ def test_keep_removes_the_oldest_versions(bundle: Path, tmp_path: Path) -> None:
         publish(bundle, tmp_path)
     publish(bundle, tmp_path, keep=2)
     assert repositories.list_versions(tmp_path, "feed") == [3, 4]
-    assert {file.name for file in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json"}
+    assert {f.name for f in (tmp_path / "feed").iterdir()} == {".lock", "3", "4", "current.json", "fallbacks.json"}
+    assert repositories.read_fallbacks(tmp_path, "feed") == [3]
 
 
 def test_keep_never_removes_served_versions(bundle: Path, tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ def test_crash_does_not_block_the_next_publication(
     assert version in (2, 3)
     ranking.load(repositories.bundle_folder(crashed, name, version))
     versions = {str(published) for published in range(1, version + 1)}
-    assert {file.name for file in (crashed / name).iterdir()} == {*versions, "current.json", ".lock"}
+    assert {file.name for file in (crashed / name).iterdir()} == {*versions, "current.json", "fallbacks.json", ".lock"}
 
 
 def test_crash_of_the_first_publication_leaves_no_model(bundle: Path, tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import ranking
 from pipelines.config.config import Config, load_config
 from pipelines.evaluation.evaluate import evaluate_all
 from pipelines.evaluation.sources import run_scorers
+from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
@@ -162,7 +164,7 @@ def test_selection_file_describes_the_best_weights_not_the_last(shop: Shop) -> N
 
 def test_evaluation_file_equals_an_evaluation_of_the_test_split(run: RunFolder) -> None:
     data = read_json(run.evaluation)
-    assert set(data) == {"rows", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
+    assert set(data) == {"rows", "bad_rows", "intervals", "ndcg_at", "tasks", "calibration_curves", "slices", "gates"}
     assert data == json.loads(json.dumps(evaluate_all(run_scorers(run))))
 
 
@@ -310,3 +312,60 @@ def test_train_that_fails_before_training_removes_its_folder(shop: Shop) -> None
         with pytest.raises(LogError, match="is_click"):
             train(shop.config(), shop.folder / "run")
         assert not (shop.folder / "run").exists()
+
+
+def test_train_with_wrong_labels_in_every_split_leaves_them_out(shop: Shop) -> None:
+    """Labels of 1e300 stopped the training at its first step, and ruined the evaluation."""
+    table = shop.table(600)
+    for row in (7, 8, 9, 500, 590):
+        table = shop.with_value(table, "seconds", row, 1e300)
+    shop.write(table)
+    run = train(shop.config(), shop.folder / "run")
+    reasons = {json.loads(line)["file_row"]: json.loads(line)["reason"] for line in run.quarantine.open()}
+    assert set(reasons) == {7, 8, 9, 500, 590}
+    assert all("label 'seconds' is outside" in reason for reason in reasons.values())
+    evaluation = read_json(run.evaluation)
+    assert list(evaluation["bad_rows"].values()) == [1]
+    assert evaluation["tasks"]["watch"]["rmse"] < 5
+    assert all(math.isfinite(json.loads(line)["validation_total"]) for line in run.metrics.open())
+    assert sum(evaluate_all(run_scorers(run), shop.log)["bad_rows"].values()) == 5
+
+
+def test_label_bounds_of_a_run_are_those_of_its_bundle(shop: Shop) -> None:
+    shop.write(shop.table(600))
+    run = train(shop.config(), shop.folder / "run")
+    low, high = read_json(run.survey)["label_bounds"]["watch"]
+    assert low is None
+    assert 200 < high < 1e6
+    ranker = freeze_run(run.path, shop.folder / "bundle")
+    assert ranker.schema.tasks[1].max == high
+    assert ranking.load(shop.folder / "bundle").schema.tasks[1].max == high
+
+
+def test_train_with_too_many_bad_rows_stops_before_training(shop: Shop) -> None:
+    table = shop.table(300)
+    for row in range(10):
+        table = shop.with_value(table, "is_click", row, 5)
+    assert "10 of 300 rows are bad" in log_error(shop, table)
+    run = train(shop.config(logs={"max_bad_rows": 0.05}), shop.folder / "run")
+    assert run.finished
+
+
+def test_train_prints_the_warnings_of_check(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    table = shop.table(300)
+    shop.write(table.set_column(table.column_names.index("tab"), "tab", pa.array([3] * 300)))
+    train(shop.config(), shop.folder / "run")
+    assert "warning: feature 'tab' is 3 in every training row" in capsys.readouterr().err
+
+
+def test_failed_training_is_replaced_with_overwrite(shop: Shop) -> None:
+    shop.write(shop.table(200))
+    with pytest.raises(RankerError, match="use the same command with --overwrite"):
+        train(shop.config(training={"learning_rate": {"trunk": 1e30}}), shop.folder / "run")
+    with pytest.raises(OutputError, match=r"contains an unfinished run: .* replace it with --overwrite"):
+        train(shop.config(), shop.folder / "run")
+    run = train(shop.config(), shop.folder / "run", overwrite=True)
+    assert run.finished
+    assert not list(run.path.glob("bad-batch-*"))
+    with pytest.raises(OutputError, match="contains a finished run, which is never overwritten"):
+        train(shop.config(), shop.folder / "run", overwrite=True)

@@ -130,6 +130,22 @@ def test_slices_of_many_tasks_are_columns(make_run_data: Callable[..., RunData])
     assert all(len(cells) == len(table["columns"]) for _, cells in table["rows"])
 
 
+# Quality.
+
+
+def test_metrics_of_a_log_without_users_name_the_unit(make_run_data: Callable[..., RunData]) -> None:
+    run_data = make_run_data()
+    assert run_data.evaluation is not None
+    assert "with 95 % intervals over users. " in quality_section.metrics(run_data).about  # an older evaluation.json
+    intervals = {"unit": "row", "units": 9000, "rows_without_user": 9000, "draws": 200}
+    tasks = {name: {**m, "gauc": None} for name, m in run_data.evaluation["tasks"].items()}
+    section = quality_section.metrics(
+        replace(run_data, evaluation={**run_data.evaluation, "tasks": tasks, "intervals": intervals})
+    )
+    assert "with 95 % intervals over 9,000 rows, because most rows have no user. " in section.about
+    assert all("gauc" not in table["columns"] for table in section.content["tables"])
+
+
 # Calibration curves.
 
 

@@ -153,12 +153,12 @@ def test_fit_task_with_too_few_positives_leaves_the_task_uncalibrated(
     labels = np.zeros(500)
     labels[-9:] = 1.0
     assert fit_task(make_task(kind), np.linspace(-3, 3, 500), labels) is None
-    assert "9 rows of the rarer class, calibration needs 10: left uncalibrated" in capsys.readouterr().err
+    assert "9 rows of the rarer class, calibration needs 10: not calibrated" in capsys.readouterr().err
 
 
 def test_fit_task_with_decreasing_scores_logs_that_the_task_is_uncalibrated(capsys: pytest.CaptureFixture[str]) -> None:
     assert fit_task(make_task("platt"), *draw_rows(2000, -1.0, 0.0)) is None
-    assert "do not increase with the label in the validation split: left uncalibrated" in capsys.readouterr().err
+    assert "do not increase with the label in the validation split: not calibrated" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

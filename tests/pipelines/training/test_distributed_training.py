@@ -19,6 +19,7 @@ from pipelines.config.config import load_config
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from pipelines.training.best_weights import load_optimizers
 from pipelines.training.distributed import DistContext
 from ranking.errors import ConfigError
 from tests.conftest import GATES, SMALL, Once
@@ -77,6 +78,20 @@ def test_two_ranks_write_a_run_that_one_process_can_freeze(logs: Path, two_rank_
     freeze_run(two_rank_run / "run", tmp_path / "bundle")  # verifies that frozen and dense scores are equal
     log = pq.read_table(next((logs / "log").rglob("*.parquet"))).slice(0, 5)
     assert ranking.load(tmp_path / "bundle").score(log).num_rows == 5
+
+
+def test_two_ranks_continue_with_the_state_of_the_optimizers(logs: Path, two_rank_run: Path, tmp_path: Path) -> None:
+    earlier = RunFolder.open(two_rank_run / "run")
+    settings = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
+    done = run_command(torchrun_train(logs, tmp_path / "run", "--from", str(earlier.path), settings=settings))
+    assert done.returncode == 0, done.stderr
+    before, after = load_optimizers(earlier), load_optimizers(RunFolder.open(tmp_path / "run"))
+    tables = [name for name in before if name.startswith("adagrad.")]
+    assert {"adagrad.user_id", "adagrad.item_id"} <= set(tables)
+    for name in tables:
+        assert bool((after[name][: len(before[name])] >= before[name]).all()), name
+    step = "optimiser.model.towers.layers.0.weight.step"
+    assert float(after[step]) >= float(before[step]) > 0
 
 
 def test_two_ranks_have_identical_weights_with_any_gate(logs: Path, tmp_path: Path) -> None:

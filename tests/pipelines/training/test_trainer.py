@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
@@ -21,6 +22,7 @@ from pipelines.data.profile import profile_log
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from pipelines.training.best_weights import load_best
 from pipelines.training.checkpoint import dense_parameters
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
@@ -393,7 +395,7 @@ def test_attentive_gate_best_weights_load_as_the_distilled_gate(attentive: Obser
     model, _ = load_model(attentive.run, attentive.config)
     assert isinstance(model.gate, Softmax)
     assert model.active.tolist() == list(range(5))
-    best = load_file(attentive.run.best)
+    best = load_best(attentive.run)
     assert best.keys() == model.state_dict().keys()
     assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
 
@@ -435,27 +437,45 @@ def test_infinite_loss_raises_an_error_with_step_tasks_and_fix(error_message: st
 
 def test_infinite_loss_saves_the_batch(shop: Shop, error_message: str) -> None:
     (file,) = (shop.folder / "run").glob("bad-batch-*")
-    assert error_message.endswith(f"The batch is in {file}")
+    assert f"The batch is in {file}. " in error_message
+    assert error_message.endswith("with --overwrite")
     batch = load_file(file)
     assert {"ids", "dense", "labels", "outputs"} <= batch.keys()
     assert len(batch["labels"]) == 8
     assert not bool(batch["outputs"].isfinite().all())
 
 
-def test_infinite_loss_saves_labels_and_outputs_in_row_order(shop: Shop) -> None:
-    """The squares of these watch times overflow; their mean, the initial output, does not."""
+def without_transform(shop: Shop, scale: float) -> pa.Table:
+    """Return 200 rows with scaled watch times, and make the shop train on them without transform."""
     table = shop.table(200)
-    seconds = pc.multiply(table["seconds"], 1e25)
-    shop.write(table.set_column(table.column_names.index("seconds"), "seconds", seconds))
     click, watch = shop.schema.tasks
     shop.schema = shop.schema.model_copy(update={"tasks": (click, watch.model_copy(update={"transform": "none"}))})
-    with pytest.raises(RankerError, match="step 1: the loss of watch is not finite"):
-        train_200_rows(shop)
+    seconds = pc.multiply(table["seconds"], scale)
+    return table.set_column(table.column_names.index("seconds"), "seconds", seconds)
+
+
+def test_infinite_loss_of_weighted_rows_names_the_weights_and_saves_rows_in_order(shop: Shop) -> None:
+    """The weighted squares of these watch times overflow; their mean, the initial output, does not."""
+    table = without_transform(shop, 1e12).append_column("weight", pa.array([1e13] * 200))
+    columns = shop.schema.columns.model_copy(update={"weight": "weight"})
+    shop.schema = shop.schema.model_copy(update={"columns": columns})
+    shop.write(table)
+    with pytest.raises(RankerError, match="step 1: the loss of watch is not finite; sample weights in column 'weight'"):
+        train(shop.config(training={"batch_size": 8}), shop.folder / "run")
     (file,) = (shop.folder / "run").glob("bad-batch-*")
     batch = load_file(file)
     for values in (batch["labels"], batch["outputs"]):
         assert (values[:, 0].abs() < 5).all()
-        assert (values[:, 1].nan_to_num(1e25) > 1e20).all()
+        assert (values[:, 1].nan_to_num(1e12) > 1e8).all()
+
+
+def test_infinite_loss_of_large_labels_names_label_and_max(shop: Shop) -> None:
+    shop.write(without_transform(shop, 1e12))
+    with pytest.raises(RankerError) as caught:
+        train(shop.config(training={"batch_size": 8, "learning_rate": {"trunk": 1e30}}), shop.folder / "run")
+    assert "label 'seconds' of task 'watch' reaches " in str(caught.value)
+    assert "set a smaller max" in str(caught.value)
+    assert "learning_rate" not in str(caught.value)
 
 
 def test_infinite_loss_leaves_an_unfinished_run(shop: Shop, error_message: str) -> None:

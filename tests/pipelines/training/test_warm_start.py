@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from pipelines.config.config import Config
+from pipelines.config.config import Config, ConvergenceConfig
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from pipelines.training.best_weights import load_best, load_optimizers
 from pipelines.training.model_factory import build_model, load_model
-from pipelines.training.warm_start import WarmStart
+from pipelines.training.warm_start import WarmStart, limit_batch_size
+from ranking.artifacts.atomic_files import write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import ConfigError, LogError
+from ranking.frozen.calibration import Calibration, Platt
+from tests.conftest import RAW_SCHEMA
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -112,7 +117,129 @@ def test_warm_start_keeps_the_selection_from_the_first_step(shop: Shop, earlier:
     train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier, on_check=lines.append)
     used = len(earlier.load_selection()["experts_used"])
     assert {(line["phase"], line["experts"]) for line in lines} == {("selected", used)}
-    assert lines[0]["best"]
+
+
+def test_warm_start_continues_with_the_state_of_the_optimizers(shop: Shop, earlier: RunFolder) -> None:
+    """Without it, each weight and each row of a table takes a first step as large as the learning rate."""
+    before = load_optimizers(earlier)
+    new_days(shop, seconds=pa.array([2000.0 + row % 7 for row in range(200)]))  # longer than before: easy to improve
+    run = train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    best = max((line["step"] for line in lines if line["best"]), default=0)
+    after = load_optimizers(run)
+    assert best > 0
+    step = "optimiser.model.towers.layers.0.weight.step"
+    assert float(after[step]) == float(before[step]) + best
+    known, sums = before["adagrad.user_id"], after["adagrad.user_id"]
+    assert bool((sums[: len(known)] >= known).all())
+    new = sums[len(known) :]
+    assert len(new) == 5
+    assert bool((new > known[known > 0].mean()).all())
+
+
+def test_warm_start_of_a_run_without_optimizer_state_trains(shop: Shop, earlier: RunFolder) -> None:
+    """Version 0.1.0 did not save it."""
+    save_file(load_best(earlier), earlier.best)
+    assert load_optimizers(earlier) == {}
+    new_days(shop)
+    assert train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier).finished
+
+
+@pytest.mark.parametrize(
+    ("rows", "earlier_rows", "rate"),
+    [
+        pytest.param(100, 100, 1 / 1.4, id="as many rows"),
+        pytest.param(100, 1000, 1 / 5, id="a tenth of the rows"),
+        pytest.param(100, 100_000, 1 / 13, id="at most 30 times the rows"),
+    ],
+)
+def test_continuation_rate_depends_on_the_share_of_new_rows(
+    earlier: RunFolder, rows: int, earlier_rows: int, rate: float
+) -> None:
+    earlier.selection.write_text(json.dumps(earlier.load_selection() | {"trained_rows": earlier_rows}))
+    continuation = WarmStart(earlier, reopen=False).continuation(rows, ConvergenceConfig())
+    assert continuation is not None
+    assert continuation.rate == pytest.approx(rate)
+
+
+def test_continuation_of_reopened_gates_is_none(earlier: RunFolder) -> None:
+    assert WarmStart(earlier, reopen=True).continuation(100, ConvergenceConfig()) is None
+
+
+def test_trained_rows_include_those_of_the_earlier_runs(shop: Shop, earlier: RunFolder) -> None:
+    new_days(shop)
+    run = train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier)
+    rows = [json.loads(each.survey.read_text())["rows"]["train"] for each in (earlier, run)]
+    assert earlier.load_selection()["trained_rows"] == rows[0]
+    assert run.load_selection()["trained_rows"] == WarmStart(run, reopen=False).trained_rows() == sum(rows)
+
+
+def test_warm_start_learning_rates_fall_linearly_from_the_continuation_rate(shop: Shop, earlier: RunFolder) -> None:
+    new_days(shop)
+    lines: list[dict[str, Any]] = []
+    config = shop.config(model=BUDGET, training={"checks_per_epoch": 1000})
+    run = train_warm(config, shop.folder / "run", earlier, on_check=lines.append)
+    rows = json.loads(run.survey.read_text())["rows"]["train"]
+    continuation = WarmStart(earlier, reopen=False).continuation(rows, config.training.convergence)
+    assert continuation is not None
+    peak, steps = continuation.rate * config.training.learning_rate.trunk, len(lines)
+    assert [line["learning_rate"] for line in lines] == pytest.approx([peak * (1 - i / steps) for i in range(steps)])
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "rows", "ranks", "expected"),
+    [
+        pytest.param(512, 10**6, 1, 512, id="many rows"),
+        pytest.param(512, 4096, 1, 512, id="exactly eight steps"),
+        pytest.param(512, 4095, 1, 256, id="too few steps"),
+        pytest.param(512, 72, 1, 32, id="few rows"),
+        pytest.param(48, 72, 1, 48, id="no batch below 32 rows"),
+        pytest.param(16, 72, 1, 16, id="a smaller configured batch"),
+        pytest.param(96, 72, 3, 48, id="a multiple of the ranks"),
+        pytest.param(100, 72, 50, 50, id="as many rows as ranks"),
+        pytest.param(150, 72, 50, 150, id="not divisible"),
+    ],
+)
+def test_limit_batch_size_gives_at_least_eight_steps(batch_size: int, rows: int, ranks: int, expected: int) -> None:
+    assert limit_batch_size(batch_size, rows, ranks) == expected
+
+
+def test_warm_start_with_few_validation_rows_keeps_the_calibration(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    click, watch = RAW_SCHEMA["tasks"]
+    config = shop.config(model=BUDGET, tasks=[{**click, "calibration": "platt"}, watch])
+    shop.write(shop.table(200))
+    earlier = train(config, shop.folder / "earlier")
+    platt = Platt(slope=0.8, shift=-0.3)
+    write_json(Calibration({"click": platt}).to_json(), earlier.calibration)
+    new_days(shop)
+    run = train_warm(config, shop.folder / "run", earlier)
+    assert "task 'click': keeps the calibration of the earlier run" in capsys.readouterr().err
+    assert run.load_calibration().tasks == {"click": platt}
+
+
+def test_warm_start_that_only_gets_worse_keeps_the_weights(
+    shop: Shop, earlier: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The labels of the training split are inverted, those of the validation split are not."""
+    table = shop.table(200)
+    clicks = [1 - click if row < 160 else click for row, click in enumerate(table["is_click"].to_pylist())]
+    table = table.set_column(table.column_names.index("is_click"), "is_click", pa.array(clicks, pa.int8()))
+    shop.write(
+        table.set_column(
+            table.column_names.index("seconds"),
+            "seconds",
+            pa.array([5e3 + row if row < 160 else 0.0 for row in range(200)]),
+        )
+    )
+    rates = {"embeddings": 0.3, "trunk": 0.1, "gates": 0.1}
+    run = train_warm(shop.config(model=BUDGET, training={"learning_rate": rates}), shop.folder / "run", earlier)
+    assert "no step improved the validation loss: the weights of the earlier run are kept" in capsys.readouterr().err
+    before, after = load_best(earlier), load_best(run)
+    assert all(
+        torch.equal(value, after[name][: len(value)] if value.dim() else after[name]) for name, value in before.items()
+    )
 
 
 def test_warm_start_with_reopen_selects_again_among_all_experts(shop: Shop, earlier: RunFolder) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pipelines.config.config import Config, load_config
 from pipelines.runs.run import RunFolder
 from pipelines.tuning import trial
+from pipelines.tuning.search_space import suggest
 from pipelines.tuning.study import StudyFolder, trial_outcome
 from pipelines.tuning.workers import format_summary, run_worker, summarize
 from ranking.errors import ConfigError, LogError, OutputError, RankerError
@@ -154,6 +155,96 @@ def test_one_worker_samples_the_same_settings_every_time(shop: Shop, monkeypatch
     assert settings[0][0] != settings[0][1] != settings[0][2]
 
 
+# Starting configuration.
+
+
+def test_first_trial_trains_the_starting_configuration(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with values outside of the default ranges: a width of 8, a dropout of 0.1."""
+    configs: list[Config] = []
+
+    def record(config: Config, on_check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        configs.append(config)
+        on_check(check(1, 2.0))
+        return {}
+
+    start = shop.config(model={"dropout": 0.1}, training={"learning_rate": {"trunk": 0.5}})
+    study = StudyFolder.create(shop.folder / "study", start)
+    fake_trainings(monkeypatch, *[record] * 4)
+    run_worker(study.path, 4)
+    assert configs[0] == start
+    assert all(config != start for config in configs[1:])
+    first, second, *_ = study.trials()
+    assert set(second.params) - set(first.params) == {
+        "model.expert_layers", "model.dropout", "training.learning_rate.trunk", "model.gate.k"
+    } & set(second.params)  # fmt: skip
+    assert load_config(study.best_file) == start
+    assert summarize(study)["start"] == {"trial": 0, "outcome": "converged", "loss": 2.0}
+    assert "(trial 0) is the best" in study.best_file.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (training_with_losses(2.0), "the starting configuration (trial 0) has validation loss 2.00000"),
+        (
+            training_with_losses(0.5, converged=False),
+            "the starting configuration (trial 0) has the lower validation loss 0.50000, but is unconverged",
+        ),
+        (RankerError("broken"), "the starting configuration (trial 0) has no validation loss: failed"),
+    ],
+)
+def test_best_configuration_is_compared_with_the_start(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch, start: Any, text: str
+) -> None:
+    fake_trainings(monkeypatch, start, training_with_losses(1.0))
+    run_worker(study.path, 2)
+    assert study.best_file.read_text().splitlines()[0] == f"# Trial 1, validation loss 1.00000; {text}"
+    assert format_summary(summarize(study)).splitlines()[-1] == f"best: trial 1; {text}"
+
+
+def test_starting_configuration_is_trained_once_by_several_workers(study: StudyFolder) -> None:
+    leases = [study.lease(4, worker) for worker in range(3)]
+    assert [lease.values == {} for lease in leases if lease is not None] == [True, False, False]
+
+
+def test_starting_configuration_of_a_killed_worker_is_retried(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = study.lease(2, 0)
+    assert lease is not None
+    lease.lock.close()  # as the operating system does when a process dies
+    fake_trainings(monkeypatch, training_with_losses(1.0), training_with_losses(2.0))
+    run_worker(study.path, 2)
+    assert outcomes(study) == ["abandoned", "converged", "converged"]
+    assert study.trial_config(study.trials()[1]) == load_config(study.config_file).model_copy(update={"tune": {}})
+    assert summarize(study)["start"] == {"trial": 1, "outcome": "converged", "loss": 1.0}
+
+
+def test_starting_configuration_of_a_study_without_it_is_trained_next(
+    study: StudyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 0.1.0 did not train it."""
+    sampled = study._study.ask()
+    suggest(sampled, study.space)
+    sampled.set_user_attr("outcome", "converged")
+    study._study.tell(sampled, 3.0)
+    fake_trainings(monkeypatch, training_with_losses(1.0))
+    run_worker(study.path, 2)
+    assert summarize(study)["start"] == {"trial": 1, "outcome": "converged", "loss": 1.0}
+
+
+def test_starting_configuration_is_not_pruned(study: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        sampled = study._study.ask()
+        suggest(sampled, study.space)
+        sampled.report(1.0, 1)
+        sampled.set_user_attr("outcome", "converged")
+        study._study.tell(sampled, 1.0)
+    fake_trainings(monkeypatch, training_with_losses(9.0))
+    run_worker(study.path, 6)
+    assert outcomes(study)[-1] == "converged"
+
+
 # Pruning.
 
 
@@ -272,11 +363,12 @@ def test_format_summary_names_settings_and_importances(study: StudyFolder, monke
         on_check(check(1, math.log(config.training.learning_rate.trunk) ** 2))
         return {}
 
-    fake_trainings(monkeypatch, *[by_rate] * 12)
-    run_worker(study.path, 12)
+    fake_trainings(monkeypatch, *[by_rate] * 30)
+    run_worker(study.path, 30)
     summary = summarize(study)
     text = format_summary(summary)
-    assert text.splitlines()[0] == "trials: 12 converged" if "pruned" not in summary["trials"] else "pruned" in text
+    assert text.startswith("trials: ")
+    assert sum(summary["trials"].values()) == 30
     assert "learning_rate.trunk" in text.splitlines()[1]
     assert max(summary["importances"], key=summary["importances"].__getitem__) == "training.learning_rate.trunk"
     assert "importance of the settings: learning_rate.trunk" in text

@@ -241,6 +241,22 @@ def test_manifest_describes_the_bundle(written: Path) -> None:
     assert manifest["details"] == {"made_by": "hand"}
 
 
+@pytest.mark.parametrize(
+    ("objective", "reason"),
+    [
+        ({"click": 0.0, "like": 0}, "objective: every weight is 0"),
+        ({"click": 1e308}, "objective: click: must be at most 1e+06"),
+        ({"click": float("nan")}, "objective: click: "),
+        ({"click": "1"}, "objective: click: must be a number"),
+        ({"clack": 1.0}, "objective: 'clack' is not a task (tasks: click, like, watch, rating)"),
+        ([], "objective: must be a table"),
+    ],
+)
+def test_load_invalid_objective_is_rejected(copied: Path, objective: Any, reason: str) -> None:
+    edit_manifest(copied, objective=objective)
+    assert f"{copied}/manifest.json: {reason}" in load_error(copied)
+
+
 def test_sha256sum_verifies_a_bundle(written: Path, copied: Path) -> None:
     command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     process = subprocess.run(command, cwd=written, capture_output=True, text=True, check=False)

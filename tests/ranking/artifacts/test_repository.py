@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,12 @@ def test_list_models_returns_models_with_a_current_version(tmp_path: Path) -> No
     publish(tmp_path, "draft", 1)
     (tmp_path / "notes.txt").write_text("x")
     assert repository.list_models(tmp_path) == ["feed", "shop"]
+
+
+def test_list_models_ignores_folders_with_other_names(tmp_path: Path) -> None:
+    for name in ("feed", "feed.old", ".feed"):
+        publish(tmp_path, name, 1, current=1)
+    assert repository.list_models(tmp_path) == ["feed"]
 
 
 def test_list_models_of_empty_repository_is_empty(tmp_path: Path) -> None:
@@ -178,3 +185,58 @@ def test_published_bundle_is_listed(request: pytest.FixtureRequest) -> None:
     assert repository.list_versions(published, "feed") == [1]
     assert repository.read_release(published, "feed").version == 1
     assert (repository.bundle_folder(published, "feed", 1) / "manifest.json").is_file()
+
+
+def test_fallbacks_are_earlier_and_older_versions_newest_first(tmp_path: Path) -> None:
+    publish(tmp_path, "feed", 1, 2, 3, 4, 5, 6, current=1)
+    for version in (2, 3, 4, 6):
+        repository.write_release(tmp_path, "feed", Release(version=version))
+    assert repository.read_fallbacks(tmp_path, "feed") == [4, 3, 2]
+    repository.write_release(tmp_path, "feed", Release(version=6, shadow=5))
+    assert repository.read_fallbacks(tmp_path, "feed") == [4, 3, 2]
+    repository.write_release(tmp_path, "feed", Release(version=3))
+    assert repository.read_fallbacks(tmp_path, "feed") == [2]
+
+
+def test_fallbacks_of_a_model_without_the_file_are_empty(tmp_path: Path) -> None:
+    publish(tmp_path, "feed", 1, 2, current=2)
+    assert repository.read_fallbacks(tmp_path, "feed") == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"versions": [0]}', b'{"versions": "1"}'])
+def test_damaged_fallbacks_are_rejected_and_rewritten(tmp_path: Path, content: bytes) -> None:
+    publish(tmp_path, "feed", 1, 2, current=1)
+    (tmp_path / "feed" / repository.FALLBACKS).write_bytes(content)
+    with pytest.raises(BundleError, match=r"fallbacks\.json is damaged"):
+        repository.read_fallbacks(tmp_path, "feed")
+    repository.write_release(tmp_path, "feed", Release(version=2))
+    assert repository.read_fallbacks(tmp_path, "feed") == [1]
+
+
+def test_current_json_that_is_a_pipe_or_too_large_is_rejected(tmp_path: Path) -> None:
+    publish(tmp_path, "feed", 1, current=1)
+    file = tmp_path / "feed" / repository.CURRENT
+    file.write_bytes(b" " * (repository.MAX_JSON_BYTES + 1))
+    with pytest.raises(BundleError, match=r"current\.json cannot be read \(it is larger than"):
+        repository.read_release(tmp_path, "feed")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BundleError, match=r"current\.json cannot be read \(it is a pipe or a device, not a file\)"):
+        repository.read_release(tmp_path, "feed")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "größe", ".x"])
+def test_model_name_with_other_characters_is_rejected(name: str) -> None:
+    with pytest.raises(BundleError, match="use letters, digits"):
+        repository.check_model_name(name)
+
+
+def test_link_to_itself_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "feed").mkdir()
+    for path in (tmp_path / "feed" / repository.CURRENT, tmp_path / "feed" / "1"):
+        path.symlink_to(path.name)
+    with pytest.raises(BundleError, match=r"current\.json cannot be read"):
+        repository.read_release(tmp_path, "feed")
+    with pytest.raises(BundleError, match="feed/1 cannot be read"):
+        repository.bundle_folder(tmp_path, "feed", 1)
+    assert repository.list_versions(tmp_path, "feed") == []

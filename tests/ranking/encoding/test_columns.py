@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranking.encoding.columns import add_reason, cast_ids, invalid_rows, to_canonical, to_id_array
+from ranking.encoding.columns import (
+    add_reason,
+    canonical_ids,
+    cast_ids,
+    coalesce,
+    invalid_rows,
+    parse_id,
+    to_canonical,
+    to_id_array,
+)
 from ranking.encoding.feature_table import fill_features
 from ranking.errors import InvalidInputError
 from ranking.schema import BagFeature, CategoricalFeature, NumericFeature, Schema
@@ -195,10 +204,60 @@ def test_cast_ids_between_integers_and_text() -> None:
     assert cast_ids(pa.array(["12"]).dictionary_encode(), pa.int64(), "id").to_pylist() == [12]
 
 
-def test_cast_ids_text_that_is_not_an_integer_is_rejected() -> None:
-    with pytest.raises(InvalidInputError, match="ids must be integers") as caught:
-        cast_ids(pa.array(["1", "x"]), pa.int64(), "item_id")
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float32(), pa.decimal128(20, 0)])
+def test_cast_ids_of_any_number_type_are_integers(kind: pa.DataType) -> None:
+    numbers = pa.array([7, None], pa.int64()).cast(kind)
+    assert cast_ids(numbers, pa.string(), "id").to_pylist() == ["7", None]
+    assert cast_ids(numbers, pa.int64(), "id").to_pylist() == [7, None]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "", "07", "-07", "+7", " 7", "7 ", "7.0", "1e3", "-0", "--7", "-", "٣", "1_0", str(2**63), "9" * 400]
+)
+def test_cast_ids_text_that_is_not_an_integer_is_rejected(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="ids must be integers of 64 bits in decimal notation") as caught:
+        cast_ids(pa.array(["1", text, None]), pa.int64(), "item_id")
     assert caught.value.field == "item_id"
+    assert caught.value.reason.endswith(f"; {text!r:.80} is not")
+    assert parse_id(text) is None
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_parse_id_reads_the_decimal_text_of_integers(value: int) -> None:
+    assert parse_id(str(value)) == value
+    assert cast_ids(pa.array([str(value)]), pa.int64(), "id").to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (pa.array([1], pa.date32()), "holds date32.*, but ids are integers or text"),
+        (pa.array([b"a"]), "holds binary, but ids are integers or text"),
+        (pa.array([[1]]), "holds list"),
+        (pa.array([1.0, 2.5]), "ids must be integers of 64 bits or text; 2.5 is not"),
+        (pa.array([float("nan")]), "nan is not"),
+        (pa.array([1, 2**63], pa.uint64()), f"{2**63} is not"),
+    ],
+)
+def test_canonical_ids_that_are_not_ids_are_rejected(ids: pa.Array, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        canonical_ids(ids, "user_id")
+
+
+@pytest.mark.parametrize(
+    ("column", "fallback", "feature", "expected"),
+    [
+        (["a", None], [1, 2], BRAND, ["a", "2"]),
+        ([1, None], ["a", "b"], BRAND, ["1", "b"]),
+        ([1, None], [1, 2], BRAND, [1, 2]),
+        ([["a"], None], [[1], [2]], TAGS, [["a"], ["2"]]),
+        ([[1], None], [["a"], ["b"]], TAGS, [["1"], ["b"]]),
+        ([[], None], [[1], [2]], TAGS, [[], [2]]),
+    ],
+)
+def test_coalesce_of_integers_and_text_is_text(column: Any, fallback: Any, feature: Any, expected: list[Any]) -> None:
+    values = (to_canonical(pa.array(part), feature) for part in (column, fallback))
+    assert coalesce(*values, feature).to_pylist() == expected
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ def test_feature_table_duplicate_id_is_rejected(ids: list[Any], shown: str) -> N
         FeatureTable(pa.table({"item_id": ids}), "item_id")
 
 
+def test_feature_table_contains_ids_in_both_types() -> None:
+    table = FeatureTable(pa.table({"id": ["a", "7"]}), "id")
+    assert table.contains(pa.array(["7", None, "b", "7"])).tolist() == [True, False, False, True]
+    assert table.contains(pa.array([7, 8])).tolist() == [True, False]
+    assert table.contains(pa.array([], pa.string())).tolist() == []
+
+
 def test_feature_table_columns_returns_one_row_per_id_and_null_for_unknown_ids() -> None:
     table = FeatureTable(pa.table({"id": ["a", "b"], "price": [1.0, 2.0], "tags": [["x"], None]}), "id")
     assert len(table) == 2
@@ -115,12 +122,11 @@ def test_fill_features_fills_null_bags_of_a_column_without_ids(
     assert fill_features(rows, schema, tables)["tags"].to_pylist() == [["a"] if bag is None else bag for bag in tags]
 
 
-def test_fill_features_bag_with_ids_of_another_type_is_rejected(
+def test_fill_features_bag_with_ids_of_another_type_becomes_text(
     schema: Schema, tables: dict[Owner, FeatureTable]
 ) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        fill_features(pa.table({"item_id": ["v1", "v2"], "tags": [[1], None]}), schema, tables)
-    assert caught.value.field == "tags"
+    result = fill_features(pa.table({"item_id": ["v1", "v2"], "tags": [[1], None]}), schema, tables)
+    assert result["tags"].to_pylist() == [["1"], ["b", "c"]]
 
 
 def test_fill_features_fills_a_column_of_null_type(schema: Schema, tables: dict[Owner, FeatureTable]) -> None:

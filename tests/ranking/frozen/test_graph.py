@@ -170,7 +170,8 @@ def test_frozen_graph_outputs_of_row_do_not_depend_on_other_rows(pair: Pair) -> 
 def test_frozen_graph_of_no_rows_returns_no_outputs(pair: Pair) -> None:
     empty = pair.inputs.take(np.empty(0, np.int64))
     assert pair.ranker.outputs(empty, ["like", "watch"]).shape == (0, 2)
-    assert pair.ranker.score(pa.table({})).num_rows == 0
+    columns = {feature.column: pa.nulls(0) for feature in pair.ranker.schema.inputs}
+    assert pair.ranker.score(pa.table(columns)).num_rows == 0
 
 
 @every_gate

@@ -24,6 +24,14 @@ MakeModel = Callable[[], MMoE]
 DrawRows = Callable[[int, int], pa.Table]
 
 
+def with_all_columns(ranker: FrozenRanker, table: pa.Table) -> pa.Table:
+    """Return the table with a column of nulls for each feature that it lacks."""
+    for feature in ranker.schema.inputs:
+        if feature.column not in table.column_names:
+            table = table.append_column(feature.column, pa.nulls(table.num_rows))
+    return table
+
+
 def table_scores(table: pa.Table) -> np.ndarray[Any, Any]:
     return np.stack([column.to_numpy() for column in table.columns], 1)
 
@@ -46,7 +54,7 @@ def test_score_returns_columns_in_requested_order(hand_ranker: FrozenRanker, dra
 
 @pytest.mark.parametrize("empty", [pa.table({}), pa.table({"item_id": pa.array([], pa.int64())})])
 def test_score_of_no_rows_returns_empty_table(hand_ranker: FrozenRanker, empty: pa.Table) -> None:
-    scores = hand_ranker.score(empty, tasks=["like", "click"])
+    scores = hand_ranker.score(with_all_columns(hand_ranker, empty), tasks=["like", "click"])
     assert scores.num_rows == 0
     assert scores.schema == pa.schema([("like", pa.float32()), ("click", pa.float32())])
 
@@ -71,20 +79,21 @@ def test_score_of_empty_task_list_raises(hand_ranker: FrozenRanker, draw_rows: D
 def test_score_of_nan_or_infinite_value_raises_with_column_and_row(hand_ranker: FrozenRanker, value: float) -> None:
     rows = pa.table({"item_id": [1, 2, 3, 4], "age": [30.0, None, value, value]})
     with pytest.raises(InvalidInputError, match=r"'age', row 2: is NaN or infinite") as error:
-        hand_ranker.score(rows)
+        hand_ranker.score(with_all_columns(hand_ranker, rows))
     assert (error.value.field, error.value.row) == ("age", 2)
 
 
 def test_score_of_value_without_logarithm_raises_with_column_and_row(hand_ranker: FrozenRanker) -> None:
     with pytest.raises(InvalidInputError, match="log1p") as error:
-        hand_ranker.score(pa.table({"price": [1.0, -1.0]}))
+        hand_ranker.score(with_all_columns(hand_ranker, pa.table({"price": [1.0, -1.0]})))
     assert (error.value.field, error.value.row) == ("price", 1)
 
 
 @pytest.mark.parametrize("value", [1e30, 1e300, -1e300])
 def test_score_of_huge_finite_value_is_finite_or_raises(hand_ranker: FrozenRanker, value: float) -> None:
     try:
-        scores = table_scores(hand_ranker.score(pa.table({"item_id": [1], "age": [value]})))
+        rows = with_all_columns(hand_ranker, pa.table({"item_id": [1], "age": [value]}))
+        scores = table_scores(hand_ranker.score(rows))
     except InvalidInputError:
         return
     assert np.isfinite(scores).all()
@@ -97,7 +106,7 @@ def test_score_of_column_with_wrong_type_raises_with_its_name(
     hand_ranker: FrozenRanker, column: str, values: list[Any]
 ) -> None:
     with pytest.raises(InvalidInputError) as error:
-        hand_ranker.score(pa.table({column: values}))
+        hand_ranker.score(with_all_columns(hand_ranker, pa.table({column: values})))
     assert error.value.field == column
 
 
@@ -109,7 +118,8 @@ def test_score_looks_up_features_that_the_table_omits(
     assert "genres" not in ids.column_names
     without_tables = replace(hand_ranker, tables={})
     assert hand_ranker.score(ids).equals(without_tables.score(filled))
-    assert not hand_ranker.score(ids).equals(without_tables.score(ids)), "the tables contribute to the scores"
+    nulls = with_all_columns(hand_ranker, ids)
+    assert not hand_ranker.score(ids).equals(without_tables.score(nulls)), "the tables contribute to the scores"
 
 
 def test_score_completed_marks_features_unknown_to_request_and_tables_as_missing(hand_ranker: FrozenRanker) -> None:
@@ -124,8 +134,42 @@ def test_score_completed_marks_features_unknown_to_request_and_tables_as_missing
     assert np.isfinite(scores).all()
 
 
-def test_score_of_table_without_schema_columns_is_finite_and_constant(hand_ranker: FrozenRanker) -> None:
-    scores = table_scores(hand_ranker.score(pa.table({"note": ["a", "b"]})))
+@pytest.mark.parametrize(
+    ("columns", "field", "reason"),
+    [
+        (
+            ["item_id", "tab", "hour"],
+            "user_id",
+            "column 'user_id' (feature 'user_id') is missing (found: hour, item_id, tab)",
+        ),
+        (["user_id", "item_id", "hour"], "tab", "column 'tab' (feature 'tab') is missing (found: "),
+        (["user_id", "item_id", "tab"], "hour", "column 'hour' (feature 'hour') is missing (found: "),
+        (["user_id", "tab", "hour"], "item_id", "column 'item_id' (feature 'item_id') is missing"),
+        (
+            [],
+            "user_id",
+            "column 'user_id' (feature 'user_id'), column 'item_id' (feature 'item_id'), column 'tab' (feature 'tab'), "
+            "column 'hour' (feature 'hour') are missing (found: no columns)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_score_of_table_without_a_feature_column_raises(
+    hand_ranker: FrozenRanker, draw_rows: DrawRows, columns: list[str], field: str, reason: str, rows: int
+) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        hand_ranker.score(draw_rows(rows, 1).select(columns))
+    assert error.value.field == field
+    assert error.value.reason.startswith(reason)
+
+
+def test_score_without_side_tables_needs_every_feature_column(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
+    with pytest.raises(InvalidInputError, match=r"column 'genres' \(feature 'genres'\)"):
+        replace(hand_ranker, tables={}).score(draw_rows(3, 1))
+
+
+def test_score_of_table_of_nulls_is_finite_and_constant(hand_ranker: FrozenRanker) -> None:
+    scores = table_scores(hand_ranker.score(with_all_columns(hand_ranker, pa.table({"note": ["a", "b"]}))))
     assert np.isfinite(scores).all()
     assert (scores[0] == scores[1]).all()
 
@@ -148,6 +192,21 @@ def test_score_of_row_does_not_depend_on_other_rows(hand_ranker: FrozenRanker, d
     for row in range(0, 40, 7):
         alone = table_scores(hand_ranker.score(rows.slice(row, 1)))
         np.testing.assert_allclose(alone, together[row : row + 1], rtol=0.0, atol=1e-6)
+
+
+def test_count_unseen_counts_ids_outside_the_vocabulary_and_without_one_outside_the_table(
+    hand_ranker: FrozenRanker,
+) -> None:
+    users, items = pa.array(["u1", None, "nobody", "7"]), pa.array([1, None, -1, 10**6])
+    assert hand_ranker.count_unseen("user", users) == hand_ranker.count_unseen("item", items) == 2
+    assert hand_ranker.count_unseen("item", items.cast(pa.string())) == 2
+    assert hand_ranker.count_unseen("user", pa.nulls(3, pa.string())) == 0
+    kept = [f.name for f in hand_ranker.schema.features if f.name not in ("user_id", "item_id")]
+    schema, encoder = hand_ranker.schema.restricted(kept), hand_ranker.encoder.restricted(kept)
+    by_table = replace(hand_ranker, schema=schema, encoder=encoder)
+    assert by_table.count_unseen("user", users) == by_table.count_unseen("item", items) == 2
+    assert by_table.known_ids("item") is not None
+    assert replace(by_table, tables={}).known_ids("item") is None
 
 
 def test_score_ignores_chunks_extra_columns_and_column_order(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve as sklearn_curve
 from sklearn.metrics import log_loss, roc_auc_score
 
-from ranking.metrics import LabeledScores, UserDraws, auc, binary_measures, calibration_curve
+from ranking.metrics import LabeledScores, UnitDraws, auc, binary_measures, calibration_curve
+from tests.support.unit_draws import draw_users, labeled_scores
 
 DRAWS = 12
 
@@ -23,17 +24,17 @@ ROWS = st.lists(
 """Rows (user, label, probability) with few distinct probabilities, so that ties occur."""
 
 
-def make_scores(rows: list[Any], draws: int = DRAWS) -> tuple[LabeledScores, UserDraws]:
+def make_scores(rows: list[Any], draws: int = DRAWS) -> tuple[LabeledScores, UnitDraws]:
     users, labels, scores = np.array(rows).T
-    user_draws = UserDraws(users.astype(np.int64), draws)
-    return LabeledScores(labels, scores, user_draws.users), user_draws
+    user_draws = draw_users(users, draws)
+    return labeled_scores(labels, scores, user_draws), user_draws
 
 
 def repeat_drawn_rows(
     rows: LabeledScores, times: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return labels and probabilities with each user's rows repeated as often as the user was drawn."""
-    repeats = times[rows.users]
+    repeats = times[rows.units]
     return np.repeat(rows.labels, repeats), np.repeat(rows.predictions, repeats)
 
 
@@ -84,12 +85,12 @@ def test_calibration_is_mean_prediction_divided_by_base_rate(sampled_rows: list[
             assert value == pytest.approx(scores.mean() / labels.mean())
 
 
-def random_scores(count: int, seed: int = 0) -> tuple[LabeledScores, UserDraws]:
+def random_scores(count: int, seed: int = 0) -> tuple[LabeledScores, UnitDraws]:
     random = np.random.default_rng(seed)
     scores = random.random(count)
     labels = (random.random(count) < scores**2).astype(float)
-    draws = UserDraws(random.integers(count // 5, size=count), DRAWS)
-    return LabeledScores(labels, scores, draws.users), draws
+    draws = draw_users(random.integers(count // 5, size=count), DRAWS)
+    return labeled_scores(labels, scores, draws), draws
 
 
 def test_calibration_curve_equals_scikit_learn() -> None:

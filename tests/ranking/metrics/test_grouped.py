@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from ranking.metrics import LabeledScores, UserDraws, binary_measures
+from ranking.metrics import SamplingUnits, UnitDraws, binary_measures
+from tests.support.unit_draws import draw_users, labeled_scores
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=40
@@ -21,10 +22,8 @@ ROWS = st.lists(
 def compute_measures(
     users: Any, labels: Any, scores: Any, requests: Any = None, at: int = 10, draws: int = 0
 ) -> dict[str, np.ndarray[Any, Any]]:
-    user_draws = UserDraws(np.array(users, np.int64), draws)
-    request_ids = None if requests is None else np.array(requests, np.int64)
-    rows = LabeledScores(np.array(labels, float), np.array(scores, float), user_draws.users, request_ids)
-    return binary_measures(rows, user_draws, at)
+    user_draws = draw_users(users, draws)
+    return binary_measures(labeled_scores(labels, scores, user_draws, requests), user_draws, at)
 
 
 def gauc(*columns: Any) -> float | None:
@@ -69,10 +68,35 @@ def test_gauc_without_user_with_both_classes_is_undefined() -> None:
 
 def test_gauc_of_draw_weights_users_by_number_of_draws() -> None:
     """User 1 has AUC 1 on two rows, user 2 AUC 0 on four."""
-    draws = UserDraws(np.array([1, 1, 2, 2, 2, 2]), 50)
-    rows = LabeledScores(np.array([0.0, 1, 1, 0, 0, 0]), np.array([0.1, 0.2, 0.1, 0.2, 0.3, 0.4]), draws.users)
+    draws = draw_users([1, 1, 2, 2, 2, 2], 50)
+    rows = labeled_scores([0, 1, 1, 0, 0, 0], [0.1, 0.2, 0.1, 0.2, 0.3, 0.4], draws)
     for value, (first, second) in zip(binary_measures(rows, draws)["gauc"], draws.counts.astype(int), strict=True):
         assert value == pytest.approx(2 * first / (2 * first + 4 * second))
+
+
+def test_gauc_ignores_rows_without_a_user() -> None:
+    """The rows without a user would have AUC 0."""
+    units = SamplingUnits.of(np.array([1, 1, 2, 2, 0, 0]))
+    draws = UnitDraws(units, 0)
+    rows = labeled_scores([0, 1, 0, 1, 0, 1], [0.1, 0.2, 0.1, 0.2, 0.9, 0.1], draws)
+    assert binary_measures(rows, draws)["gauc"] == [1.0]
+
+
+def test_gauc_of_a_log_in_which_most_rows_have_no_user_is_undefined() -> None:
+    draws = UnitDraws(SamplingUnits.of(np.array([1, 1, 0, 0, 0, 0])), 0)
+    rows = labeled_scores([0, 1, 0, 1, 0, 1], [0.1, 0.2, 0.1, 0.2, 0.9, 0.1], draws)
+    assert np.isnan(binary_measures(rows, draws)["gauc"][0])
+
+
+def test_grouped_measures_of_a_single_unit_have_no_draws() -> None:
+    """Only the first of many users has a request and both classes: draws of that user alone do not vary."""
+    users = np.repeat(np.arange(1, 21), 2)
+    draws = draw_users(users, 50)
+    labels = [0, 1, *[1] * 38]
+    measures = binary_measures(labeled_scores(labels, [0.1, 0.2] * 20, draws, [5, 5, *[0] * 38]), draws)
+    for name in ("gauc", "ndcg"):
+        assert measures[name][0] == 1.0
+        assert np.isnan(measures[name][1:]).all()
 
 
 @given(ROWS, st.integers(1, 6))

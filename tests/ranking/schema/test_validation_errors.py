@@ -32,7 +32,7 @@ CLICK = {"name": "click", "kind": "binary"}
         ({"owner": "shop"}, "owner: choose 'user', 'item' or 'context' (got 'shop')"),
         (
             {"table": "a b"},
-            "table: 'a b' is not a valid name: use letters, digits and '_', and do not start with a digit",
+            "table: 'a b' is not a valid name: use the letters a to z, digits and '_', and do not start with a digit",
         ),
         ({"default": 1.5}, "default: must be an id: a 64-bit integer, text, true or false (got 1.5)"),
     ],
@@ -47,7 +47,7 @@ def test_message_of_an_invalid_feature_key(changes: dict[str, Any], expected: st
     [
         (5, "features (entry 2): must be a table of keys and values (got 5)"),
         ({**TAB, "name": 5}, "features (entry 2).name: must be text in quotes (got 5)"),
-        ({**TAB, "name": "my tab"}, "features.'my tab'.name: 'my tab' is not a valid name: use letters, "),
+        ({**TAB, "name": "my tab"}, "features.'my tab'.name: 'my tab' is not a valid name: use the letters "),
         ({"name": "tab", "owner": "context"}, "features.'tab': kind is missing; choose categorical, bag, "),
         ({**TAB, "kind": "bag", "default": "x"}, "features.'tab'.default: must be a list (got 'x')"),
         ({**TAB, "kind": "bag", "default": [1.5]}, "features.'tab'.default (entry 1): must be an id: "),

@@ -44,7 +44,9 @@ def test_select_backend_rejects_body_with_other_operators(hand_ranker: FrozenRan
 
 def test_select_backend_cuda_without_gpu_raises(hand_ranker: FrozenRanker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BundleError, match=r"needs an NVIDIA GPU and PyTorch's CUDA build, and finds none here"):
+    with pytest.raises(
+        BundleError, match=r"needs an NVIDIA GPU and PyTorch's CUDA build, but PyTorch finds no GPU here"
+    ):
         select_backend(with_body(hand_ranker), "cuda")
 
 
@@ -156,7 +158,7 @@ def test_select_backend_without_pytorch_names_the_fix(
         json.dumps({name: (str(folder), backend) for name, (folder, backend) in requested.items()}),
         before=WITHOUT_TORCH,
     )
-    fix = "needs PyTorch, which is not installed here: install it, or serve a bundle with a body.onnx by onnxruntime"
+    fix = "needs PyTorch, which is not installed here: install it, or serve a bundle with a body.onnx with onnxruntime"
     assert errors == {
         "torch": f"the torch backend {fix}",
         "cuda": f"the cuda backend {fix}",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.columns import to_canonical, to_id_array
 from ranking.encoding.request_batch import RequestBatch
+from ranking.encoding.vocabulary import OOV
 from ranking.errors import InvalidInputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
@@ -170,12 +171,73 @@ def test_request_encoder_missing_features_are_in_schema_order(hand_ranker: Froze
         "item": RawFeatures([-1, -2], {"genres": [["news"], None], "words": [[], None]}),
     }
     batch = encoder(feature_request(request))
-    names = [f.name for f in hand_ranker.schema.inputs]
-    expected = hand_ranker.encoder.encode(hand_ranker.complete(to_table(request))).missing
-    assert missing_names(encoder, batch) == [
-        [n for n, missing in zip(names, row, strict=True) if missing] for row in expected
+    first, second = missing_names(encoder, batch)
+    assert first == ["user.id", "items.id", "country", "tab", "liked", "recent", "hour", "price"]
+    assert second == ["user.id", "items.id", "country", "tab", "genres", "liked", "words", "recent", "hour", "price"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(request=requests())
+def test_request_encoder_missing_columns_are_the_nulls_of_the_table_and_the_unseen_ids(
+    hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
+) -> None:
+    encoder = RequestEncoder(hand_ranker)
+    encoded = hand_ranker.encoder.encode(hand_ranker.complete(to_table(request)))
+    columns = [feature.column for feature in hand_ranker.schema.inputs]
+    singles = [feature.name for feature in hand_ranker.schema.categoricals]
+    expected = []
+    for row, ids in zip(encoded.missing, encoded.ids, strict=True):
+        names = {column for column, missing in zip(columns, row, strict=True) if missing}
+        names |= {name for name in ("user_id", "item_id") if ids[singles.index(name)] == OOV}
+        ids_by_column = {"user_id": "user.id", "item_id": "items.id"}
+        expected.append([ids_by_column.get(c, c) for c in dict.fromkeys(columns) if c in names])
+    assert missing_names(encoder, encoder(feature_request(request))) == expected
+
+
+def without_features(ranker: FrozenRanker, *names: str) -> FrozenRanker:
+    """The encoder's part of a ranker that does not read these features."""
+    kept = [feature.name for feature in ranker.schema.features if feature.name not in names]
+    return replace(ranker, schema=ranker.schema.restricted(kept), encoder=ranker.encoder.restricted(kept), stored=None)
+
+
+def test_request_encoder_without_id_features_reports_ids_that_are_in_no_table(hand_ranker: FrozenRanker) -> None:
+    encoder = RequestEncoder(without_features(hand_ranker, "user_id", "item_id"))
+    item = RawFeatures([1, -1], {}, {"price": [None, None]})
+    request: dict[Owner, RawFeatures] = {
+        "user": RawFeatures(["nobody"], {}),
+        "context": RawFeatures(None, {}),
+        "item": item,
+    }
+    batch = encoder(feature_request(request))
+    assert [("user.id" in names, "items.id" in names) for names in missing_names(encoder, batch)] == [
+        (True, False),
+        (True, True),
     ]
-    assert missing_names(encoder, batch)[0] == ["country", "tab", "liked", "recent", "day_part", "price", "hour"]
+    stored = request | {"item": replace(item, stored={"price": [None, 2.0]}), "user": RawFeatures([None], {})}
+    batch = encoder(feature_request(stored))
+    assert not any({"user.id", "items.id"}.intersection(names) for names in missing_names(encoder, batch))
+
+
+def test_request_encoder_without_tables_and_id_features_knows_no_ids(hand_ranker: FrozenRanker) -> None:
+    ranker = replace(without_features(hand_ranker, "user_id", "item_id"), tables={})
+    encoder = RequestEncoder(ranker)
+    batch = encoder(feature_request(item_request({})))
+    assert (batch.unseen_users, batch.unseen_items) == (None, None)
+    assert not any({"user.id", "items.id"}.intersection(names) for names in missing_names(encoder, batch))
+
+
+def test_request_batch_slice_and_concat_keep_unseen_ids(hand_ranker: FrozenRanker) -> None:
+    encoder = RequestEncoder(hand_ranker)
+    first = encoder(feature_request(item_request({}) | {"item": RawFeatures([1, -1], {})}))
+    second = encoder(feature_request(item_request({}) | {"user": RawFeatures(["nobody"], {})}))
+    joined = RequestBatch.concat([first, second])
+    assert joined.unseen_users is not None
+    assert joined.unseen_items is not None
+    assert joined.unseen_users.tolist() == [False, True]
+    assert joined.unseen_items.tolist() == [False, True, False, False]
+    sliced = joined.slice(1, 3).unseen_items
+    assert sliced is not None
+    assert sliced.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

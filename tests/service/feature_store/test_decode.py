@@ -45,7 +45,10 @@ WRONG: list[tuple[Owner, str, Any]] = [
     *(("item", "price", value) for value in ("3", True, [1.0], {}, -1.0, -7)),  # log1p
     *(("user", "age", value) for value in ("old", False, [31])),
     *(("user", "country", value) for value in (1.5, True, ["C1"], {"id": "C1"}, 2**63)),
-    *(("user", "liked", value) for value in ("7", 7, [1.5], [[1]], ["seven"], [2**63], ["9" * 5000])),  # integers
+    *(
+        ("user", "liked", value)
+        for value in ("7", 7, [1.5], [[1]], ["seven"], ["07"], ["+7"], ["1_0"], [2**63], ["9" * 5000])
+    ),
     *(("item", "genres", value) for value in ("news", [True], [None, {}])),
 ]
 

@@ -154,7 +154,7 @@ def test_integer_and_text_ids_read_the_same_keys(loaded_redis: RedisServer, stor
 def test_stored_features_are_not_listed_as_missing(loaded_redis: RedisServer, store_client: TestClient) -> None:
     loaded_redis.client.set("ranker:feed:item:1", json.dumps(ITEM_FEATURES))
     (item,) = rank(store_client, {"context": {"tab": "home", "hour": 3}, "items": [{"id": 1}]})["items"]
-    assert item["missing"] == ["user_id", "country", "liked", "recent", "age_band", "age"]
+    assert item["missing"] == ["user.id", "country", "liked", "recent", "age"]
 
 
 def test_arrow_request_with_nulls_reads_the_store(loaded_redis: RedisServer, combined_client: TestClient) -> None:

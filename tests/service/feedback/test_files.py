@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ranking.errors import OutputError
 from service.feedback.files import RotatingJsonlFile
+from service.feedback.folder import FeedbackFolder
+from service.telemetry.metrics import Metrics
+from tests.support.metrics import samples
 
 LARGE, LONG = 1 << 30, 3600.0
+
+
+def rotating_file(
+    folder: Path, max_bytes: int = LARGE, max_seconds: float = LONG, metrics: Metrics | None = None
+) -> RotatingJsonlFile:
+    """Return a rotating file in a folder, which is created if it does not exist."""
+    failures = (metrics or Metrics()).feedback_failures
+    return RotatingJsonlFile(FeedbackFolder(folder), max_bytes, max_seconds, failures)
 
 
 def suffixes(folder: Path) -> list[str]:
@@ -23,7 +34,7 @@ def suffixes(folder: Path) -> list[str]:
 
 
 def test_jsonl_file_is_created_by_the_first_append_and_renamed_by_finish(tmp_path: Path) -> None:
-    files = RotatingJsonlFile(tmp_path / "new" / "folder", LARGE, LONG)
+    files = rotating_file(tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"
     files.finish()
     assert suffixes(folder) == []
@@ -37,7 +48,7 @@ def test_jsonl_file_is_created_by_the_first_append_and_renamed_by_finish(tmp_pat
 
 
 def test_jsonl_file_at_max_bytes_is_finished_and_a_new_one_is_opened(tmp_path: Path) -> None:
-    files = RotatingJsonlFile(tmp_path, 10, LONG)
+    files = rotating_file(tmp_path, 10)
     for number in range(7):
         files.append(b"%04d\n" % number)
     assert suffixes(tmp_path) == ["jsonl", "jsonl", "jsonl", "jsonl.part"]
@@ -45,7 +56,7 @@ def test_jsonl_file_at_max_bytes_is_finished_and_a_new_one_is_opened(tmp_path: P
 
 
 def test_jsonl_file_older_than_max_seconds_is_due(tmp_path: Path) -> None:
-    files = RotatingJsonlFile(tmp_path, LARGE, 0.05)
+    files = rotating_file(tmp_path, max_seconds=0.05)
     files.append(b"1\n")
     assert 0 < (files.seconds_until_due() or 0) <= 0.05
     time.sleep(0.06)
@@ -53,7 +64,7 @@ def test_jsonl_file_older_than_max_seconds_is_due(tmp_path: Path) -> None:
 
 
 def test_append_on_a_full_disk_removes_the_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = RotatingJsonlFile(tmp_path, LARGE, LONG)
+    files = rotating_file(tmp_path)
     files.append(b"whole\n")
     with monkeypatch.context() as patch:
         write = os.write
@@ -65,28 +76,107 @@ def test_append_on_a_full_disk_removes_the_partial_line(tmp_path: Path, monkeypa
     assert next(tmp_path.iterdir()).read_bytes() == b"whole\nagain\n"
 
 
-def test_jsonl_file_construction_finishes_orphans_and_leaves_locked_files(tmp_path: Path) -> None:
-    living = RotatingJsonlFile(tmp_path, LARGE, LONG)
-    living.append(b"living\n")
-    (tmp_path / "feedback-old.jsonl.part").write_bytes(b"left\n")
-    (tmp_path / "feedback-empty.jsonl.part").touch()
-    RotatingJsonlFile(tmp_path, LARGE, LONG)
-    assert (tmp_path / "feedback-old.jsonl").read_bytes() == b"left\n"
-    assert suffixes(tmp_path) == ["jsonl", "jsonl.part", "jsonl.part"]
-    living.append(b"on\n")
-    living.finish()
-    assert suffixes(tmp_path) == ["jsonl", "jsonl", "jsonl.part"]
+def test_append_after_the_file_was_deleted_writes_a_new_file_and_logs_the_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, metrics = tmp_path / "feedback", Metrics()
+    files = rotating_file(folder, metrics=metrics)
+    files.append(b"lost\n")
+    (lost,) = folder.iterdir()
+    lost.unlink()
+    files.append(b"kept\n")
+    files.finish()
+    assert [file.read_bytes() for file in folder.iterdir()] == [b"kept\n"]
+    assert f"{lost} was deleted while it was written, with 5 bytes of accepted feedback" in caplog.messages
+    assert samples(metrics.exposition().decode())["ranker_feedback_failures_total,operation=lost"] == 1
 
 
-def test_jsonl_file_in_an_impossible_folder_raises_output_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="file: feedback cannot be written"):
-        RotatingJsonlFile(tmp_path / "file", LARGE, LONG)
+def test_append_after_the_folder_was_removed_creates_it_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "deep" / "feedback"
+    files = rotating_file(folder)
+    files.append(b"lost\n")
+    shutil.rmtree(tmp_path / "deep")
+    files.append(b"kept\n")
+    files.finish()
+    assert [file.read_bytes() for file in folder.iterdir()] == [b"kept\n"]
+    assert any("was deleted while it was written" in message for message in caplog.messages)
+    assert f"the feedback folder {folder} was removed; created it again" in caplog.messages
+
+
+def test_append_after_the_folder_was_renamed_keeps_both_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "feedback"
+    files = rotating_file(folder)
+    files.append(b"1\n")
+    folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    files.append(b"2\n")
+    files.finish()
+    assert [file.read_bytes() for file in folder.iterdir()] == [b"2\n"]
+    assert any("was moved or unmounted while it was written" in message for message in caplog.messages)
+    FeedbackFolder(tmp_path / "moved")  # finishes the file, whose lock was released
+    assert [(file.suffix, file.read_bytes()) for file in (tmp_path / "moved").iterdir()] == [(".jsonl", b"1\n")]
+
+
+def test_append_to_a_file_that_is_removed_during_the_write_raises_and_the_next_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = rotating_file(tmp_path)
+    files.append(b"1\n")
+    write = os.write
+
+    def remove_and_write(file: int, data: bytes) -> int:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        return write(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", remove_and_write)
+        with pytest.raises(OSError, match="removed while it was written"):
+            files.append(b"2\n")
+    files.append(b"3\n")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"3\n"]
+
+
+def test_append_to_another_filesystem_in_place_of_the_folder_raises(tmp_path: Path) -> None:
+    other_device = Path("/dev/shm")
+    if not other_device.is_dir() or other_device.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is not a filesystem of its own")
+    mounted, link = tmp_path / "mounted", tmp_path / "feedback"
+    mounted.mkdir()
+    link.symlink_to(mounted)
+    files = rotating_file(link)
+    files.append(b"1\n")
+    link.unlink()  # as if the volume were unmounted, and its mount point belonged to another filesystem
+    link.symlink_to(other_device)
+    for _ in range(2):
+        with pytest.raises(OSError, match="is on another filesystem than at the start"):
+            files.append(b"2\n")
+    link.unlink()
+    link.symlink_to(mounted)
+    files.append(b"3\n")
+    assert sorted(file.read_bytes() for file in mounted.iterdir()) == [b"1\n", b"3\n"]
+    assert not list(other_device.glob("feedback-*"))
+
+
+def test_finish_that_fails_keeps_the_lines_for_the_next_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    files = rotating_file(tmp_path, 5, metrics=metrics)
+
+    def fail(_: int) -> None:
+        raise OSError(5, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        files.append(b"lines\n")  # accepted: the lines are in the file
+    assert suffixes(tmp_path) == ["jsonl.part"]
+    assert samples(metrics.exposition().decode())["ranker_feedback_failures_total,operation=finish"] == 1
+    FeedbackFolder(tmp_path).scan()
+    assert [(file.suffix, file.read_bytes()) for file in tmp_path.iterdir()] == [(".jsonl", b"lines\n")]
 
 
 def append_until_killed(folder: Path, process_index: int, last: Any) -> None:
     """Append three lines at a time and report the number of the last complete append."""
-    files = RotatingJsonlFile(folder, 200_000, LONG)
+    files = rotating_file(folder, 200_000)
     while True:
         line = {"process": process_index, "number": last.value + 1, "text": "x" * 300}
         files.append((json.dumps(line) + "\n").encode() * 3)
@@ -111,7 +201,7 @@ def test_appends_that_returned_survive_a_kill_as_complete_lines(tmp_path: Path) 
         for process in processes:
             process.kill()
             process.join()
-    RotatingJsonlFile(folder, LARGE, LONG)
+    FeedbackFolder(folder)
     lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_bytes().splitlines()]
     assert not any(part.stat().st_size for part in folder.glob("*.part"))  # only empty files may remain
     for index, last in enumerate(last_numbers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ranking.artifacts import repository
+from ranking.artifacts import checksums, repository
 from ranking.artifacts.release import Canary, Release
 from service.app import create_app
 from service.http.media_types import ARROW
@@ -104,10 +105,10 @@ def test_release_is_read_and_replaced(client: TestClient, repo: Path) -> None:
     ("body", "status", "detail"),
     [
         ('{"version": 9}', 409, "feed has no version 9: it has 1, 2"),
-        ('{"version": "2"}', 422, "version: Input should be a valid integer"),
+        ('{"version": "2"}', 422, "version: must be an integer"),
         ('{"version": 2, "weight": 1}', 422, "weight: unknown field"),
         ('{"version": 2, "shadow": 2}', 422, "body: version 2 cannot be both the current version and the shadow"),
-        ('{"version": 2, "canary": {"version": 1, "weight": 2}}', 422, "canary.weight: Input should be less than"),
+        ('{"version": 2, "canary": {"version": 1, "weight": 2}}', 422, "canary.weight: must be at most 1"),
         ("{", 400, "not valid JSON"),
         ("", 422, "body: must be an object"),
     ],
@@ -127,6 +128,25 @@ def test_release_of_a_damaged_version_is_rejected_before_it_is_written(client: T
     response = client.put(f"{URL}/models/feed/release", json={"version": 2})
     assert (response.status_code, "feed/2/manifest.json was altered" in response.json()["detail"]) == (409, True)
     assert repository.read_release(repo, "feed") == Release(version=1)
+
+
+def test_release_of_a_version_with_other_golden_scores_is_rejected_before_it_is_written(
+    client: TestClient, repo: Path
+) -> None:
+    shutil.copy(repo / "feed" / "1" / "golden.parquet", repo / "feed" / "2" / "golden.parquet")
+    checksums.write_checksums(repo / "feed" / "2")
+    for release in ({"version": 2}, {"version": 1, "shadow": 2}, {"version": 1, "canary": {"version": 2, "weight": 0}}):
+        response = client.put(f"{URL}/models/feed/release", json=release)
+        assert response.status_code == 409
+        assert "feed/2: golden rows score differently on onnxruntime" in response.json()["detail"]
+        assert repository.read_release(repo, "feed") == Release(version=1)
+
+
+def test_release_that_cannot_be_written_is_rejected(client: TestClient, repo: Path) -> None:
+    (repo / "feed" / ".current.json.draft").mkdir()
+    response = client.put(f"{URL}/models/feed/release", json={"version": 2})
+    assert (response.status_code, "feed/current.json: cannot be written" in response.json()["detail"]) == (409, True)
+    assert states(client)["1"] == ("READY", ["current"])
 
 
 def test_release_of_an_unknown_model_is_404(client: TestClient) -> None:

@@ -96,6 +96,7 @@ def test_arrow_stream_without_rows_has_an_empty_response(client: TestClient) -> 
     schema = pa.schema([("item_id", pa.string()), ("price", pa.float64())])
     assert send(client, stream_of_batches(schema, []))["items"] == []
     assert send(client, stream_of_batches(schema, []), ARROW).num_rows == 0
+    assert send(client, stream({"item_id": []}))["items"] == []
 
 
 def assert_rejected(client: TestClient, body: bytes, status: int, field: str | None, *reasons: str) -> None:
@@ -109,7 +110,13 @@ VALID = {"item_id": ["v1", "v2"]}
 INVALID: list[tuple[Any, str, str]] = [
     ({"price": [1.0]}, "items.id", "no column 'item_id'"),
     ({"item_id": ["v1", None]}, "items[1].id", "null"),
+    ({"item_id": pa.DictionaryArray.from_arrays([1, 0], ["v1", None])}, "items[0].id", "null"),
+    ({"item_id": pa.DictionaryArray.from_arrays([0, None], ["v1", "v2"])}, "items[1].id", "null"),
+    ({"item_id": pa.nulls(2)}, "items[0].id", "null"),
     ({"item_id": ["v1", "v2", "v1"]}, "items[2].id", "is already at index 0"),
+    ({"item_id": pa.DictionaryArray.from_arrays([0, 1], ["v1", "v1"])}, "items[1].id", "is already at index 0"),
+    ({"item_id": pa.array([18_000], pa.date32())}, "items.id", "date32"),
+    ({"item_id": [b"v1"]}, "items.id", "binary"),
     ({"item_id": [1.0, 2.0]}, "items.id", "double"),
     ({"item_id": [True]}, "items.id", "bool"),
     ({"item_id": pa.array([2**63], pa.uint64())}, "items.id", "64 bits"),
@@ -153,7 +160,9 @@ def test_arrow_stream_layout_option_applies_to_the_json_response(client: TestCli
 
 
 INVALID_OPTIONS: list[tuple[Any, str]] = [
-    *(({"user": {"id": [1]}}, "user.id"), ({"context": {"hour": "noon"}}, "context.hour"), ([], "body")),
+    *(({"user": {"id": [1]}}, "user.id"), ({"context": {"hour": "noon"}}, "context.hour"), ([], "request")),
+    ({"objective": {"click": 0}}, "objective"),
+    ({"deadline_ms": 1e-300}, "deadline_ms"),
     *(({name: value}, name) for name, value in {"tasks": ["klick"], "top_n": 0, "layout": "x", "items": []}.items()),
 ]
 

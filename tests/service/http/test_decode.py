@@ -38,7 +38,16 @@ def test_decode_message_invalid_json_is_400_with_its_position(body: bytes, posit
     assert problem.detail.endswith(f" at character {position}")
 
 
-@pytest.mark.parametrize("body", [b'{"items": "\xff"}', b"[" * 100_000, b'{"items": ' + b"1" * 10_000 + b"}"])
+@pytest.mark.parametrize(
+    ("body", "position"), [(b'{"items": "\xff"}', 11), (b"\xff\xfe{\x00}\x00", 0), ('{"id": "ü'.encode()[:-1], 8)]
+)
+def test_decode_message_invalid_utf8_is_400_with_the_position_of_the_byte(body: bytes, position: int) -> None:
+    problem = decoding_problem(body)
+    assert problem.status == 400
+    assert problem.detail == f"body: not valid UTF-8 at byte {position}: encode the JSON as UTF-8"
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"items": ' + b"1" * 10_000 + b"}"])
 def test_decode_message_unparsable_body_is_400(body: bytes) -> None:
     assert decoding_problem(body).status == 400
     assert decoding_problem(body).errors[0].field == "body"
@@ -75,4 +84,6 @@ def test_rank_largest_ids_are_returned_unchanged(client: TestClient, id_: int) -
 @pytest.mark.parametrize("body", [r'{"items": [{"id": "\ud800"}]}', r'{"items": [], "context": {"hour": "\udfff"}}'])
 def test_decode_message_half_of_a_surrogate_pair_is_400(body: str) -> None:
     """Python's reader, the fallback of the first one, accepts such text."""
-    assert decoding_problem(body.encode()).status == 400
+    problem = decoding_problem(body.encode())
+    assert problem.status == 400
+    assert "surrogate" in problem.detail

@@ -55,7 +55,7 @@ def test_rank_request_above_the_queue_limit_is_rejected_with_429(
 
 def test_permit_is_released_however_a_request_ends(repository: Path) -> None:
     settings = Settings(repository=repository, max_queue_requests=1, max_candidates=5)
-    invalid = [{"items": 3}, {"items": [{"id": 1}] * 9}, BODY | {"deadline_ms": 1e-6}, BODY | {"tasks": [""]}]
+    invalid = [{"items": 3}, {"items": [{"id": 1}] * 9}, BODY | {"deadline_ms": 0.001}, BODY | {"tasks": [""]}]
     with TestClient(create_app(settings), raise_server_exceptions=False) as client:
         for body in (BODY, *invalid):
             for _ in range(3):

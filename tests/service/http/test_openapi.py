@@ -20,7 +20,7 @@ from tests.support.processes import running_service
 TEXT = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 EXAMPLES: list[dict[str, Any]] = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
 REQUESTS = [example for example in EXAMPLES if "items" in example and "model" not in example]
-RESPONSES = [example for example in EXAMPLES if "model" in example]
+RESPONSES = [example for example in EXAMPLES if "model" in example and "events" not in example]
 PATHS = ["/v1/rank", "/v1/models/{model}/rank", "/v1/models/{model}/versions/{version}/rank"]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.jobs.release import change_release
+from ranking.artifacts import repository
+from ranking.artifacts.release import parse_release
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -26,8 +27,12 @@ class Service:
     metrics: Metrics
 
     def release(self, **changes: Any) -> None:
-        """Change the release of "feed" and poll."""
-        change_release(self.path, "feed", changes)
+        """Change the release of "feed" without verifying its versions, and poll."""
+        previous = repository.read_release(self.path, "feed")
+        if "version" in changes:
+            previous = previous.promoted(changes["version"])
+        release = parse_release({**previous.model_dump(), **changes}, "release")
+        repository.write_release(self.path, "feed", release)
         self.reconciler.poll()
 
     @property
@@ -43,13 +48,23 @@ class Service:
 
 
 @pytest.fixture
-def serve() -> Callable[..., Service]:
+def unloaded() -> Callable[..., Service]:
+    """Function that creates the service of a repository, whose models are not loaded yet."""
+
+    def create(path: Path, **options: Any) -> Service:
+        settings, metrics = Settings(repository=path, threads=1, **options), Metrics()
+        models = ModelRegistry(settings.default_model)
+        return Service(path, models, Reconciler(settings, models, metrics), metrics)
+
+    return create
+
+
+@pytest.fixture
+def serve(unloaded: Callable[..., Service]) -> Callable[..., Service]:
     """Function that loads a repository for the first time."""
 
     def load(path: Path, **options: Any) -> Service:
-        settings, metrics = Settings(repository=path, threads=1, **options), Metrics()
-        models = ModelRegistry(settings.default_model)
-        service = Service(path, models, Reconciler(settings, models, metrics), metrics)
+        service = unloaded(path, **options)
         service.reconciler.load_initial()
         return service
 

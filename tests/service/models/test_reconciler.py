@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import re
 import shutil
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,9 @@ from typing import Any
 import pytest
 
 from pipelines.jobs.publish import publish
+from pipelines.jobs.release import change_release
+from ranking.artifacts import checksums
+from ranking.artifacts.atomic_files import files_in
 from ranking.errors import BundleError
 from tests.service.models.conftest import Service
 
@@ -202,10 +208,12 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def mapped_versions(repo: Path) -> set[str]:
-    """Return the versions whose files this process has mapped."""
-    prefix = f"{repo}/feed/"
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.partition(prefix)[2].split("/")[0] for line in lines if prefix in line}
+    """Return the versions whose tables this process has in memory."""
+    versions = {
+        f"{file.stat().st_ino:x}": file.relative_to(repo / "feed").parts[0] for file in repo.glob("feed/*/*/*.npy")
+    }
+    copies = re.findall(r"/memfd:ranker-\w+-(\w+)-", Path("/proc/self/maps").read_text())
+    return {versions[inode] for inode in copies if inode in versions}
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
@@ -251,3 +259,131 @@ def test_frozen_version_in_a_reference_cycle_is_freed_after_it_is_replaced(repo:
         assert old() is None
     finally:
         gc.unfreeze()
+
+
+def test_tables_are_mapped_from_their_files_without_copy_tables(repo: Path, serve: Serve) -> None:
+    service = serve(repo, copy_tables=False)
+    assert service.roles == {"current": "1"}
+    assert mapped_versions(repo) == set()
+    assert f"{repo}/feed/1/items/rows.npy" in Path("/proc/self/maps").read_text()
+
+
+def test_second_model_does_not_change_the_default_model(repo: Path, bundle: Path, serve: Serve) -> None:
+    service = serve(repo)
+    publish(bundle, repo, "shop")
+    service.reconciler.poll()
+    assert service.models.get().current.name == "feed"
+    assert serve(repo).models.get().current.name == "feed"
+    change_release(repo, "shop", {}, make_default=True)
+    service.reconciler.poll()
+    assert service.models.get().current.name == "shop"
+    assert serve(repo, default_model="feed").models.get().current.name == "feed"
+
+
+def test_repository_of_an_earlier_version_keeps_its_only_model_as_default(
+    repo: Path, bundle: Path, serve: Serve
+) -> None:
+    (repo / "repository.json").unlink()
+    service = serve(repo)
+    assert service.models.get().current.name == "feed"
+    publish(bundle, repo, "shop")
+    service.reconciler.poll()
+    assert service.models.get().current.name == "feed"
+
+
+def test_default_model_is_unchanged_after_repository_json_is_removed(repo: Path, bundle: Path, serve: Serve) -> None:
+    publish(bundle, repo, "shop")
+    service = serve(repo)
+    (repo / "repository.json").unlink()
+    service.reconciler.poll()
+    assert service.models.get().current.name == "feed"
+
+
+@pytest.mark.parametrize("content", ["{", "pipe"])
+def test_unusable_repository_json_is_logged_once_and_the_default_unchanged(
+    repo: Path, bundle: Path, serve: Serve, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(bundle, repo, "shop")
+    service = serve(repo)
+    file = repo / "repository.json"
+    file.unlink()
+    if content == "pipe":
+        os.mkfifo(file)
+    else:
+        file.write_text(content)
+    for _ in range(3):
+        service.reconciler.poll()
+    assert service.models.get().current.name == "feed"
+    (message,) = logged_errors(caplog)
+    assert message.startswith("the default model is unchanged: ")
+
+
+def test_default_model_that_cannot_be_served_makes_the_service_unready(
+    repo: Path, bundle: Path, unloaded: Serve
+) -> None:
+    publish(bundle, repo, "shop")
+    content = corrupt(repo / "feed" / "1" / "manifest.json")
+    service = unloaded(repo)
+    service.reconciler.poll()
+    assert service.models.get("shop").current.version == "1"
+    assert not service.models.ready
+    (repo / "feed" / "1" / "manifest.json").write_bytes(content)
+    service.reconciler.poll()
+    assert service.models.ready
+
+
+def test_time_of_the_last_read_advances_only_if_every_release_is_read(
+    repo: Path, bundle: Path, unloaded: Serve
+) -> None:
+    publish(bundle, repo, "shop")
+    service, sample = unloaded(repo), "ranker_repository_read_timestamp_seconds"
+    assert service.metric(sample) == 0
+    start = time.time()
+    service.reconciler.poll()
+    first = service.metric(sample)
+    assert start <= first <= time.time()
+    (repo / "shop" / "current.json").unlink()
+    os.mkfifo(repo / "shop" / "current.json")
+    service.reconciler.poll()
+    assert service.metric(sample) == first
+    (repo / "shop" / "current.json").unlink()
+    service.reconciler.poll()
+    assert service.metric(sample) > first
+
+
+def test_pipe_in_place_of_a_bundle_file_is_rejected(repo: Path, serve: Serve) -> None:
+    service = serve(repo)
+    for file in files_in(repo / "feed" / "2"):
+        content = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        (repo / "feed" / "current.json").write_text('{"version": 2}')
+        service.reconciler.poll()
+        assert service.roles == {"current": "1"}, file
+        reason = service.reconciler.rejected["feed", 2].reason
+        assert "a pipe" in reason or "it has no SHA256SUMS" in reason, (file, reason)
+        file.unlink()
+        file.write_bytes(content)
+        service.release(version=1)
+    service.release(version=2)
+    assert service.roles == {"current": "2"}
+
+
+def test_version_that_changes_while_it_is_loaded_is_rejected_and_then_served(
+    repo: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, weights = serve(repo), repo / "feed" / "2" / "weights.safetensors"
+    content = weights.read_bytes()
+
+    def verify_and_change(folder: Path) -> None:
+        checksums.verify_files(folder)
+        weights.write_bytes(content[:-4] + b"\0\0\0\0")
+
+    (repo / "feed" / "current.json").write_text('{"version": 2}')
+    with monkeypatch.context() as patch:
+        patch.setattr("ranking.artifacts.bundle.verify_files", verify_and_change)
+        service.reconciler.poll()
+    assert "was changed while it was read" in service.reconciler.rejected["feed", 2].reason
+    weights.write_bytes(content)
+    service.reconciler.poll()
+    assert service.roles == {"current": "2"}

@@ -12,7 +12,6 @@ from service.models.registry import (
     ModelRegistry,
     ModelRouting,
     ModelUnavailableError,
-    StartupBarrier,
 )
 
 UNUSED: Any = None
@@ -55,6 +54,19 @@ def test_get_without_name_returns_the_only_or_default_model() -> None:
     assert registry(FEED, SHOP, default="shop").get() is SHOP
 
 
+def test_default_model_of_the_repository_is_used_unless_one_is_configured() -> None:
+    models = registry(FEED, SHOP)
+    models.set_default("shop")
+    assert (models.get(), models.default) == (SHOP, "shop")
+    models.set_default("feed")
+    assert models.get() is FEED
+    models.set_default("unknown")
+    assert models.default is None
+    configured = registry(FEED, SHOP, default="shop")
+    configured.set_default("feed")
+    assert configured.get() is SHOP
+
+
 def test_get_without_name_or_default_raises_not_found() -> None:
     assert not_found_message(registry(FEED, SHOP)) == "name a model, there is no default: /v1/models/{feed|shop}/rank"
 
@@ -80,13 +92,26 @@ def test_get_before_or_after_a_failed_load_raises_unavailable() -> None:
     assert loading.routing("feed") is None
 
 
+class Barrier:
+    """A barrier of several registries in one process."""
+
+    def __init__(self, processes: int) -> None:
+        self._pending = processes
+
+    def mark_ready(self) -> None:
+        self._pending -= 1
+
+    @property
+    def all_ready(self) -> bool:
+        return self._pending <= 0
+
+
 def test_ready_with_several_processes_waits_for_all_of_them() -> None:
-    barrier = StartupBarrier(2)
+    barrier = Barrier(2)
     first, second = ModelRegistry(None, barrier), ModelRegistry(None, barrier)
     first.mark_loaded()
     assert (first.ready, second.ready) == (False, False)
     second.mark_loaded()
     assert (first.ready, second.ready) == (True, True)
     replacement = ModelRegistry(None, barrier)
-    assert barrier.all_ready
     assert not replacement.ready

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipelines.jobs.publish import publish
 from pipelines.jobs.release import change_release
-from ranking.errors import BundleError
-from service.models.reconciler import Reconciler, Watcher
-from service.models.registry import ModelRegistry
-from service.settings import Settings
-from service.telemetry.metrics import Metrics
+from ranking.artifacts import repository
+from service.models import watcher as watcher_module
+from service.models.watcher import Watcher
 from tests.service.models.conftest import Service
 from tests.support.waiting import wait_until
 
@@ -55,14 +55,36 @@ def test_watcher_logs_an_unavailable_repository_once_and_recovers(
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
 
-def test_watcher_without_a_servable_model_reports_the_startup_failure(tmp_path: Path) -> None:
-    failures: list[Exception] = []
-    models = ModelRegistry(None)
-    reconciler = Reconciler(Settings(repository=tmp_path), models, Metrics())
-    watcher = Watcher(reconciler, 0.01, failures.append)
+def test_watcher_waits_for_a_model_that_can_be_served(
+    repo: Path, bundle: Path, unloaded: Callable[[Path], Service]
+) -> None:
+    service = unloaded(repo.with_name("later"))
+    watcher = Watcher(service.reconciler, 0.01)
     watcher.start()
-    wait_until(lambda: failures)
+    try:
+        publish(bundle, repo.with_name("later"))
+        wait_until(lambda: service.models.ready)
+        assert service.roles == {"current": "1"}
+    finally:
+        watcher.stop()
+
+
+def test_stop_does_not_wait_for_a_repository_that_hangs(
+    repo: Path, serve: Callable[[Path], Service], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, released, hangs = serve(repo), threading.Event(), threading.Event()
+
+    def hang(_: Path) -> list[str]:
+        hangs.set()
+        released.wait()
+        return []
+
+    monkeypatch.setattr(repository, "list_models", hang)
+    monkeypatch.setattr(watcher_module, "STOP_SECONDS", 0.05)
+    watcher = Watcher(service.reconciler, 0.01)
+    watcher.start()
+    wait_until(hangs.is_set)
     watcher.stop()
-    assert isinstance(failures[0], BundleError)
-    assert "holds no published model" in str(failures[0])
-    assert not models.ready
+    assert "the repository does not respond" in caplog.text
+    released.set()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "watcher"])

@@ -28,6 +28,15 @@ def open_partial_request(service: ServiceProcess, body: bytes) -> Any:
     return connection
 
 
+def is_closed(service: ServiceProcess) -> bool:
+    """Whether nothing listens on the port of the service."""
+    try:
+        service.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def has_ended(pid: int) -> bool:
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -54,6 +63,7 @@ def test_service_sigterm_drains_then_closes_and_finishes_requests(
         assert b" 200 " in service.get("/v2/health/live")
         assert post_json(f"{service.url}/v1/rank", request_body)["items"], "a draining service serves new connections"
         service.wait_until(lambda: service.get("/v2/health/live") == b"")
+        service.wait_until(lambda: is_closed(service))  # else it would wait for a response that never comes
         pending.sendall(body[-1:])
         response = read_until_closed(pending)
         assert response.startswith(b"HTTP/1.1 200 ")

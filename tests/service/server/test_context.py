@@ -1,4 +1,4 @@
-"""``StartPacer``: how many requests start per iteration of the event loop."""
+"""``StartPacer``: how many requests start per iteration of the event loop. ``RejectionPacer``: pauses after a 429."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.server.context import StartPacer
+from service.protocol.problems import RETRY_AFTER_SECONDS
+from service.server.context import RESUMED_PER_SECOND, RejectionPacer, StartPacer
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,19 @@ def test_start_pacer_starts_at_most_a_batch_per_iteration(
         assert started[-1] == "z", "a single request starts at once"
 
     asyncio.run(run())
+
+
+def test_rejection_pacer_single_connection_pauses_briefly() -> None:
+    pacer = RejectionPacer()
+    assert all(pacer.next_pause(now) <= 1 / RESUMED_PER_SECOND + 1e-9 for now in (10.0, 11.0, 12.0))
+
+
+def test_rejection_pacer_many_connections_pause_for_less_than_retry_after_and_not_alike() -> None:
+    pacer = RejectionPacer()
+    pauses = [pacer.next_pause(10.0) for _ in range(2_500)]
+    assert pauses[0] < 0.01
+    assert max(pauses) < RETRY_AFTER_SECONDS
+    crowded = pauses[RESUMED_PER_SECOND:]
+    assert min(crowded) > RETRY_AFTER_SECONDS / 3
+    assert len(set(crowded)) == len(crowded)
+    assert pacer.next_pause(20.0) <= 1 / RESUMED_PER_SECOND + 1e-9, "the crowd is over"

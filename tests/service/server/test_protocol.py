@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -51,8 +52,13 @@ def open_files(service: ServiceProcess) -> int:
 
 
 CHUNKED = POST.replace(b"Content-Length: 100", b"Transfer-Encoding: chunked")
+TWO_HOSTS = LIVE + b"Host: y\r\n\r\n"
+NO_HOST = LIVE.replace(b"Host: x\r\n", b"\r\n")
 REJECTED = {
     "not HTTP": (b"HELLO\r\n\r\n", 400, "malformed"),
+    "two hosts": (TWO_HOSTS, 400, "malformed"),
+    "no host": (NO_HOST, 400, "malformed"),
+    "two hosts in HTTP/1.0": (TWO_HOSTS.replace(b"/1.1", b"/1.0"), 400, "malformed"),
     "incomplete large header": (LIVE + b"X: " + b"a" * 40_000, 431, "large_headers"),
     "large header": (LIVE + b"X: " + b"a" * 40_000 + b"\r\n\r\n", 431, "large_headers"),
     "many headers": (LIVE + b"X: y\r\n" * 10_000 + b"\r\n", 431, "large_headers"),
@@ -75,6 +81,26 @@ def test_protocol_request_over_a_limit_is_rejected_and_connection_closed(
     assert b"content-type: application/problem+json\r\n" in response
     assert b"connection: close\r\n" in response
     assert rejections(service, reason) == before + 1
+
+
+def test_protocol_http_1_0_request_without_host_is_accepted(service: ServiceProcess) -> None:
+    assert exchange(service, NO_HOST.replace(b"/1.1", b"/1.0")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_protocol_client_that_pipelines_and_leaves_is_not_an_error(service: ServiceProcess) -> None:
+    """The client leaves before, during and after the first of several requests, politely or with a reset."""
+    requests = (RANK + LIVE + b"\r\n" + RANK) * 3 + POST
+    with ExitStack() as stack:
+        for number in range(40):
+            connection = stack.enter_context(service.connect())
+            if number % 2:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset on close
+            connection.sendall(requests)
+            time.sleep(number % 8 / 2_000)
+            connection.close()
+    assert exchange(service, RANK).startswith(b"HTTP/1.1 200 ")
+    assert "Traceback" not in service.output()
+    assert '"error"' not in service.output()
 
 
 @pytest.mark.parametrize("segments", [[LIVE + b"X: ", *[b"a"] * 25], [POST, *[b" "] * 25]], ids=["head", "body"])

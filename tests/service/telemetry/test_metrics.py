@@ -30,7 +30,7 @@ def test_exposition_has_all_families_from_the_start(client: TestClient) -> None:
     families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
     documented = text_string_to_metric_families(Metrics().exposition().decode())  # test_operations_guide compares these
     types = {family.name: family.type for family in documented if family.name.startswith("ranker_")}
-    assert len(types) == 17
+    assert len(types) >= 30
     assert {name: family.type for name, family in families.items() if name.startswith("ranker_")} == types
     assert all(family.documentation.endswith(".") for family in families.values())
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= families.keys()
@@ -48,11 +48,24 @@ def test_ranked_request_is_counted_in_every_metric(client: TestClient, request_b
     assert values["ranker_rows_scored_total,model=feed,version=1"] == 13
     assert values["ranker_batch_rows_sum"] == 13
     assert values["ranker_missing_features_total,model=feed"] > 0
+    assert values["ranker_unseen_ids_total,entity=item,model=feed"] == 1
+    assert values["ranker_unseen_ids_total,entity=user,model=feed"] == 0
     assert values["ranker_score_count,model=feed,task=click"] == 13
     assert values["ranker_requests_in_flight"] == values["ranker_queue_rows"] == 0
     assert values["ranker_model_info,model=feed,role=current,version=1"] == 1
     assert values["ranker_model_load_seconds,model=feed"] > 0
     assert values["ranker_experts,model=feed"] >= 1
+
+
+def test_unseen_ids_are_counted_per_candidate(client: TestClient, request_body: dict[str, Any]) -> None:
+    client.post("/v1/rank", json=request_body | {"user": {"id": "nobody"}})
+    client.post("/v1/rank", json=request_body | {"user": {}})
+    unseen_items = [{"id": f"never-{i}"} for i in range(5)] + [{"id": 7}]
+    client.post("/v1/rank", json=request_body | {"items": [*request_body["items"], *unseen_items]})
+    values = samples(client.get("/metrics").text)
+    assert values["ranker_unseen_ids_total,entity=user,model=feed"] == 12, "an absent user id is not an unseen one"
+    assert values["ranker_unseen_ids_total,entity=item,model=feed"] == 6
+    assert values["ranker_rows_scored_total,model=feed,version=1"] == 42
 
 
 def test_score_histogram_contains_the_returned_score(client: TestClient, request_body: dict[str, Any]) -> None:
@@ -70,7 +83,7 @@ def test_rejected_requests_are_counted_by_status_and_known_model(
 ) -> None:
     client.post("/v1/rank", json={"items": 3})
     client.post("/v1/models/nope/rank", json={"items": []})
-    client.post("/v1/rank", json=request_body | {"deadline_ms": 1e-6})
+    client.post("/v1/rank", json=request_body | {"deadline_ms": 0.001})
     values = samples(client.get("/metrics").text)
     assert values["ranker_requests_total,model=feed,status=422"] == 1
     assert values["ranker_requests_total,model=,status=404"] == 1

@@ -34,7 +34,7 @@ def loaded_workers(service: ServiceProcess) -> int:
 
 @contextmanager
 def suspended(pid: int) -> Iterator[None]:
-    """Suspend a process briefly, so that the other worker answers; the supervisor replaces processes that hang."""
+    """Suspend a process briefly, so that the other worker answers."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -46,7 +46,7 @@ def suspended(pid: int) -> Iterator[None]:
 def service(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceProcess]:
     """A service of two workers whose metrics folder is in ``tmp_path``."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with started_service(repository, ["--workers", "2", "--threads", "1"]) as service:
+    with started_service(repository, ["--workers", "2", "--threads", "1"], worker_timeout_seconds=600) as service:
         service.wait_until(lambda: loaded_workers(service) == 2 and workers(service))
         yield service
 

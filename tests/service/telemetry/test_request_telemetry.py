@@ -14,6 +14,7 @@ from service.app import create_app
 from service.engine.engine import Engine
 from service.settings import Settings
 from service.telemetry import logs
+from service.telemetry.metrics import Metrics
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_fast_and_rejected_requests_are_not_logged(
 ) -> None:
     client.post("/v1/rank", json=request_body)
     client.post("/v1/rank", json={"items": 3})
-    client.post("/v1/rank", json=request_body | {"deadline_ms": 1e-6})
+    client.post("/v1/rank", json=request_body | {"deadline_ms": 0.001})
     assert [record for record in caplog.records if record.name.startswith(("ranker", "uvicorn"))] == []
 
 
@@ -82,3 +83,18 @@ def test_failed_request_logs_the_exception_that_the_response_hides(
     assert line.exc_info is not None
     assert "a secret" in str(line.exc_info[1])
     assert 'ranker_requests_total{model="feed",status="500"} 1.0' in metrics
+
+
+def test_failing_telemetry_does_not_fail_requests_and_is_logged_once(
+    repository: Path, request_body: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Metrics, "record_request", fail)
+    with TestClient(create_app(Settings(repository=repository))) as client:
+        for _ in range(3):
+            assert client.post("/v1/rank", json=request_body).status_code == 200
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage() == "the telemetry of a request failed; further failures are not logged"
+    assert "no space left" in str(record.exc_info)

@@ -144,7 +144,7 @@ def test_request_without_traceparent_starts_a_trace(
 def test_rejected_request_span_has_its_status_code(
     receiver: Receiver, repository: Path, request_body: dict[str, Any]
 ) -> None:
-    rank_and_shut_down(repository, request_body | {"deadline_ms": 1e-6}, {})
+    rank_and_shut_down(repository, request_body | {"deadline_ms": 0.001}, {})
     (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
     assert attributes(server)["http.response.status_code"] == 504
     assert server.status.code == Status.STATUS_CODE_ERROR

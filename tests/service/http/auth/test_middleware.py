@@ -171,6 +171,6 @@ def test_two_ports_metrics_include_requests_of_the_main_port(two_ports: tuple[Te
 
 def test_two_ports_have_separate_openapi_documents(two_ports: tuple[TestClient, TestClient]) -> None:
     main, operations = (set(client.get("/openapi.json").json()["paths"]) for client in two_ports)
-    assert main & operations == {"/v2/health/live", "/v2/health/ready"}
+    assert main & operations == {"/", "/v2/health/live", "/v2/health/ready"}
     assert "/metrics" in operations - main
     assert "/v1/rank" in main - operations

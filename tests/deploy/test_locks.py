@@ -1,0 +1,271 @@
+"""Tests of the lock files: complete, hashed, and consistent with each other and with pyproject.toml."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import distributions
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from requirements.lock import FOLDER, LockError, read_lock, read_pins
+
+ROOT = FOLDER.parent
+LOCKS = sorted(path.stem for path in FOLDER.glob("*.lock"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS_OF_LOCK = {
+    "slim": {"redis", "report", "tracing"},
+    "serve": {"redis", "report", "tracing", "torch"},
+    "train": {"redis", "report", "tracing", "torch", "train"},
+    "cuda-train": {"redis", "report", "tracing", "torch", "train"},
+    "dev": set(PROJECT["optional-dependencies"]),
+}
+"""Extras of the project whose packages a lock file contains."""
+
+OMITTED = {
+    ("torchrec", "fbgemm-gpu"),  # fbgemm-gpu-cpu is installed instead.
+    ("optuna", "alembic"),  # Studies are stored in Optuna's journal, not in a database.
+    ("optuna", "sqlalchemy"),
+    ("optuna", "pyyaml"),  # Only Optuna's own command line reads YAML.
+    ("botocore", "python-dateutil"),  # botocore asks for a version below 3. The tests of S3 pass with version 4.
+}
+"""Requirements of packages that the lock files do not satisfy, as (package, requirement)."""
+
+
+def pins_of(lock: str) -> dict[str, str]:
+    """Pinned versions by package, including those of the lock files that it includes."""
+    return {name: pin.version for name, pin in read_pins(FOLDER / f"{lock}.lock").items()}
+
+
+def unsatisfied(requirements: list[str], pins: dict[str, str], extras: set[str]) -> set[str]:
+    """Names of requirements that the pins do not satisfy."""
+    missing = set()
+    for requirement in map(Requirement, requirements):
+        applies = any(
+            requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in extras | {""}
+        )
+        name = canonicalize_name(requirement.name)
+        if (
+            applies
+            and name != PROJECT["name"]
+            and not requirement.specifier.contains(pins.get(name, "0"), prereleases=True)
+        ):
+            missing.add(str(name))
+    return missing
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_has_hashes_and_no_address(lock: str) -> None:
+    content = read_lock(FOLDER / f"{lock}.lock")
+    assert content.pins
+    assert not [name for name, pin in content.pins.items() if not pin.hashes]
+    assert list(content.pins) == sorted(content.pins)
+    assert "://" not in content.path.read_text()
+    assert all((FOLDER / name).is_file() for name in content.includes)
+
+
+def test_lock_files_pin_one_version_and_one_set_of_hashes_per_package() -> None:
+    pins = [(name, lock, pin) for lock in LOCKS for name, pin in read_lock(FOLDER / f"{lock}.lock").pins.items()]
+    for name in {name for name, _, _ in pins}:
+        variants = {
+            pin.version if name == "torch" else (pin.version, pin.marker, pin.hashes)
+            for other, _, pin in pins
+            if other == name
+        }
+        assert len(variants) == 1, name
+    cpu, cuda = (read_pins(FOLDER / f"{lock}.lock")["torch"] for lock in ("serve", "cuda"))
+    assert not set(cpu.hashes) & set(cuda.hashes), "a CUDA build of torch could be installed as the CPU build"
+
+
+@pytest.mark.parametrize(("lock", "extras"), EXTRAS_OF_LOCK.items())
+def test_lock_satisfies_the_requirements_of_the_project(lock: str, extras: set[str]) -> None:
+    requirements = [
+        *PROJECT["dependencies"],
+        *(line for extra in extras for line in PROJECT["optional-dependencies"][extra]),
+    ]
+    assert not unsatisfied(requirements, pins_of(lock), set())
+
+
+def test_lock_contains_the_requirements_of_its_packages() -> None:
+    """Nothing is resolved during the installation, so a forgotten package would be noticed at run time only."""
+    pins = pins_of("dev")
+    missing = set()
+    for distribution in distributions():
+        name = canonicalize_name(distribution.name)
+        if pins.get(name) == distribution.version.partition("+")[0]:
+            missing |= {(name, other) for other in unsatisfied(distribution.requires or [], pins, set())}
+    assert missing <= OMITTED, missing - OMITTED
+
+
+def test_lock_files_are_always_installed_with_hashes() -> None:
+    texts = {name: (ROOT / name).read_text().replace("\\\n", "") for name in ("Makefile", "Dockerfile", ".ci/run")}
+    commands = [
+        line for text in texts.values() for line in text.splitlines() if "install" in line or "$(LOCKED)" in line
+    ]
+    from_lock = [line for line in commands if ".lock" in line]
+    assert len(from_lock) >= 7
+    assert all("--require-hashes" in line or "$(LOCKED)" in line for line in from_lock)
+    assert re.search(r"^LOCKED := \$\(PIP\) --require-hashes ", texts["Makefile"], re.MULTILINE)
+    named = {f"{name}.lock" for line in from_lock for name in re.findall(r"requirements/([\w-]+)\.lock", line)}
+    assert named >= {f"{lock}.lock" for lock in LOCKS} - {"slim.lock", "serve.lock", "cuda.lock", "cuda-train.lock"}
+
+
+def test_audit_names_every_lock_file() -> None:
+    """pip-audit ignores the files that a lock file includes."""
+    commands = subprocess.run(
+        ["make", "--dry-run", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    (audit,) = re.findall(r"^\S+/pip-audit .*?\| ", commands, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"--requirement requirements/([\w-]+)\.lock", audit)) == set(LOCKS)
+
+
+@pytest.mark.parametrize("lock", ["slim", "serve", "cuda"])
+def test_serving_lock_excludes_training_packages(lock: str) -> None:
+    training = {"torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "scikit-learn", "optuna", "tensorboard"}
+    assert not training & pins_of(lock).keys()
+
+
+def test_slim_lock_omits_only_pytorch_and_its_dependencies() -> None:
+    omitted = {"torch", "filelock", "fsspec", "mpmath", "networkx", "sympy"}
+    assert pins_of("serve").keys() - pins_of("slim").keys() == omitted
+    assert pins_of("cuda").keys() >= omitted
+
+
+def test_cuda_train_lock_pins_same_versions_as_train_lock() -> None:
+    cpu, gpu = pins_of("train"), pins_of("cuda-train")
+    assert cpu.pop("fbgemm-gpu-cpu") == gpu["fbgemm-gpu"]
+    assert cpu.items() <= gpu.items()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["idna>=3.20", "idna", "idna==3.20 --hash=md5:00", "https://example.com/idna.whl", "idna==3.20 --hash=sha256:12"],
+)
+def test_read_lock_inexact_pin_raises(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.lock").write_text(f"{line}\n")
+    with pytest.raises(LockError, match=r"a\.lock: .* is not an exact pin"):
+        read_lock(tmp_path / "a.lock")
+
+
+def test_read_pins_of_conflicting_files_raises(tmp_path: Path) -> None:
+    (tmp_path / "a.lock").write_text("idna==3.20\n")
+    (tmp_path / "b.lock").write_text("-r a.lock\nidna==3.21\n")
+    with pytest.raises(LockError, match=r"b\.lock: two pins of idna differ"):
+        read_pins(tmp_path / "b.lock")
+
+
+class Index:
+    """A package index in a folder, and a folder of lock files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.index, self.locks = folder / "simple", folder / "locks"
+        self.locks.mkdir(parents=True)
+
+    def add(self, name: str, version: str, *tags: str) -> dict[str, str]:
+        """Publish a package with one wheel per tag. Returns the SHA-256 digests by tag."""
+        folder = self.index / name
+        folder.mkdir(parents=True, exist_ok=True)
+        digests = {}
+        for tag in tags:
+            path = folder / f"{name}-{version}-{tag}.whl"
+            with zipfile.ZipFile(path, "w") as wheel:
+                info = f"{name}-{version}.dist-info"
+                wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+                wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+                wheel.writestr(f"{info}/RECORD", "")
+            digests[tag] = hashlib.sha256(path.read_bytes()).hexdigest()
+        links = "".join(
+            f'<a href="{quote(path.name)}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">{path.name}</a>'
+            for path in folder.glob("*.whl")
+        )
+        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+        return digests
+
+    def lock(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``make lock`` on the folder of lock files."""
+        command = [sys.executable, "-m", "requirements.lock", "--folder", str(self.locks), *arguments]
+        environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "UV_DEFAULT_INDEX": self.index.as_uri()}
+        environment |= {"HOME": str(self.locks), "UV_CACHE_DIR": str(self.locks / "cache")}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return Index(tmp_path)
+
+
+def test_lock_adds_the_hashes_of_supported_wheels_only(index: Index) -> None:
+    supported = [
+        "cp311-cp311-manylinux_2_28_x86_64",
+        "cp312-cp312-manylinux2014_aarch64",
+        "cp39-abi3-manylinux_2_17_x86_64",
+    ]
+    others = ["cp310-cp310-manylinux_2_28_x86_64", "cp314-cp314-manylinux_2_28_x86_64", "cp311-cp311-win_amd64"]
+    others += ["cp311-cp311-musllinux_1_2_x86_64", "cp313-cp313t-manylinux_2_28_x86_64"]
+    digests = index.add("alpha", "1.0", *supported, *others)
+    pure = index.add("beta", "2.0", "py3-none-any")
+    (index.locks / "a.lock").write_text('# Comment.\nbeta==2.0; python_version < "3.12"\nalpha==1.0\n')
+    result = index.lock()
+    assert result.returncode == 0, result.stderr
+    hashes = [f"    --hash=sha256:{digest}" for digest in sorted(digests[tag] for tag in supported)]
+    expected = ["# Comment.", " \\\n".join(["alpha==1.0", *hashes])]
+    expected.append(f'beta==2.0; python_version < "3.12" \\\n    --hash=sha256:{pure["py3-none-any"]}')
+    assert (index.locks / "a.lock").read_text() == "\n".join(expected) + "\n"
+
+
+def test_lock_changes_a_pin_in_every_file_and_keeps_the_hashes_of_others(index: Index) -> None:
+    index.add("alpha", "1.0", "py3-none-any")
+    new = index.add("alpha", "1.1", "py3-none-any")["py3-none-any"]
+    kept = "0" * 64
+    (index.locks / "a.lock").write_text(
+        f"alpha==1.0 \\\n    --hash=sha256:{kept}\nbeta==1.0 \\\n    --hash=sha256:{kept}\n"
+    )
+    (index.locks / "b.lock").write_text(f"-r a.lock\nalpha==1.0 \\\n    --hash=sha256:{kept}\n")
+    result = index.lock("Alpha==1.1")
+    assert result.returncode == 0, result.stderr
+    pins = read_pins(index.locks / "b.lock")
+    assert (pins["alpha"].version, pins["alpha"].hashes) == ("1.1", (new,))
+    assert pins["beta"].hashes == (kept,)
+
+
+def test_lock_takes_the_cpu_build_of_torch_for_serving_and_the_default_build_for_cuda(
+    index: Index, tmp_path: Path
+) -> None:
+    cuda = index.add("torch", "2.0", "cp311-cp311-manylinux_2_28_x86_64")
+    cpu_index = Index(tmp_path / "cpu")
+    cpu = cpu_index.add("torch", "2.0+cpu", "cp311-cp311-manylinux_2_28_x86_64")
+    for name in ("serve", "cuda"):
+        (index.locks / f"{name}.lock").write_text("torch==2.0\n")
+    result = index.lock("--index", cpu_index.index.as_uri())
+    assert result.returncode == 0, result.stderr
+    assert read_pins(index.locks / "serve.lock")["torch"].hashes == tuple(cpu.values())
+    assert read_pins(index.locks / "cuda.lock")["torch"].hashes == tuple(cuda.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gamma==1.0"], "no lock file contains gamma: add the line 'gamma==1.0' to one of them first"),
+        (["alpha>1"], "'alpha>1' is not an exact pin"),
+        (["alpha==9.0"], "alpha==9.0"),
+        (["beta==1.0.0"], "write versions as the index does: it has no beta==1.0.0 by this name"),
+        (["alpha==1.0"], "alpha==1.0: the index has no wheel for x86_64 or aarch64 and no source archive"),
+    ],
+)
+def test_lock_failure_names_the_pin_and_changes_nothing(index: Index, arguments: list[str], message: str) -> None:
+    index.add("alpha", "1.0", "cp311-cp311-win_amd64")
+    index.add("beta", "1.0", "py3-none-any")
+    text = "".join(f"{name}==0.9 \\\n    --hash=sha256:{'0' * 64}\n" for name in ("alpha", "beta"))
+    (index.locks / "a.lock").write_text(text)
+    result = index.lock(*arguments)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert (index.locks / "a.lock").read_text() == text

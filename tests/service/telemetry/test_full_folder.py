@@ -1,0 +1,139 @@
+"""Services whose metrics folder or stderr cannot be written: requests and metrics are answered as usual."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.telemetry.shared_values import INITIAL_BYTES
+from tests.support.http_client import send_request
+from tests.support.metrics import samples
+from tests.support.processes import ServiceProcess, running_service, started_service
+
+pytestmark = pytest.mark.slow
+
+LIMITED = """
+# Serve without writing files above {limit} bytes, as on a full filesystem.
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+from pipelines.cli.main import main
+sys.exit(main())
+"""
+
+STDERR = """
+# Serve with another stderr.
+import os, sys
+os.dup2({descriptor}, 2)
+from pipelines.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 64 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs is not permitted")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def exercise(service: ServiceProcess, body: dict[str, Any]) -> None:
+    """Send requests with every kind of response; new labels of metrics arise with the responses."""
+    service.wait_until(lambda: len(service.worker_pids()) == 2)
+    pids = service.worker_pids()
+    url = f"{service.url}/v1/rank"
+    for _ in range(20):
+        assert send_request(url, body).status == 200
+        assert send_request(url, {"items": 3}).status == 422
+        assert send_request(url, body | {"deadline_ms": 0.001}).status == 504
+        assert send_request(f"{service.url}/v1/models/none/rank", body).status == 404
+        assert service.ready()
+        values = samples(service.metrics())
+        assert values
+        assert any(name.startswith("process_open_fds") for name in values)
+    assert service.worker_pids() == pids
+    assert service.process.poll() is None
+
+
+def test_service_that_cannot_write_its_metrics_answers_and_says_so(
+    repository: Path, request_body: dict[str, Any]
+) -> None:
+    python = ("-c", LIMITED.format(limit=INITIAL_BYTES - 1))
+    with started_service(repository, python=python, workers=2, threads=1) as service:
+        service.wait_until_ready()
+        exercise(service, request_body)
+        values = samples(service.metrics())
+        (unshared,) = [name for name in values if name.startswith("ranker_unshared_metrics,pid=")]
+        assert values[unshared] > 100
+        pid = unshared.partition("pid=")[2]
+        assert values[f"ranker_requests_total,model=feed,pid={pid},status=200"] > 0
+        service.wait_until(lambda: service.output().count("metrics cannot be stored in ") >= 2)
+
+
+def test_service_on_a_full_filesystem_answers_and_stores_its_metrics_once_there_is_room(
+    repository: Path, request_body: dict[str, Any], tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = tmpfs / "filler"
+    filler.write_bytes(b"x" * 64 * 1024)
+    monkeypatch.setenv("TMPDIR", str(tmpfs))
+    with running_service(repository, workers=2, threads=1) as service:
+        exercise(service, request_body)
+        filler.unlink()
+        subprocess.run(["mount", "-o", "remount,size=8m", str(tmpfs)], check=True)
+
+        def all_shared() -> bool:
+            values = samples(service.metrics())
+            return not any("pid=" in name for name in values if name.startswith("ranker_requests"))
+
+        for _ in range(20):
+            service.wait_until(all_shared)
+        assert samples(service.metrics())["ranker_requests_total,model=feed,status=200"] == 20
+
+
+def test_service_whose_metrics_folder_is_removed_answers_and_creates_it_again(
+    repository: Path, request_body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with running_service(repository, workers=2, threads=1) as service:
+        assert send_request(f"{service.url}/v1/rank", request_body).status == 200
+        (folder,) = tmp_path.glob("ranker-metrics-*")
+        shutil.rmtree(folder)
+        exercise(service, request_body)
+        service.wait_until(lambda: samples(service.metrics()).get("ranker_requests_total,model=feed,status=200") == 21)
+        assert folder.is_dir()
+
+
+def test_service_without_a_place_for_its_metrics_folder_starts(
+    repository: Path, request_body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    with running_service(repository, workers=2, threads=1) as service:
+        exercise(service, request_body)
+        assert "the metrics folder" in service.output()
+
+
+@pytest.mark.parametrize("kind", ["full disk", "closed pipe", "unread pipe"])
+def test_service_whose_log_cannot_be_written_answers(repository: Path, request_body: dict[str, Any], kind: str) -> None:
+    reader, writer = os.pipe()
+    if kind == "closed pipe":
+        os.close(reader)
+    if kind == "full disk":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    os.set_inheritable(writer, True)
+    python = ("-c", STDERR.format(descriptor=writer))
+    with started_service(
+        repository, python=python, inherited=(writer,), threads=1, slow_ms=1e-6
+    ) as service:  # each request is logged
+        service.wait_until_ready()
+        for _ in range(400):  # more than a pipe holds
+            assert send_request(f"{service.url}/v1/rank", request_body).status == 200

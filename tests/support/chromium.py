@@ -1,0 +1,142 @@
+"""A headless Chromium that reaches only this machine, controlled by the DevTools protocol over a pipe."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+OPTIONS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1200,1600",
+    "--remote-debugging-pipe",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+"""Options for no window, no sandbox (not available to root), no background traffic, and no other hosts."""
+
+
+def chromium() -> str:
+    """Return the path of Chromium, which is required in CI."""
+    path = shutil.which("chromium")
+    if path is None:
+        message = "Chromium is not installed: apt-get install chromium"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    return path
+
+
+class Page:
+    """A page of a browser.
+
+    Attributes:
+        requested: URLs that the page has requested.
+        errors: Messages of its console, such as violations of its content security policy, and uncaught exceptions.
+    """
+
+    def __init__(self, commands: Any, messages: Any) -> None:
+        self._commands, self._messages, self._last_id = commands, messages, 0
+        self.requested: list[str] = []
+        self.errors: list[str] = []
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+
+    def open(self, url: str) -> None:
+        self._call("Page.navigate", url=url)
+
+    def run(self, script: str) -> Any:
+        """Evaluate a JavaScript expression and return its value; exceptions fail the test."""
+        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait_for(self, script: str) -> Any:
+        """Poll a JavaScript expression and return its first true value."""
+        return wait_until(
+            lambda: self.run(script), lambda: f"{script}: {self.run('document.body.innerText')}", timeout=60
+        )
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": parameters}
+        if hasattr(self, "_session"):
+            message["sessionId"] = self._session
+        self._commands.write(json.dumps(message).encode() + b"\0")
+        self._commands.flush()
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._last_id:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._handle(answer.get("method"), answer.get("params"))
+
+    def _read(self) -> dict[str, Any]:
+        data = b""
+        while not data.endswith(b"\0"):
+            byte = self._messages.read(1)
+            assert byte, "the browser has ended"
+            data += byte
+        message: dict[str, Any] = json.loads(data[:-1])
+        return message
+
+    def _handle(self, event: str | None, parameters: Any) -> None:
+        if event == "Network.requestWillBeSent":
+            self.requested.append(parameters["request"]["url"])
+        elif event == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(parameters["entry"]["text"])
+        elif event == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(parameters["exceptionDetails"]))
+
+
+@contextmanager
+def open_browser(profile: Path) -> Iterator[Page]:
+    """Start a browser with an empty page, and end it at the end.
+
+    Args:
+        profile: Folder for the profile of the browser.
+    """
+    command_reader, command_writer = os.pipe()
+    message_reader, message_writer = os.pipe()
+
+    def connect_pipes() -> None:  # the browser reads commands from descriptor 3 and writes messages to 4
+        commands, messages = os.dup(command_reader), os.dup(message_writer)
+        os.dup2(commands, 3)
+        os.dup2(messages, 4)
+
+    process = subprocess.Popen(
+        [chromium(), *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+        preexec_fn=connect_pipes,
+        close_fds=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(command_reader)
+    os.close(message_writer)
+    try:
+        with os.fdopen(command_writer, "wb") as commands, os.fdopen(message_reader, "rb") as messages:
+            yield Page(commands, messages)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,50 @@
+"""A server in a thread of the test's process, and an engine that scores only when the test allows it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from service.app import create_app
+from service.engine import engine, scoring
+from service.server.protocol import LimitedHttpProtocol
+from service.settings import Settings
+from tests.support.ports import HOST
+from tests.support.waiting import TIMEOUT_SECONDS
+
+
+class BlockedScorer:
+    """Scores batches like the engine, but only after ``release`` is set; records their numbers of candidates."""
+
+    def __init__(self) -> None:
+        self._score = engine.score_batch
+        self.rows: list[int] = []
+        self.started, self.release = threading.Event(), threading.Event()
+
+    def __call__(
+        self, key: scoring.BatchKey, batch: Sequence[scoring.QueuedRequest]
+    ) -> list[scoring.RequestScores | Exception]:
+        self.rows.append(sum(len(queued.request) for queued in batch))
+        self.started.set()
+        assert self.release.wait(TIMEOUT_SECONDS)
+        return self._score(key, batch)
+
+
+@contextmanager
+def server_thread(repository: Path, **settings: object) -> Iterator[int]:
+    """Run a server in a thread of this process; yield its port."""
+    listener = socket.create_server((HOST, 0))
+    app = create_app(Settings.model_validate({"repository": repository, **settings}))
+    server = uvicorn.Server(uvicorn.Config(app, http=LimitedHttpProtocol, log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
