@@ -247,7 +247,7 @@ class Config(Schema):
     @property
     def training_schema(self) -> Schema:
         """Schema of the log that a model is trained on."""
-        return Schema(name=self.name, columns=self.columns, features=self.features, tasks=self.tasks)
+        return Schema(**{key: getattr(self, key) for key in Schema.model_fields})
 
     @property
     def serving_schema(self) -> Schema:
@@ -260,8 +260,7 @@ class Config(Schema):
         """Schema of the position-bias tower (``model.side_tower``); None without one."""
         if self.model.side_tower is None:
             return None
-        features = tuple(f for f in self.features if f.name in self.model.side_tower.features)
-        return self.training_schema.model_copy(update={"features": features})
+        return self.training_schema.restricted(self.model.side_tower.features)
 
     @property
     def objective(self) -> dict[str, float]:

@@ -133,11 +133,7 @@ class HashBuckets:
         Args:
             hashes: the ``hash_column`` [rows] of each part, where 0 means null (a value hashes to 0 once in 2⁶³).
         """
-        mixed, known = np.zeros(len(hashes[0]), np.uint64), np.ones(len(hashes[0]), np.bool_)
-        for part in hashes:
-            mixed = (mixed ^ part.astype(np.uint64)) * GOLDEN_RATIO
-            mixed ^= mixed >> np.uint64(32)
-            known &= part != 0
+        mixed, known = _mix(hashes)
         return np.where(known, 1 + (mixed % np.uint64(self.size - 1)).astype(np.int64), MISSING)
 
 
@@ -167,6 +163,29 @@ class Bucketizer:
 
 IdMapping = Vocabulary | HashBuckets | Bucketizer
 """Mapping from the values of a feature to the rows of its embedding table."""
+
+
+def mix_hashes(hashes: Sequence[IdArray]) -> IdArray:
+    """Combine hashes into one 63-bit hash that depends on their order.
+
+    Args:
+        hashes: the ``hash_column`` [rows] of each part; 0 means null.
+
+    Returns:
+        Combined hash [rows] int64; 0 if a part is null.
+    """
+    mixed, known = _mix(hashes)
+    return np.where(known, np.maximum((mixed >> np.uint64(1)).view(np.int64), 1), 0)
+
+
+def _mix(hashes: Sequence[IdArray]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    """Return the combined hash of each row [rows] and whether none of its parts is null [rows]."""
+    mixed, known = np.zeros(len(hashes[0]), np.uint64), np.ones(len(hashes[0]), np.bool_)
+    for part in hashes:
+        mixed = (mixed ^ part.astype(np.uint64)) * GOLDEN_RATIO
+        mixed ^= mixed >> np.uint64(32)
+        known &= part != 0
+    return mixed, known
 
 
 def stable_hash(value: object) -> int:

@@ -4,6 +4,7 @@ The schema is a pydantic model that users write in ``ranker.toml``. It applies t
 """
 
 from ranking.schema.base import MODEL_NAME, ColumnName, ListOf, Name, Owner, StrictModel, Widths
+from ranking.schema.counters import Counter, History
 from ranking.schema.features import (
     BagFeature,
     BucketsFeature,
@@ -30,8 +31,10 @@ __all__ = [
     "CategoricalFeature",
     "ColumnName",
     "Columns",
+    "Counter",
     "CrossFeature",
     "Feature",
+    "History",
     "IdFeature",
     "InputFeature",
     "ListOf",

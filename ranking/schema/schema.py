@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ranking.schema.base import ColumnName, ListOf, ModelName, Owner, StrictModel
+from ranking.schema.counters import Counter as ImpressionCounter
+from ranking.schema.counters import History, check_counter, check_history, derived_features
 from ranking.schema.features import (
     CategoricalFeature,
     CrossFeature,
@@ -43,19 +45,46 @@ class Columns(StrictModel):
 
 
 class Schema(StrictModel):
-    """Features and tasks of one ranker."""
+    """Features and tasks of one ranker.
+
+    Attributes:
+        name: name of the model.
+        columns: names of the log columns that identify an impression.
+        counters: sums over earlier impressions; their features are among ``features``.
+        histories: last items of users; their features are among ``features``.
+        features: input features, followed by those of counters and histories.
+        tasks: prediction tasks.
+    """
 
     name: ModelName
     columns: Columns = Columns()
+    counters: ListOf[ImpressionCounter] = ()
+    histories: ListOf[History] = ()
     features: Annotated[ListOf[Feature], Field(min_length=1)]
     tasks: Annotated[ListOf[Task], Field(min_length=1)]
 
-    @field_validator("features", "tasks")
+    @field_validator("features")
+    @classmethod
+    def _add_derived_features(cls, declared: tuple[Feature, ...], info: ValidationInfo) -> tuple[Feature, ...]:
+        counters, histories = info.data.get("counters", ()), info.data.get("histories", ())
+        return (*declared, *derived_features(declared, counters, histories))
+
+    @field_validator("counters", "histories", "features", "tasks")
     @classmethod
     def _check_names_are_unique(cls, entries: tuple[Any, ...]) -> tuple[Any, ...]:
         for name in _duplicates(entry.name for entry in entries):
             raise ValueError(f"'{name}' is declared twice: names must be unique")
         return entries
+
+    @model_validator(mode="after")
+    def _check_counters_and_histories(self) -> Self:
+        derived = {column for counter in self.counters for column in counter.columns}
+        derived |= {history.name for history in self.histories}
+        for counter in self.counters:
+            check_counter(counter, self.features, self.task_names, derived)
+        for history in self.histories:
+            check_history(history, self.features, [task.name for task in self.tasks if task.kind == "binary"])
+        return self
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
@@ -167,13 +196,24 @@ class Schema(StrictModel):
         return self
 
     def restricted(self, names: Collection[str]) -> Self:
-        """Return the schema with these features only; ``names`` must include the parts of each cross it includes."""
-        return self.model_copy(update={"features": tuple(f for f in self.features if f.name in names)})
+        """Return the schema with these features only, without counters and histories.
+
+        ``names`` must include the parts of each cross that it includes.
+        """
+        features = tuple(feature for feature in self.features if feature.name in names)
+        return self.model_copy(update={"features": features, "counters": (), "histories": ()})
 
     @property
     def inputs(self) -> list[InputFeature]:
         """Features with a column in the log or the request (all but crosses), in order of declaration."""
         return [f for f in self.features if not isinstance(f, CrossFeature)]
+
+    @property
+    def derived(self) -> list[InputFeature]:
+        """Features of counters and histories: their columns are computed and not read from a log."""
+        names = {name for counter in self.counters for name in counter.columns}
+        names |= {history.name for history in self.histories}
+        return [feature for feature in self.inputs if feature.name in names]
 
     @property
     def crosses(self) -> list[CrossFeature]:
@@ -234,6 +274,11 @@ class Schema(StrictModel):
         """Return the feature whose vocabulary holds the owner's ids; None if ids are hashed or not a feature."""
         ids = [f for f in self.features if isinstance(f, CategoricalFeature) and f.hash_buckets is None]
         return next((f for f in ids if f.column == self.id_column(owner)), None)
+
+    def key_feature(self, owner: Owner) -> CategoricalFeature | None:
+        """Return the feature that reads the owner's ids; None if they are not a feature."""
+        ids = (feature for feature in self.features if isinstance(feature, CategoricalFeature))
+        return next((feature for feature in ids if feature.column == self.id_column(owner)), None)
 
     def id_column(self, owner: Owner) -> str | None:
         """Return the name of the owner's id column; None for the context, which has no id."""

@@ -84,7 +84,7 @@ def test_load_config_returns_the_content_of_the_file(config_file: Path) -> None:
 def test_serving_schema_contains_only_the_schema_sections(config_file: Path) -> None:
     config = load_config(config_file)
     only = config.serving_schema
-    assert set(only.model_dump()) == {"name", "columns", "features", "tasks"}
+    assert set(only.model_dump()) == {"name", "columns", "counters", "histories", "features", "tasks"}
     assert only.features == config.features
     assert only.tasks == config.tasks
 

@@ -1,0 +1,1 @@
+"""Compute the features of counters and histories from sums over earlier impressions."""

@@ -1,0 +1,111 @@
+"""Add the columns of counters and histories to tables, from the state at the end of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ranking.counters.history_state import HistoryState, open_history_states
+from ranking.counters.keys import PartHashes, counter_keys
+from ranking.counters.state import CounterState, StateClock, open_counter_states
+from ranking.encoding.vocabulary import FloatArray, IdArray
+from ranking.lookup.npy import ReadFile, map_file
+from ranking.schema import Schema
+
+
+@dataclass(frozen=True)
+class DerivedFeatures:
+    """Computes the features of counters and histories from a state.
+
+    Attributes:
+        schema: schema with counters and histories.
+        clock: time of the state; None if the schema has neither counters nor histories.
+        counters: state of each counter by name.
+        histories: state of each history by name.
+    """
+
+    schema: Schema
+    clock: StateClock | None = None
+    counters: Mapping[str, CounterState] = field(default_factory=dict)
+    histories: Mapping[str, HistoryState] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, schema: Schema, read_file: ReadFile = map_file) -> Self:
+        """Open the state in a folder, which is not read if the schema has neither counters nor histories.
+
+        Raises:
+            OSError, ValueError, LookupError, ArrowException: the files are not the state of this schema.
+        """
+        if not schema.derived:
+            return cls(schema)
+        counters = open_counter_states(folder, schema.counters, read_file)
+        return cls(schema, StateClock.read(folder), counters, open_history_states(folder, schema.histories, read_file))
+
+    def numbers(self, hashes: PartHashes, now: IdArray) -> dict[str, FloatArray]:
+        """Return the values of all counters by column [rows] float64; NaN is null.
+
+        Args:
+            hashes: hashes of the ids that form keys.
+            now: time of each row in microseconds [rows] int64, see ``StateClock``.
+        """
+        columns: dict[str, FloatArray] = {}
+        for counter in self.schema.counters:
+            values = self.counters[counter.name].values(counter_keys(counter, hashes), now)
+            columns |= dict(zip(counter.columns, values.astype(np.float32).astype(np.float64).T, strict=True))
+        return columns
+
+    def lists(self, users: IdArray) -> dict[str, pa.LargeListArray]:
+        """Return the values of all histories by column [rows]; ``users`` are hashes of user ids [rows]."""
+        return {name: state.lists(users) for name, state in self.histories.items()}
+
+    def complete(self, table: pa.Table) -> pa.Table:
+        """Add the columns that a completed table does not have; existing values are kept.
+
+        The time of a row is that of the log's time column, or the current time if it is null or the table has none.
+        """
+        if self.clock is None:
+            return table
+        hashes = PartHashes.from_table(table, self.schema)
+        now = self._times(table, self.clock)
+        user = self.schema.key_feature("user")
+        computed: dict[str, pa.Array] = {
+            name: pa.array(values, pa.float64(), from_pandas=True) for name, values in self.numbers(hashes, now).items()
+        }
+        if user is not None:
+            computed |= self.lists(hashes.singles[user.name])
+        for name, column in computed.items():
+            present = name in table.column_names and not pa.types.is_null(table[name].type)
+            if name in table.column_names:
+                column = pc.coalesce(table[name].combine_chunks(), column) if present else column
+                table = table.set_column(table.column_names.index(name), name, column)
+            else:
+                table = table.append_column(name, column)
+        return table
+
+    def _times(self, table: pa.Table, clock: StateClock) -> IdArray:
+        """Return the time of each row in microseconds [rows] int64."""
+        current = current_time(clock)
+        column = self.schema.columns.time
+        if column not in table.column_names:
+            return np.full(table.num_rows, current, np.int64)
+        return to_microseconds(table[column].combine_chunks(), current)
+
+
+def current_time(clock: StateClock) -> int:
+    """Return the current time in microseconds: UTC, or the local time of this process if the log has no time zone."""
+    now = datetime.now(UTC if clock.zone is not None else None).replace(tzinfo=UTC)
+    return int(now.timestamp() * 1_000_000)
+
+
+def to_microseconds(times: pa.Array, default: int) -> IdArray:
+    """Return dates or timestamps as microseconds since 1970 [n] int64; null gives the default."""
+    exact = times.cast(pa.timestamp("us", getattr(times.type, "tz", None)))
+    values: IdArray = exact.cast(pa.int64()).fill_null(default).to_numpy()
+    return values

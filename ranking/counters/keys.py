@@ -1,0 +1,109 @@
+"""Keys of counters: a hash of the ids that a counter is kept for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ranking.encoding.batch import RaggedIds
+from ranking.encoding.columns import read_column
+from ranking.encoding.vocabulary import IdArray, hash_column, mix_hashes
+from ranking.schema import Counter, PooledFeature, Schema
+
+NO_KEY = 0
+"""Key of rows in which a part of the key is null."""
+
+
+@dataclass(frozen=True)
+class PartHashes:
+    """Hashes of the ids that form keys.
+
+    Attributes:
+        rows: number of rows.
+        singles: hash of the id of each row, by feature [rows] int64; 0 for null.
+        lists: hashes of the ids of each row, by feature with lists.
+    """
+
+    rows: int
+    singles: Mapping[str, IdArray]
+    lists: Mapping[str, RaggedIds]
+
+    @classmethod
+    def from_table(cls, table: pa.Table, schema: Schema) -> PartHashes:
+        """Hash the columns of a completed table that counters and histories of the schema need."""
+        names = key_parts(schema)
+        singles, lists = {}, {}
+        for feature in schema.inputs:
+            if feature.name not in names:
+                continue
+            column = read_column(table[feature.column].combine_chunks(), feature)
+            if isinstance(feature, PooledFeature):
+                lists[feature.name] = _hash_lists(column)
+            else:
+                singles[feature.name] = hash_column(column)
+        return cls(table.num_rows, singles, lists)
+
+
+@dataclass(frozen=True)
+class CounterKeys:
+    """Keys of one counter for some rows; a row has several keys if a part of the key is a list.
+
+    Attributes:
+        keys: distinct keys of each row [n] int64; rows without a key are left out.
+        rows: row of each key [n] int64, ascending.
+    """
+
+    keys: IdArray
+    rows: IdArray
+
+
+def key_parts(schema: Schema) -> set[str]:
+    """Return the names of the features whose ids form keys of counters and histories."""
+    names = {name for counter in schema.counters for name in counter.of}
+    user = schema.key_feature("user")
+    return names | ({user.name} if schema.histories and user is not None else set())
+
+
+def counter_keys(counter: Counter, hashes: PartHashes) -> CounterKeys:
+    """Return the keys of a counter.
+
+    Args:
+        counter: the counter.
+        hashes: hashes of at least the features in ``counter.of``.
+    """
+    rows = np.arange(hashes.rows)
+    elements = next((hashes.lists[name] for name in counter.of if name in hashes.lists), None)
+    if elements is not None:
+        rows = np.repeat(rows, elements.lengths)
+    parts = [hashes.singles[name][rows] if name in hashes.singles else hashes.lists[name].values for name in counter.of]
+    keys = mix_hashes(parts)
+    rows, keys = rows[keys != NO_KEY], keys[keys != NO_KEY]
+    if elements is not None and len(keys):  # An element that a list repeats counts once.
+        order = np.lexsort((keys, rows))
+        rows, keys = rows[order], keys[order]
+        first = np.append(True, (np.diff(rows) != 0) | (np.diff(keys) != 0))
+        rows, keys = rows[first], keys[first]
+    return CounterKeys(keys, rows)
+
+
+def root_part(counter: Counter, schema: Schema) -> str | None:
+    """Return the part of the key by which a store groups the sums: the user id, else the item id, else None."""
+    for owner in ("user", "item"):
+        feature = schema.key_feature(owner)
+        if feature is not None and feature.name in counter.of:
+            return feature.name
+    return None
+
+
+def _hash_lists(column: pa.Array) -> RaggedIds:
+    """Hash the elements of lists, without nulls; a null list is empty."""
+    if pa.types.is_null(column.type):
+        return RaggedIds(np.empty(0, np.int64), np.zeros(len(column), np.int64))
+    parents, values = pc.list_parent_indices(column), pc.list_flatten(column)
+    valid = values.is_valid()
+    parents = parents.filter(valid).to_numpy().astype(np.int64)
+    return RaggedIds(hash_column(values.filter(valid)), np.bincount(parents, minlength=len(column)))
