@@ -23,7 +23,7 @@ from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.score import score_log
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
-from pipelines.training.checkpoint import TABLE_WEIGHT
+from pipelines.training.best_weights import TABLE_WEIGHT
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch, read_split
 from pipelines.training.model_factory import load_model
 from pipelines.training.warm_start import WarmStart
