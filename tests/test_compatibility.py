@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+import ranking
 from pipelines.cli.main import main
 from service.app import create_app
 from service.settings import Settings
@@ -76,6 +77,14 @@ def test_run_of_version_0_1_freezes_into_a_bundle_that_scores_as_before(
     assert main(["freeze", str(run), "--out", str(bundle)]) == 0
     assert main(["score", str(bundle), "--logs", str(LAST_DAY), "--out", str(out)]) == 0
     assert_same_scores(out, expected)
+
+
+def test_bundle_of_version_0_1_does_not_clip_numbers(run: Path, tmp_path: Path) -> None:
+    assert main(["freeze", str(run), "--out", str(tmp_path / "bundle")]) == 0
+    for folder in (FIXTURE / "bundle", tmp_path / "bundle"):
+        ranker = ranking.load(folder)
+        assert {scale.clip for scale in ranker.encoder.scales.values()} == {None}, folder
+        assert {feature.clip for feature in ranker.schema.numerics} == {"none"}, folder
 
 
 def test_run_of_version_0_1_evaluates_and_reports_as_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
     weights = load_file(folder / "weights.safetensors", backend="pread")
     validate_weight_shapes(weights, encoder, selection)
     return FrozenRanker(
-        schema,
+        encoder.schema,
         encoder,
         selection,
         weights,

@@ -26,10 +26,19 @@ from ranking.encoding.vocabulary import (
     hash_column,
 )
 from ranking.regular_files import read_regular
-from ranking.schema import BucketsFeature, Columns, CrossFeature, PooledFeature, Schema, SingleFeature, Task
+from ranking.schema import (
+    BucketsFeature,
+    Columns,
+    CrossFeature,
+    NumericFeature,
+    PooledFeature,
+    Schema,
+    SingleFeature,
+    Task,
+)
 
 MAX_ABS_VALUE = 1e15
-"""Scaled numbers are clipped to ±this value so that no layer overflows float32."""
+"""Scaled numbers without a limit of their own are clipped to ±this value so that no layer overflows float32."""
 
 SCALES_SCHEMA = pa.schema(
     [
@@ -38,9 +47,10 @@ SCALES_SCHEMA = pa.schema(
         ("scale", pa.float64()),
         ("fill", pa.float64()),
         ("flagged", pa.bool_()),
+        ("clip", pa.float64()),
     ]
 )
-"""Columns of ``scales.parquet``; ``flagged`` is ``Scale.has_missing_indicator``."""
+"""Columns of ``scales.parquet``; ``flagged`` is ``Scale.has_missing_indicator``. Version 0.1.0 wrote no ``clip``."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +63,19 @@ class Scale:
         fill: value of a null (the training mean after scaling).
         has_missing_indicator: whether the model has an extra input that is 1 where the number is missing. It exists
             only for features that had nulls in training.
+        clip: limit of the absolute scaled number; None for no limit.
     """
 
     shift: float
     scale: float
     fill: float
     has_missing_indicator: bool
+    clip: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """Maximum absolute value of a scaled number."""
+        return MAX_ABS_VALUE if self.clip is None else min(self.clip, MAX_ABS_VALUE)
 
     def apply(self, numbers: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """Return the scaled numbers [rows], never NaN, and a mask [rows] of the missing ones.
@@ -66,14 +83,16 @@ class Scale:
         Args:
             numbers: transformed numbers [rows]; NaN where null.
         """
-        numbers = scale_numbers(numbers, self.shift, self.scale)
+        numbers = scale_numbers(numbers, self.shift, self.scale, self.limit)
         missing = np.isnan(numbers)
         return np.where(missing, self.fill, numbers), missing
 
 
-def scale_numbers(numbers: FloatArray, shift: float | FloatArray, scale: float | FloatArray) -> FloatArray:
-    """Shift, scale and clip numbers to ±``MAX_ABS_VALUE``; NaN stays NaN."""
-    return np.clip((numbers - shift) / scale, -MAX_ABS_VALUE, MAX_ABS_VALUE)
+def scale_numbers(
+    numbers: FloatArray, shift: float | FloatArray, scale: float | FloatArray, limit: float | FloatArray
+) -> FloatArray:
+    """Shift, scale and clip numbers to ±``limit``; NaN stays NaN."""
+    return np.clip((numbers - shift) / scale, -limit, limit)
 
 
 class Encoder:
@@ -172,6 +191,7 @@ class Encoder:
                 "scale": scale.scale,
                 "fill": scale.fill,
                 "flagged": scale.has_missing_indicator,
+                "clip": scale.clip,
             }
             for name, scale in self.scales.items()
         ]
@@ -179,7 +199,7 @@ class Encoder:
 
     @classmethod
     def read(cls, folder: Path, schema: Schema) -> Self:
-        """Read an encoder that ``write`` wrote for the same schema."""
+        """Read an encoder that ``write`` wrote for the same schema; ``clip`` of its schema is what the scales apply."""
         id_mappings: dict[str, IdMapping] = {}
         for name, feature in schema.tables.items():
             if isinstance(feature, BucketsFeature):
@@ -191,10 +211,20 @@ class Encoder:
                 ids = _read_parquet(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
                 id_mappings[name] = Vocabulary(ids)
         scales = {
-            row["feature"]: Scale(row["shift"], row["scale"], row["fill"], row["flagged"])
+            row["feature"]: Scale(row["shift"], row["scale"], row["fill"], row["flagged"], row.get("clip"))
             for row in _read_parquet(folder / "scales.parquet").to_pylist()
         }
-        return cls(schema, id_mappings, scales)
+        return cls(_with_applied_clips(schema, scales), id_mappings, scales)
+
+
+def _with_applied_clips(schema: Schema, scales: Mapping[str, Scale]) -> Schema:
+    """Return the schema with the limits of the scales: a schema of version 0.1.0, without limits, means the default."""
+    clips = {name: "none" if scale.clip is None else scale.clip for name, scale in scales.items()}
+    features = tuple(
+        feature.model_copy(update={"clip": clips[feature.name]}) if isinstance(feature, NumericFeature) else feature
+        for feature in schema.features
+    )
+    return schema.model_copy(update={"features": features})
 
 
 def _read_parquet(file: Path) -> pa.Table:

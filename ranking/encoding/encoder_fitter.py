@@ -49,7 +49,8 @@ class _Moments:
         if feature.transform == "none":
             return Scale(shift=0.0, scale=1.0, fill=self.mean, has_missing_indicator=has_nulls)
         std = math.sqrt(self.squares / self.count) if self.low < self.high else 0.0
-        return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=has_nulls)
+        clip = None if feature.clip == "none" else feature.clip
+        return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=has_nulls, clip=clip)
 
 
 class _Sample:

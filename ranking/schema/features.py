@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
@@ -17,8 +18,18 @@ def _check_id(value: Any) -> Any:
     return value
 
 
+def _check_clip(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "none" and not (is_number and math.isfinite(value) and value > 0):
+        raise PydanticCustomError(
+            "clip", 'must be a number of standard deviations greater than 0, or "none" for no limit'
+        )
+    return value
+
+
 EmbeddingWidth = Annotated[int, Field(gt=0, le=65_536)]
 Id = Annotated[int | str | bool, BeforeValidator(_check_id)]
+Clip = Annotated[float | Literal["none"], BeforeValidator(_check_clip)]
 
 
 class _ColumnFeature(StrictModel):
@@ -121,12 +132,28 @@ class NumericFeature(_ColumnFeature):
     Attributes:
         transform: ``standardise`` scales to mean 0 and variance 1 over the training split, ``log1p`` takes log(1 + x)
             and then standardises, ``none`` keeps the number.
+        clip: limit of the standardized number, in standard deviations: the model reads at most ``clip`` and at least
+            −``clip``. ``none`` for no limit; always ``none`` with the transform ``none``.
         default: number that replaces a null; default: the training mean.
     """
 
     kind: Literal["numeric"]
     transform: Literal["standardise", "log1p", "none"] = "standardise"
+    clip: Clip = 5.0
     default: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unscaled_numbers_are_not_clipped(cls, data: Any) -> Any:
+        return {"clip": "none", **data} if isinstance(data, dict) and data.get("transform") == "none" else data
+
+    @model_validator(mode="after")
+    def _check_clip_has_a_scale(self) -> Self:
+        if self.transform == "none" and self.clip != "none":
+            raise ValueError(
+                f"clip = {self.clip:g} counts standard deviations, but transform = 'none' keeps the number: remove clip"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_default_has_logarithm(self) -> Self:

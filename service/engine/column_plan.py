@@ -32,6 +32,7 @@ class ColumnPlan:
         log_numerics: indices of the numeric features with the transform log1p; None if there are none.
         shift: shift of each numeric feature.
         scale: scale of each numeric feature.
+        limit: maximum absolute scaled number of each numeric feature.
         indicated_numerics: indices of the numeric features with a missing indicator; None if there are none.
         indicator_columns: columns of ``EntityFeatures.dense`` of these missing indicators.
     """
@@ -47,6 +48,7 @@ class ColumnPlan:
     log_numerics: ColumnIndices | None
     shift: FloatArray
     scale: FloatArray
+    limit: FloatArray
     indicated_numerics: ColumnIndices | None
     indicator_columns: ColumnIndices
 
@@ -82,6 +84,7 @@ class ColumnPlan:
             log_numerics=_indices(log_numerics) if log_numerics else None,
             shift=np.array([scales[f.name].shift for f in numerics]),
             scale=np.array([scales[f.name].scale for f in numerics]),
+            limit=np.array([scales[f.name].limit for f in numerics]),
             indicated_numerics=_indices(indicated_numerics) if indicated_numerics else None,
             indicator_columns=_indices([len(scales) + indicated.index(numerics[i].name) for i in indicated_numerics]),
         )

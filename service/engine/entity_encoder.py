@@ -179,7 +179,7 @@ class EntityEncoder:
     def _write_numbers(self, encoded: EntityFeatures, plan: ColumnPlan, numbers: FloatArray, keep: Mask | None) -> None:
         if plan.log_numerics is not None:
             numbers[:, plan.log_numerics] = transform_numbers(numbers[:, plan.log_numerics], "log1p")
-        numbers = scale_numbers(numbers, plan.shift, plan.scale)
+        numbers = scale_numbers(numbers, plan.shift, plan.scale, plan.limit)
         written = _write_columns(encoded.dense, plan.numeric_columns, numbers, ~np.isnan(numbers), keep)
         encoded.missing[:, plan.numeric_missing] &= ~written
         if plan.indicated_numerics is not None:
