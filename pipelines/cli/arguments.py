@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     check.add_argument("--quarantine", type=Path, help="file for the bad rows, with one JSON object per line")
     _add_bad_row_limit(check)
+    check.add_argument("--suggest", action="store_true", help="propose [[counters]] for the log")
     check.add_argument("--json", action="store_true", help=JSON)
 
     train = command("train", "train a model until its gates converge, and evaluate it")

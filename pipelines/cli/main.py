@@ -95,7 +95,8 @@ def check_command(arguments: argparse.Namespace) -> None:
     from pipelines.config.config import load_config
     from pipelines.jobs.check import check
 
-    result = check(load_config(arguments.config, _bad_row_limit(arguments)), arguments.quarantine)
+    config = load_config(arguments.config, _bad_row_limit(arguments))
+    result = check(config, arguments.quarantine, suggest=arguments.suggest)
     print(dump_json(result.to_json()) if arguments.json else result.to_text())
     result.require_usable()
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pipelines.config.config import Config
+from pipelines.data.counter_suggestions import CounterSuggester, SuggestedCounter
 from pipelines.data.label_bounds import estimate_label_bounds
 from pipelines.data.profile import LogProfile, profile_log
 from pipelines.data.quality import find_errors, find_warnings, require_learnable
@@ -25,6 +28,7 @@ class LogCheck:
         table_sizes: rows of each embedding table of the model.
         errors: reasons why the log cannot be used for training.
         warnings: what makes a trained model or its evaluation less reliable.
+        suggestions: counters that fit the log; None if they were not asked for.
     """
 
     config: Config
@@ -32,15 +36,24 @@ class LogCheck:
     table_sizes: dict[str, int]
     errors: list[str]
     warnings: list[str]
+    suggestions: list[SuggestedCounter] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the profile with ``errors`` and ``warnings``."""
-        return {**self.profile.to_json(), "errors": self.errors, "warnings": self.warnings}
+        """Return the profile with ``errors`` and ``warnings``, and ``suggestions`` if they were asked for."""
+        record = {**self.profile.to_json(), "errors": self.errors, "warnings": self.warnings}
+        return record if self.suggestions is None else record | {"suggestions": [vars(s) for s in self.suggestions]}
 
     def to_text(self) -> str:
-        """Return profile, errors and warnings as text for the terminal."""
+        """Return profile, errors, warnings and suggestions as text for the terminal."""
         errors, warnings = (f"error: {error}" for error in self.errors), (f"warning: {text}" for text in self.warnings)
-        return "\n".join([self.profile.to_text(), *errors, *warnings])
+        return "\n".join([self.profile.to_text(), *errors, *warnings, *self._suggestion_text()])
+
+    def _suggestion_text(self) -> list[str]:
+        if self.suggestions is None:
+            return []
+        if not self.suggestions:
+            return ["suggested counters: none; no key of a user or an item repeats often enough"]
+        return ["suggested counters for ranker.toml:\n", *(counter.to_toml() for counter in self.suggestions)]
 
     def require_usable(self) -> None:
         """Check that a model can be trained on the log on this machine.
@@ -53,12 +66,13 @@ class LogCheck:
         require_memory(self.config, self.table_sizes, self.profile.rows["train"])
 
 
-def check(config: Config, quarantine: Path | None = None) -> LogCheck:
+def check(config: Config, quarantine: Path | None = None, *, suggest: bool = False) -> LogCheck:
     """Read the log once and judge it.
 
     Args:
         config: the whole configuration.
         quarantine: file for the bad rows; None: not written.
+        suggest: whether to propose counters.
 
     Raises:
         LogError: the log cannot be read, or it has no usable row.
@@ -70,6 +84,14 @@ def check(config: Config, quarantine: Path | None = None) -> LogCheck:
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     schema = estimate_label_bounds(reader, config.logs, schema)
     fitter = EncoderFitter(schema)
-    profile = profile_log(reader.with_schema(schema), config.logs, schema, quarantine, on_train=fitter.add)
+    suggester = CounterSuggester(schema) if suggest else None
+
+    def add(rows: pa.Table) -> None:
+        fitter.add(rows)
+        if suggester is not None:
+            suggester.add(rows)
+
+    profile = profile_log(reader.with_schema(schema), config.logs, schema, quarantine, on_train=add)
     sizes = {name: mapping.size for name, mapping in fitter.encoder().id_mappings.items()}
-    return LogCheck(config, profile, sizes, find_errors(profile, config), find_warnings(profile, config))
+    suggestions = None if suggester is None else suggester.suggestions()
+    return LogCheck(config, profile, sizes, find_errors(profile, config), find_warnings(profile, config), suggestions)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
@@ -106,6 +107,18 @@ def test_check_json_prints_the_profile(workflow: Workflow) -> None:
     assert sum(data["rows"].values()) == 3000
     assert data["bad"] == {}
     assert 0.3 < data["labels"]["train"]["click"]["mean"] < 0.5
+
+
+def test_check_suggest_prints_counters_after_the_profile(
+    workflow: Workflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(workflow.folder / "logs" / "ranker.toml")
+    assert main(["check", config, "--suggest", "--json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)["suggestions"]
+    assert main(["check", config, "--suggest"]) == 0
+    profile, _, suggestions = capsys.readouterr().out.partition("suggested counters for ranker.toml:\n")
+    assert profile.startswith("rows: train ")
+    assert tomllib.loads(suggestions)["counters"][0] == {key: first[key] for key in ("of", "labels")}
 
 
 def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(workflow: Workflow) -> None:

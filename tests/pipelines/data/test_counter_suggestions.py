@@ -1,0 +1,86 @@
+"""CounterSuggester: proposes counters whose keys repeat."""
+
+import tomllib
+
+import pyarrow as pa
+import pytest
+
+from pipelines.data import counter_suggestions
+from pipelines.data.counter_suggestions import CounterSuggester, SuggestedCounter
+from ranking.encoding.feature_table import fill_features
+from ranking.schema import Schema
+
+SCHEMA = Schema.model_validate(
+    {
+        "name": "shop",
+        "features": [
+            {"name": "user_id", "kind": "categorical", "owner": "user"},
+            {"name": "item_id", "kind": "categorical", "owner": "item"},
+            {"name": "tab", "kind": "categorical", "owner": "context"},
+            {"name": "session", "kind": "categorical", "owner": "context"},
+            {"name": "tags", "kind": "bag", "owner": "item"},
+            {"name": "position", "kind": "categorical", "owner": "context", "training_only": True},
+        ],
+        "tasks": [{"name": "click", "kind": "binary"}, {"name": "rare", "kind": "binary"}],
+    }
+)
+
+
+def suggest(table: pa.Table, parts: int = 1) -> list[SuggestedCounter]:
+    suggester = CounterSuggester(SCHEMA)
+    completed = fill_features(table, SCHEMA, {})
+    size = -(-table.num_rows // parts)
+    for start in range(0, table.num_rows, size):
+        suggester.add(completed.slice(start, size))
+    return suggester.suggestions()
+
+
+def log(rows: int = 1_000) -> pa.Table:
+    """Return a log in which users and tabs repeat, items do not, and each session is new."""
+    return pa.table(
+        {
+            "user_id": [row % 20 for row in range(rows)],
+            "item_id": list(range(rows)),
+            "tab": [row % 3 for row in range(rows)],
+            "session": list(range(rows)),
+            "tags": [["a", "b"] if row % 2 else ["c"] for row in range(rows)],
+            "position": [row % 7 for row in range(rows)],
+            "click": [row % 2 for row in range(rows)],
+            "rare": [int(row < 10) for row in range(rows)],
+        }
+    )
+
+
+def test_keys_that_repeat_are_suggested_single_keys_first() -> None:
+    assert suggest(log()) == [
+        SuggestedCounter(("user_id",), ("click",), 20, 1 - 20 / 1_000),
+        SuggestedCounter(("user_id", "tags"), ("click",), 30, 1 - 30 / 1_500),
+        SuggestedCounter(("user_id", "tab"), ("click",), 60, 1 - 60 / 1_000),
+    ]
+
+
+def test_result_does_not_depend_on_the_chunks() -> None:
+    assert suggest(log(), parts=7) == suggest(log())
+
+
+def test_pair_that_hardly_splits_its_user_is_not_suggested() -> None:
+    table = log().set_column(2, "tab", pa.array([row % 20 // 18 for row in range(1_000)]))
+    assert ("user_id", "tab") not in [counter.of for counter in suggest(table)]
+
+
+def test_log_without_positives_has_no_suggestions() -> None:
+    table = log()
+    assert suggest(table.set_column(table.column_names.index("click"), "click", pa.array([0] * 1_000))) == []
+
+
+def test_rows_beyond_the_sample_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counter_suggestions, "SAMPLED_ROWS", 100)
+    assert suggest(log(), parts=7)[0] == SuggestedCounter(("user_id",), ("click",), 20, 0.8)
+
+
+def test_suggestions_are_valid_toml() -> None:
+    (first, *_), schema = suggest(log()), SCHEMA.model_dump(mode="json", exclude_none=True)
+    entry = tomllib.loads(first.to_toml())
+    assert entry == {"counters": [{"of": ["user_id"], "labels": ["click"]}]}
+    assert "20 keys; 98%" in first.to_toml()
+    assert "user_id_click_rate" in [feature.name for feature in Schema.model_validate(schema | entry).features]
