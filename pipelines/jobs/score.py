@@ -54,7 +54,8 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                 write_bad_rows(chunk.bad, bad_rows)
                 names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
                 with as_log_error(chunk.file):
-                    scored = score_table(ranker.score_completed(chunk.rows, selected)[0], selected)
+                    rows = ranker.derive(chunk.rows)
+                    scored = score_table(ranker.score_completed(rows, selected)[0], selected)
                 table = pa.table({c: chunk.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
                 writer = writer or pq.ParquetWriter(draft, table.schema)
                 writer.write_table(_cast(table, writer.schema, chunk.file))

@@ -6,6 +6,7 @@ body.onnx             the graph after the embeddings, for ONNX Runtime; absent f
 encoder/              vocabularies, buckets and scales (Parquet)
 users.parquet, items.parquet   features by id, if the ranker has feature tables
 users/, items/        the same features encoded (``FeatureIndex``); since format 2
+counters/             state of counters and histories, if the ranker has some, see ``ranking.counters``
 golden.parquet        inputs and their expected scores
 SHA256SUMS            checksums of all other files, in the format of sha256sum
 """
@@ -13,6 +14,7 @@ SHA256SUMS            checksums of all other files, in the format of sha256sum
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ from safetensors.numpy import load_file, save_file
 
 from ranking.artifacts.atomic_files import atomic_directory
 from ranking.artifacts.checksums import file_signature, verify_files, write_checksums
+from ranking.counters.features import DerivedFeatures
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import LazyFeatureTables
 from ranking.errors import BundleError, RankerError
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from ranking.gates.config import GateConfig
 
 FORMAT = 2
-BODY = "body.onnx"
+BODY, COUNTERS = "body.onnx", "counters"
 TOLERANCE = 1e-5
 """Maximum absolute and relative difference between golden scores and the scores of another machine."""
 
@@ -90,6 +93,8 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
             pq.write_table(table.table, draft / f"{owner}s.parquet")
             if owner in schema.owners:
                 write_feature_index(table, ranker.encoder, owner, draft / f"{owner}s")
+        if ranker.derived is not None and ranker.derived.folder is not None:
+            shutil.copytree(ranker.derived.folder, draft / COUNTERS)
         columns = list(dict.fromkeys(feature.column for feature in schema.inputs))
         inputs = golden.select(columns)
         scores, _ = ranker.score_completed(inputs, schema.tasks)
@@ -219,6 +224,7 @@ def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
         calibration,
         read_regular(folder / BODY) if (folder / BODY).exists() else None,
         encoded,
+        DerivedFeatures.open(folder / COUNTERS, schema, read_file) if schema.derived else None,
     )
 
 

@@ -16,6 +16,7 @@ from ranking.counters.history_state import HistoryState, open_history_states
 from ranking.counters.keys import PartHashes, counter_keys
 from ranking.counters.state import CounterState, StateClock, open_counter_states
 from ranking.encoding.vocabulary import FloatArray, IdArray
+from ranking.errors import InvalidInputError
 from ranking.lookup.npy import ReadFile, map_file
 from ranking.schema import Schema
 
@@ -29,12 +30,14 @@ class DerivedFeatures:
         clock: time of the state; None if the schema has neither counters nor histories.
         counters: state of each counter by name.
         histories: state of each history by name.
+        folder: folder of the state; None without one.
     """
 
     schema: Schema
     clock: StateClock | None = None
     counters: Mapping[str, CounterState] = field(default_factory=dict)
     histories: Mapping[str, HistoryState] = field(default_factory=dict)
+    folder: Path | None = None
 
     @classmethod
     def open(cls, folder: Path, schema: Schema, read_file: ReadFile = map_file) -> Self:
@@ -46,7 +49,8 @@ class DerivedFeatures:
         if not schema.derived:
             return cls(schema)
         counters = open_counter_states(folder, schema.counters, read_file)
-        return cls(schema, StateClock.read(folder), counters, open_history_states(folder, schema.histories, read_file))
+        histories = open_history_states(folder, schema.histories, read_file)
+        return cls(schema, StateClock.read(folder), counters, histories, folder)
 
     def numbers(self, hashes: PartHashes, now: IdArray) -> dict[str, FloatArray]:
         """Return the values of all counters by column [rows] float64; NaN is null.
@@ -69,6 +73,9 @@ class DerivedFeatures:
         """Add the columns that a completed table does not have; existing values are kept.
 
         The time of a row is that of the log's time column, or the current time if it is null or the table has none.
+
+        Raises:
+            InvalidInputError: the time column holds no times.
         """
         if self.clock is None:
             return table
@@ -95,13 +102,25 @@ class DerivedFeatures:
         column = self.schema.columns.time
         if column not in table.column_names:
             return np.full(table.num_rows, current, np.int64)
-        return to_microseconds(table[column].combine_chunks(), current)
+        times = table[column].combine_chunks()
+        if not (pa.types.is_timestamp(times.type) or pa.types.is_date(times.type) or pa.types.is_null(times.type)):
+            raise InvalidInputError(column, f"holds {times.type}, but it is the time: write timestamps")
+        return to_microseconds(_in_zone(times, clock.zone), current)
 
 
 def current_time(clock: StateClock) -> int:
     """Return the current time in microseconds: UTC, or the local time of this process if the log has no time zone."""
     now = datetime.now(UTC if clock.zone is not None else None).replace(tzinfo=UTC)
     return int(now.timestamp() * 1_000_000)
+
+
+def _in_zone(times: pa.Array, zone: str | None) -> pa.Array:
+    """Return times with or without a time zone, as those of the log: local time is time in the zone of the log."""
+    if (getattr(times.type, "tz", None) is None) == (zone is None) or pa.types.is_null(times.type):
+        return times
+    if zone is None:
+        return pc.local_timestamp(times)
+    return pc.assume_timezone(times.cast(pa.timestamp("us")), zone, ambiguous="earliest", nonexistent="latest")
 
 
 def to_microseconds(times: pa.Array, default: int) -> IdArray:

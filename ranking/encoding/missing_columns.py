@@ -13,7 +13,8 @@ def missing_feature_columns(
 ) -> dict[str, str]:
     """Return the missing columns, each with its role in the schema.
 
-    A side table provides a column only if the table to score has the ids of its owner.
+    Columns of counters and histories are computed and therefore never missing. A side table provides a column only if
+    the table to score has the ids of its owner.
 
     Args:
         schema: the features.
@@ -21,9 +22,10 @@ def missing_feature_columns(
         side_columns: columns of each side table.
     """
     missing: dict[str, str] = {}
+    derived = schema.derived
     for feature in schema.inputs:
         id_column = schema.id_column(feature.owner)
-        if feature.column in names:
+        if feature.column in names or feature in derived:
             continue
         if (
             id_column is None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ranking.counters.features import DerivedFeatures
 from ranking.encoding.batch import EncodedBatch, Float32, Mask
 from ranking.encoding.columns import invalid_rows
 from ranking.encoding.encoder import Encoder
@@ -47,6 +48,7 @@ class FrozenRanker:
         calibration: calibration of the graph's outputs; none by default.
         body: the graph behind the embeddings as an ONNX model, see ``onnx_body``; None if there is none.
         stored: feature indexes of the bundle; None if the ranker was not loaded from a bundle.
+        derived: computes the features of counters and histories; None: they are null where a table has no value.
     """
 
     schema: Schema
@@ -60,6 +62,7 @@ class FrozenRanker:
     calibration: Calibration = field(default_factory=Calibration)
     body: bytes | None = field(default=None, repr=False)
     stored: Mapping[Owner, FeatureIndex] | None = field(default=None, repr=False)
+    derived: DerivedFeatures | None = field(default=None, repr=False)
 
     @cached_property
     def encoded(self) -> Mapping[Owner, FeatureIndex]:
@@ -127,6 +130,8 @@ class FrozenRanker:
     def complete(self, table: pa.Table) -> pa.Table:
         """Return the table with every feature of the schema; missing features are looked up or null, as when serving.
 
+        The features of counters and histories are computed from the state of the ranker, unless the table has values.
+
         Raises:
             InvalidInputError: a column of the wrong type, a NaN or infinite value (names the row).
         """
@@ -135,7 +140,15 @@ class FrozenRanker:
             row = invalid.index(True).as_py()
             if row >= 0:
                 raise InvalidInputError(feature.column, reason, row)
-        return filled
+        return self.derive(filled)
+
+    def derive(self, table: pa.Table) -> pa.Table:
+        """Return a completed table with the features of counters and histories where it has no values for them.
+
+        Raises:
+            InvalidInputError: the time column holds no times.
+        """
+        return table if self.derived is None else self.derived.complete(table)
 
     def score_completed(self, table: pa.Table, tasks: Sequence[Task]) -> tuple[Float32, Mask]:
         """Score a completed table; returns scores [rows, tasks] and a mask of missing inputs [rows, features]."""

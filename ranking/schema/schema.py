@@ -285,8 +285,12 @@ class Schema(StrictModel):
         return {"user": self.columns.user, "item": self.columns.item}.get(owner)
 
     def columns_of(self, owner: Owner) -> list[str]:
-        """Return the feature columns of one owner without its id column and without duplicates."""
-        columns = (f.column for f in self.inputs if f.owner == owner)
+        """Return the columns of one owner that can be looked up by id, without duplicates.
+
+        These are its feature columns without the id column and without those of counters and histories.
+        """
+        derived = self.derived
+        columns = (f.column for f in self.inputs if f.owner == owner and f not in derived)
         return [c for c in dict.fromkeys(columns) if c != self.id_column(owner)]
 
 
