@@ -110,7 +110,7 @@ class EmbeddingTables:
         weights = self._weights()
         for shards in shards_by_rank or ():
             for name, parts in shards.items():
-                values = gathered.setdefault(name, torch.zeros(weights[name].metadata().size[0]))
+                values = gathered.setdefault(name, torch.zeros(self._shape(weights[name])[0]))
                 for start, rows in parts:
                     values[start : start + len(rows)] = rows
         return gathered
@@ -126,7 +126,7 @@ class EmbeddingTables:
             if name not in sums:
                 continue
             trained = sums[name][sums[name] > 0]
-            values = torch.full(tuple(target.size()), float(trained.mean()) if len(trained) else 0.0)
+            values = torch.full(self._shape(target), float(trained.mean()) if len(trained) else 0.0)
             values[: len(sums[name])] = sums[name]
             if self._context.world_size == 1:
                 target.copy_(values)
@@ -142,12 +142,16 @@ class EmbeddingTables:
         return {
             name: value
             for name, value in sums.items()
-            if value is not None and tuple(value.size()) == tuple(weights[name].size())[:1]
+            if value is not None and self._shape(value) == self._shape(weights[name])[:1]
         }
+
+    def _shape(self, value: Any) -> tuple[int, ...]:
+        """Return the shape of a tensor or, on several ranks, of a ``ShardedTensor``, whose ``size()`` is deprecated."""
+        return tuple(value.size() if self._context.world_size == 1 else value.metadata().size)
 
     def _gather(self, value: Any) -> Tensor:
         """Gather a ``ShardedTensor`` on the main rank; the others get an empty tensor."""
-        out = torch.empty(value.size() if self._context.is_main else 0, device=self._context.device)
+        out = torch.empty(self._shape(value) if self._context.is_main else 0, device=self._context.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates ShardedTensor, which TorchRec uses
             value.gather(dst=0, out=out if self._context.is_main else None)

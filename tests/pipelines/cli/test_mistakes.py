@@ -36,7 +36,7 @@ def ranker(*arguments: object) -> tuple[int, str, list[str]]:
     with redirect_stdout(out), redirect_stderr(err):
         code = main([str(argument) for argument in arguments])
     lines = err.getvalue().splitlines()
-    assert not any("Traceback" in line for line in lines)
+    assert "Traceback" not in err.getvalue(), err.getvalue()
     return code, out.getvalue(), [line for line in lines if line.startswith("ranker: ")]
 
 

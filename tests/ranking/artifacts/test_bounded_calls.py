@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from ranking.artifacts.bounded_calls import BoundedCalls, TooManyCallsError
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS
 
 
 def fail() -> NoReturn:
@@ -27,25 +27,23 @@ def test_call_returns_the_result_or_raises_the_error() -> None:
 
 
 def test_call_that_hangs_times_out_and_keeps_its_permit_until_it_returns() -> None:
-    released, finished = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        released.wait()
-        finished.set()
-
+    released, other_threads = threading.Event(), threading.enumerate()
     calls = BoundedCalls(0.05, 2)
     with pytest.raises(TimeoutError):
-        calls.call(hang)
+        calls.call(released.wait)
     with pytest.raises(TimeoutError):
-        asyncio.run(calls.call_async(hang))
+        asyncio.run(calls.call_async(released.wait))
     with pytest.raises(TooManyCallsError):
         calls.call(lambda: 3)
     with pytest.raises(TooManyCallsError):
         asyncio.run(calls.call_async(lambda: 3))
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "repository")
+    threads = [
+        thread for thread in threading.enumerate() if thread not in other_threads and thread.name == "repository"
+    ]
+    assert [thread.daemon for thread in threads] == [True, True]
     released.set()
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "repository"])
-    assert finished.is_set()
+    for thread in threads:
+        thread.join(TIMEOUT_SECONDS)
     assert asyncio.run(calls.call_async(lambda: 3)) == 3
 
 

@@ -93,7 +93,7 @@ def test_writer_with_more_keys_than_open_files_finishes_the_oldest_early(
 def test_writer_finishes_an_old_file_without_further_writes(tmp_path: Path) -> None:
     with started_writer(tmp_path, feedback_max_seconds=0.05) as writer:
         asyncio.run(write(writer, b"1\n"))
-        wait_until(lambda: list(tmp_path.glob("*.jsonl")), "the file is finished", timeout=10)
+        wait_until(lambda: list(tmp_path.glob("*.jsonl")), "the file is finished")
 
 
 def test_writer_finishes_an_old_file_while_its_queue_is_never_empty(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def test_watcher_logs_an_unavailable_repository_once_and_recovers(
         wait_until(lambda: service.roles == {"current": "2"})
     finally:
         watcher.stop()
-    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+    errors = [r for r in caplog.records if r.levelno >= logging.ERROR and r.name == "ranker.service"]
+    assert len(errors) == 1
 
 
 def test_watcher_waits_for_a_model_that_can_be_served(
@@ -73,8 +74,11 @@ def test_stop_does_not_wait_for_a_repository_that_hangs(
     repo: Path, serve: Callable[[Path], Service], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service, released, hangs = serve(repo), threading.Event(), threading.Event()
+    list_models, other_threads = repository.list_models, threading.enumerate()
 
-    def hang(_: Path) -> list[str]:
+    def hang(path: Path) -> list[str]:
+        if path != repo:  # Other tests of this process have services of their own.
+            return list_models(path)
         hangs.set()
         released.wait()
         return []
@@ -83,8 +87,10 @@ def test_stop_does_not_wait_for_a_repository_that_hangs(
     monkeypatch.setattr(watcher_module, "STOP_SECONDS", 0.05)
     watcher = Watcher(service.reconciler, 0.01)
     watcher.start()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "watcher" and thread not in other_threads]
     wait_until(hangs.is_set)
     watcher.stop()
+    assert thread.is_alive()
     assert "the repository does not respond" in caplog.text
     released.set()
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "watcher"])
+    wait_until(lambda: not thread.is_alive())

@@ -49,14 +49,14 @@ def test_service_sigterm_drains_then_closes_and_finishes_requests(
     repository: Path, request_body: dict[str, Any], workers: int
 ) -> None:
     body = json.dumps(request_body).encode()
-    with running_service(repository, workers=workers, threads=1, drain_seconds=3, grace_seconds=60) as service:
+    with running_service(repository, workers=workers, threads=1, drain_seconds=5, grace_seconds=60) as service:
         service.wait_until(lambda: workers == 1 or len(service.worker_pids()) == workers)
         pending = open_partial_request(service, body)
         assert b" 200 " in service.get("/v2/health/live")  # the pending request has been accepted, too
         terminated_at = time.monotonic()
         service.process.terminate()
         service.wait_until(lambda: not service.ready())
-        assert time.monotonic() < terminated_at + 3, "the service was ready until it closed"
+        assert time.monotonic() < terminated_at + 5, "the service was ready until it closed"
         not_ready = service.get("/v2/health/ready")
         assert not_ready.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in not_ready

@@ -129,7 +129,7 @@ def test_protocol_large_headers_within_the_limit_are_accepted(service: ServicePr
 def test_protocol_request_in_segments_within_the_timeout_is_accepted(service: ServiceProcess) -> None:
     third = len(RANK) // 3
     segments = RANK[:third], RANK[third : 2 * third], RANK[2 * third :]
-    assert exchange(service, *segments, pause=0.3).startswith(b"HTTP/1.1 200 ")
+    assert exchange(service, *segments, pause=0.05).startswith(b"HTTP/1.1 200 ")
 
 
 def test_protocol_pipelined_requests_are_answered_in_order(service: ServiceProcess) -> None:

@@ -90,7 +90,7 @@ def restarts(service: ServiceProcess, reason: str) -> float:
 def test_hung_worker_is_replaced_and_its_clients_are_disconnected(
     repository: Path, request_body: dict[str, Any]
 ) -> None:
-    with running_service(repository, workers=2, threads=1, worker_timeout_seconds=3) as service:
+    with running_service(repository, workers=2, threads=1, worker_timeout_seconds=5) as service:
         pids = both_workers(service)
         hung, healthy = sorted(pids)
         assert (restarts(service, "hung"), restarts(service, "died")) == (0, 0)
@@ -120,7 +120,7 @@ def test_hung_worker_is_replaced_and_its_clients_are_disconnected(
 def test_worker_that_loads_slowly_is_not_replaced(repository: Path, tmp_path: Path, crash_marker: Path) -> None:
     slow = "import os, sys, time\\nif 'spawn_main' in ' '.join(sys.orig_argv):\\n    time.sleep(8)\\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(slow.replace("\\n", "\n"))
-    with running_service(repository, workers=2, threads=1, worker_timeout_seconds=2) as service:
+    with running_service(repository, workers=2, threads=1, worker_timeout_seconds=4) as service:
         assert "has not responded" not in service.output()
         assert (restarts(service, "hung"), restarts(service, "died")) == (0, 0)
 
