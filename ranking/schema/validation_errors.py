@@ -29,7 +29,7 @@ MESSAGES = {
 }
 """Messages of pydantic error types."""
 
-ARRAYS_OF_TABLES = {("features",): "[[features]]", ("tasks",): "[[tasks]]"}
+ARRAYS_OF_TABLES = {(key,): f"[[{key}]]" for key in ("counters", "histories", "features", "tasks")}
 """Lists that TOML writes as arrays of tables."""
 
 
