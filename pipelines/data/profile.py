@@ -23,7 +23,7 @@ from pipelines.data.feature_inspection import FeatureInspector
 from pipelines.data.index import IndexedChunk, LogIndex
 from pipelines.data.label_bounds import label_bounds
 from pipelines.data.reader import LogReader, as_log_error
-from pipelines.data.splits import SPLITS, TimeRange, split_range
+from pipelines.data.splits import SPLITS, TimeRange, local_days, split_range
 from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.encoding.encoder import encode_labels
 from ranking.errors import LogError, OutputError
@@ -193,9 +193,7 @@ def _count(profile: LogProfile, split: str, rows: pa.Table, schema: Schema) -> N
 
 def count_days(times: pa.ChunkedArray) -> Counter[date]:
     """Return the number of rows per day, in the time zone of the column."""
-    if getattr(times.type, "tz", None):
-        times = pc.local_timestamp(times)
-    counts = pc.value_counts(times.cast(pa.date32(), safe=False))
+    counts = pc.value_counts(local_days(times))
     return Counter(dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)))
 
 

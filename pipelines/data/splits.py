@@ -1,4 +1,4 @@
-"""Half-open time ranges, and the ranges into which a log is split."""
+"""Half-open time ranges, the ranges into which a log is split, and calendar days."""
 
 from __future__ import annotations
 
@@ -67,6 +67,13 @@ def split_range(logs: LogsConfig, split: str) -> TimeRange:
         "validation": TimeRange(logs.validation_from, logs.test_from),
         "test": TimeRange(logs.test_from, None),
     }[split]
+
+
+def local_days(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the calendar day of each time as date32, in the time zone of the column."""
+    if getattr(times.type, "tz", None):
+        times = pc.local_timestamp(times)
+    return times.cast(pa.date32(), safe=False)
 
 
 def _bound(moment: datetime, column: str, kind: pa.DataType) -> pa.Scalar:

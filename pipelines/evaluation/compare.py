@@ -24,7 +24,7 @@ LABEL_FIELDS = {"kind", "label", "transform", "mask"}
 DECIMALS = 6
 """Decimal places of differences; smaller ones are rounding errors, such as between a float32 run and its bundle."""
 LOWER_IS_BETTER = {
-    **dict.fromkeys(("auc", "gauc", "ndcg"), False),
+    **dict.fromkeys(("auc", "gauc", "gauc_by_user_day", "ndcg"), False),
     **dict.fromkeys(("logloss", "normalised_entropy", "calibration_error", "rmse", "mae"), True),
 }
 """Metrics that rank two models; ``calibration`` does not, because its best value is 1."""
@@ -91,7 +91,7 @@ def _shared_tasks(a: Sequence[Scorer], b: Sequence[Scorer]) -> list[str]:
 
 
 def _align(a: Predictions, b: Predictions) -> tuple[Predictions, Predictions]:
-    """Return the rows that A and B share, in the same order, with the users and requests of A."""
+    """Return the rows that A and B share, in the same order, with the users, days and requests of A."""
     file_index = {file: i for i, file in enumerate((*a.files, *(f for f in b.files if f not in a.files)))}
     files_b = np.array([file_index[file] for file in b.files])[b.positions // MAX_ROWS_PER_FILE]
     positions_b = files_b * MAX_ROWS_PER_FILE + b.positions % MAX_ROWS_PER_FILE
@@ -102,7 +102,8 @@ def _align(a: Predictions, b: Predictions) -> tuple[Predictions, Predictions]:
     if excluded:
         print_status(f"excluded {excluded:,} rows that only one of the two models can use")
     shared_a = a.take(rows_a)
-    return shared_a, replace(b.take(rows_b), users=shared_a.users, requests=shared_a.requests)
+    shared_b = replace(b.take(rows_b), users=shared_a.users, days=shared_a.days, requests=shared_a.requests)
+    return shared_a, shared_b
 
 
 def _compare_tasks(

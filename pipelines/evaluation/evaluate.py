@@ -28,7 +28,7 @@ from ranking.schema import Task
 
 UPWARD_BIASED = ("calibration_error",)
 """Metrics that sampling noise can only raise; their intervals are mirrored at the value."""
-AT_MOST_ONE = ("auc", "gauc", "ndcg")
+AT_MOST_ONE = ("auc", "gauc", "gauc_by_user_day", "ndcg")
 """Metrics that cannot exceed 1. No metric can be negative."""
 
 

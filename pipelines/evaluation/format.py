@@ -83,11 +83,18 @@ def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:
     regression = {name: m for name, m in tasks.items() if "rmse" in m}
     blocks = []
     if binary:
-        shown = ("auc", "gauc", "ndcg", "logloss", "normalised_entropy", "calibration", "calibration_error")
-        head = ("auc", "95 % interval", "gauc", f"ndcg@{ndcg_at}", "logloss", "norm.entr.", "calibr.", "cal.error")
-        rows = [["task", "positives", *head]]
+        shown = {
+            "gauc": "gauc",
+            "gauc_by_user_day": "gauc/day",
+            "ndcg": f"ndcg@{ndcg_at}",
+            "logloss": "logloss",
+            "normalised_entropy": "norm.entr.",
+            "calibration": "calibr.",
+            "calibration_error": "cal.error",
+        }
+        rows = [["task", "positives", "auc", "95 % interval", *shown.values()]]
         for name, m in binary.items():
-            auc, *others = (_number(metric, m.get(metric)) for metric in shown)
+            auc, *others = (_number(metric, m.get(metric)) for metric in ("auc", *shown))
             rows.append([name, _count(m.get("positives")), auc, _interval(m.get("auc_interval")), *others])
         blocks.append(_align_columns(rows))
     if regression:

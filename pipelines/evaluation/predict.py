@@ -1,4 +1,4 @@
-"""Score a log and keep what the metrics need: labels, outputs, users, requests and slices, but no features."""
+"""Score a log and keep what the metrics need: labels, outputs, users, days, requests and slices, not features."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from pipelines.console import print_status
 from pipelines.data.profile import first_bad_row
 from pipelines.data.reader import LogReader, as_log_error
-from pipelines.data.splits import TimeRange
+from pipelines.data.splits import TimeRange, local_days
 from pipelines.evaluation.slices import Slice, make_slice
 from pipelines.evaluation.sources import LogRange, Scorer
 from pipelines.training.labeled_batch import LabeledBatch
@@ -39,6 +40,7 @@ class Predictions:
         outputs: uncalibrated logits (binary tasks) and predicted numbers (regression tasks) [rows, tasks].
         calibration: calibration of the outputs.
         users: hash of each row's user id [rows], 0 if null.
+        days: number of each row's calendar day in the time zone of the time column [rows].
         requests: hash of each row's request id [rows], 0 if null; None if the schema has no request column.
         slices: the rows grouped by feature values.
         files: names of the log's files.
@@ -51,6 +53,7 @@ class Predictions:
     outputs: Float32
     calibration: Calibration
     users: Ids
+    days: Ids
     requests: Ids | None
     slices: tuple[Slice, ...]
     files: tuple[str, ...]
@@ -76,6 +79,7 @@ class Predictions:
             labels=self.labels[rows],
             outputs=self.outputs[rows],
             users=self.users[rows],
+            days=self.days[rows],
             requests=None if self.requests is None else self.requests[rows],
             slices=(),
             positions=self.positions[rows],
@@ -101,6 +105,7 @@ class Predictions:
             draws.codes[rows],
             draws.units.users[rows],
             None if self.requests is None else self.requests[rows],
+            self.days[rows],
         )
 
 
@@ -122,7 +127,7 @@ def predict(
     schema, columns = source.schema, source.schema.columns
     reader = LogReader(log_range.path, schema, dict(source.tables))
     row_slices = tuple(make_slice(name, source.encoder) for name in slices)
-    labels, outputs, users, requests, positions = [], [], [], [], []
+    labels, outputs, users, days, requests, positions = [], [], [], [], [], []
     files: dict[str, int] = {}
     training_rows, bad_rows, first_bad = 0, Counter[str](), None
     for chunk in reader.scan(log_range.time_range):
@@ -139,6 +144,7 @@ def predict(
         labels.append(batch.labels)
         outputs.append(batch_outputs.float().numpy())
         users.append(batch.users)
+        days.append(local_days(chunk.rows[columns.time]).cast(pa.int32()).to_numpy().astype(np.int64))
         positions.append(file * MAX_ROWS_PER_FILE + chunk.positions)
         if columns.request is not None:
             requests.append(hash_column(chunk.rows[columns.request].combine_chunks()))
@@ -165,6 +171,7 @@ def predict(
         np.concatenate(outputs),
         source.calibration,
         np.concatenate(users),
+        np.concatenate(days),
         np.concatenate(requests) if requests else None,
         row_slices,
         tuple(files),

@@ -13,6 +13,7 @@ from pipelines.report.section import Section
 METRICS = {
     "auc": ("AUC", 4),
     "gauc": ("GAUC", 4),
+    "gauc_by_user_day": ("GAUC by user-day", 4),
     "ndcg": ("NDCG", 4),
     "logloss": ("log loss", 4),
     "normalised_entropy": ("norm. entropy", 4),

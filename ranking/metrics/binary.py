@@ -28,15 +28,22 @@ def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) ->
     p = np.clip(rows.predictions, CLIP, 1 - CLIP)
     losses = -np.where(rows.labels == 1, np.log(p), np.log1p(-p))
     bins = quantile_bins(rows.predictions)
-    grouped = (*user_auc(rows), *request_ndcg(rows, ndcg_at))
+    unknown = np.zeros(len(rows))
+    by_user_day = (unknown, unknown) if rows.days is None else user_auc(rows, rows.days)
+    grouped = (*user_auc(rows), *by_user_day, *request_ndcg(rows, ndcg_at))
     columns = [np.ones(len(rows)), rows.labels, rows.predictions, losses, *grouped]
     sums = draws.sums(rows.units, [*columns, *_by_bin(rows.labels - rows.predictions, bins)])
-    count, positives, predicted, loss, user_aucs, user_rows, ndcgs, requests, *gaps = sums
+    count, positives, predicted, loss, user_aucs, user_rows, day_aucs, day_rows, ndcgs, requests, *gaps = sums
     measures = {"auc": _auc(rows, draws.counts)}
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2
-        gauc = user_aucs / user_rows if draws.units.kind == "user" else np.full_like(count, np.nan)
-        measures["gauc"] = draws.without_draws_if_single(gauc, rows.units[grouped[1] > 0])
+        # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2; then of the
+        # rows of one user on one day.
+        for name, aucs, weights, contributes in (
+            ("gauc", user_aucs, user_rows, grouped[1]),
+            ("gauc_by_user_day", day_aucs, day_rows, grouped[3]),
+        ):
+            gauc = aucs / weights if draws.units.kind == "user" else np.full_like(count, np.nan)
+            measures[name] = draws.without_draws_if_single(gauc, rows.units[contributes > 0])
         # Mean cross-entropy in nats.
         measures["logloss"] = loss / count
         # Log loss divided by that of the base rate: He et al. 2014, equation 1
@@ -45,7 +52,7 @@ def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) ->
         measures["calibration"] = predicted / positives
         # Mean |observed − predicted| of the curve's bins, weighted by rows: Naeini et al. 2015; bins: Nixon et al. 2019
         measures["calibration_error"] = np.abs(gaps).sum(0) / count
-        measures["ndcg"] = draws.without_draws_if_single(ndcgs / requests, rows.units[grouped[3] > 0])
+        measures["ndcg"] = draws.without_draws_if_single(ndcgs / requests, rows.units[grouped[5] > 0])
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in measures.items()}
 
 

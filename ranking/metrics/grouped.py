@@ -1,33 +1,39 @@
-"""Measures within groups of rows: AUC per user, NDCG per request."""
+"""Measures within groups of rows: AUC per user or per user and day, NDCG per request."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ranking.metrics.labeled_scores import Array, LabeledScores, starts_of_runs
+from ranking.metrics.labeled_scores import Array, Ids, LabeledScores, starts_of_runs
 
 
-def user_auc(rows: LabeledScores) -> tuple[Array, Array]:
-    """Compute the AUC within each user, ties ½; needs at least one row.
+def user_auc(rows: LabeledScores, days: Ids | None = None) -> tuple[Array, Array]:
+    """Compute the AUC within each user, or within each user and day, ties ½; needs at least one row.
+
+    Args:
+        rows: the rows.
+        days: day of each row [rows], which divides the rows of a user into groups; None for one group per user.
 
     Returns:
-        Per row, the AUC of its user (0 if undefined), and 1 if that user is known and has both classes, else 0: [rows]
-        each.
+        Per row, the AUC of its group (0 if undefined), and 1 if its user is known and the group has both classes, else
+        0: [rows] each.
     """
-    order = np.lexsort((rows.predictions, rows.users))
+    keys = (rows.users,) if days is None else (days, rows.users)
+    order = np.lexsort((rows.predictions, *keys))
     user, prediction, positive = rows.users[order], rows.predictions[order], rows.labels[order] == 1
-    starts = starts_of_runs(user)
+    group = [key[order] for key in keys]
+    starts = starts_of_runs(*group)
     sizes = np.diff(np.append(starts, len(user)))
-    # Mid-ranks within each user: the mean position of each run of equal predictions.
-    ties = starts_of_runs(user, prediction)
+    # Mid-ranks within each group: the mean position of each run of equal predictions.
+    ties = starts_of_runs(*group, prediction)
     lengths = np.diff(np.append(ties, len(user)))
     rank = np.repeat(ties + (lengths + 1) / 2, lengths) - np.repeat(starts, sizes)
     positives = np.add.reduceat(positive.astype(np.float64), starts)
     pairs = positives * (sizes - positives) * (user[starts] != 0)
     rank_sum = np.add.reduceat(np.where(positive, rank, 0.0), starts)
-    user_aucs = (rank_sum - positives * (positives + 1) / 2) / np.maximum(pairs, 1.0)
+    aucs = (rank_sum - positives * (positives + 1) / 2) / np.maximum(pairs, 1.0)
     value, both = np.zeros(len(rows)), np.zeros(len(rows))
-    value[order], both[order] = np.repeat(np.where(pairs > 0, user_aucs, 0.0), sizes), np.repeat(pairs > 0, sizes)
+    value[order], both[order] = np.repeat(np.where(pairs > 0, aucs, 0.0), sizes), np.repeat(pairs > 0, sizes)
     return value, both
 
 

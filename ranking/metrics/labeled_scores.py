@@ -21,6 +21,7 @@ class LabeledScores:
         units: sampling unit of each row, as ``UnitDraws.codes`` numbers them [rows].
         users: id of each row's user [rows], 0 if unknown.
         requests: id of each row's request [rows], 0 if unknown; None if all are unknown.
+        days: number of each row's calendar day [rows]; None if unknown.
     """
 
     labels: Array
@@ -28,6 +29,7 @@ class LabeledScores:
     units: Ids
     users: Ids
     requests: Ids | None = None
+    days: Ids | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

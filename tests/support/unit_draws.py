@@ -16,7 +16,7 @@ def draw_users(users: Any, draws: int = 200, seed: int = 0) -> UnitDraws:
     return UnitDraws(SamplingUnits("user", codes, len(distinct), ids - ids.min() + 1), draws, seed)
 
 
-def labeled_scores(labels: Any, scores: Any, draws: UnitDraws, requests: Any = None) -> LabeledScores:
+def labeled_scores(labels: Any, scores: Any, draws: UnitDraws, requests: Any = None, days: Any = None) -> LabeledScores:
     """Return all rows of the draws as one task."""
     return LabeledScores(
         np.asarray(labels, np.float64),
@@ -24,4 +24,5 @@ def labeled_scores(labels: Any, scores: Any, draws: UnitDraws, requests: Any = N
         draws.codes,
         draws.units.users,
         None if requests is None else np.asarray(requests, np.int64),
+        None if days is None else np.asarray(days, np.int64),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipelines.config.config import LogsConfig
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
-from pipelines.data.splits import SPLITS, TimeRange, split_range
+from pipelines.data.splits import SPLITS, TimeRange, local_days, split_range
 from ranking.errors import LogError
 from ranking.schema import Schema
 from tests.pipelines.conftest import FIRST_DAY, row_numbers
@@ -210,3 +210,19 @@ def test_time_range_select_on_table_matches_scan_of_log(shop: Shop) -> None:
         read = row_numbers(shop.reader().scan(time_range))
         assert time_range.select(table, "time")["n"].to_pylist() == read
         assert read
+
+
+@pytest.mark.parametrize(
+    ("kind", "day"),
+    [
+        (pa.timestamp("us"), date(2026, 1, 9)),
+        (pa.timestamp("ms", "Asia/Shanghai"), date(2026, 1, 10)),
+        (pa.timestamp("s", "America/New_York"), date(2026, 1, 9)),
+        (pa.date32(), date(2026, 1, 9)),
+        (pa.date64(), date(2026, 1, 9)),
+    ],
+)
+def test_local_days_are_in_the_time_zone_of_the_column(kind: pa.DataType, day: date) -> None:
+    moment = datetime(2026, 1, 9, 17, 30, tzinfo=UTC if getattr(kind, "tz", None) else None)
+    times = pa.chunked_array([pa.array([moment.date() if pa.types.is_date(kind) else moment], kind)])
+    assert local_days(times).to_pylist() == [day]

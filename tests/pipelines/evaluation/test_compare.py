@@ -24,7 +24,16 @@ from tests.pipelines.conftest import FIRST_DAY, Shop
 from tests.support.unit_draws import draw_users
 
 CLICK, WATCH = RAW_SCHEMA["tasks"]
-BINARY = ["auc", "gauc", "logloss", "normalised_entropy", "calibration", "calibration_error", "ndcg"]
+BINARY = [
+    "auc",
+    "gauc",
+    "gauc_by_user_day",
+    "logloss",
+    "normalised_entropy",
+    "calibration",
+    "calibration_error",
+    "ndcg",
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +92,15 @@ def draws(*values: float) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize(
     ("measure", "better"),
-    [("auc", "b"), ("gauc", "b"), ("ndcg", "b"), ("logloss", "a"), ("rmse", "a"), ("calibration", None)],
+    [
+        ("auc", "b"),
+        ("gauc", "b"),
+        ("gauc_by_user_day", "b"),
+        ("ndcg", "b"),
+        ("logloss", "a"),
+        ("rmse", "a"),
+        ("calibration", None),
+    ],
 )
 def test_metric_difference_with_interval_excluding_zero_names_the_better_model(
     measure: str, better: str | None
@@ -306,7 +323,7 @@ def test_compare_two_seeds_without_users_finds_no_difference_in_most_metrics(
     result = compare(run_scorers(seeds_without_users["a"]), run_scorers(seeds_without_users["b"]))
     assert result["intervals"] == {"unit": "row", "units": 300, "rows_without_user": 300, "draws": 200}
     measures = [m for part in metrics_by_task(result).values() for m in part.values() if m["interval"] is not None]
-    assert len(measures) == len(BINARY) - len(("gauc", "ndcg")) + len(("rmse", "mae"))
+    assert len(measures) == len(BINARY) - len(("gauc", "gauc_by_user_day", "ndcg")) + len(("rmse", "mae"))
     assert all(m["interval"][0] < m["interval"][1] for m in measures)
     assert sum(not m["interval"][0] <= 0 <= m["interval"][1] for m in measures) <= 3
 

@@ -17,8 +17,8 @@ import pytest
 import ranking
 from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.evaluate import evaluate, evaluate_all, evaluate_predictions
-from pipelines.evaluation.predict import Predictions
-from pipelines.evaluation.sources import bundle_scorer, run_scorers
+from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.sources import LogRange, bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
@@ -34,7 +34,16 @@ MakePredictions = Callable[..., Predictions]
 CLICK = Task(name="click", kind="binary")
 WATCH = Task(name="watch", kind="regression", transform="log1p")
 NAN = float("nan")
-BINARY = ("auc", "gauc", "logloss", "normalised_entropy", "calibration", "calibration_error", "ndcg")
+BINARY = (
+    "auc",
+    "gauc",
+    "gauc_by_user_day",
+    "logloss",
+    "normalised_entropy",
+    "calibration",
+    "calibration_error",
+    "ndcg",
+)
 NUMBER = ("rmse", "mae")
 
 
@@ -67,6 +76,15 @@ def test_binary_metrics_of_labeled_rows_match_their_definitions(metrics_of: Any)
     assert result["ndcg"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
 
 
+def test_gauc_by_user_day_compares_scores_within_a_day_of_a_user(metrics_of: Any) -> None:
+    """Within each day the positive has the higher score; over both days it does not."""
+    rows = ([0, 1, 0, 1] * 40, [0.1, 0.2, 0.8, 0.9] * 40)
+    users = np.repeat(np.arange(1, 41), 4).tolist()
+    result = metrics_of(CLICK, *rows, users=users, days=[5, 5, 6, 6] * 40)
+    assert (result["gauc"], result["gauc_by_user_day"]) == (0.75, 1.0)
+    assert (result["gauc_interval"], result["gauc_by_user_day_interval"]) == ([0.75, 0.75], [1.0, 1.0])
+
+
 def test_binary_metrics_with_missing_labels_ignore_these_rows(metrics_of: Any) -> None:
     labeled = metrics_of(CLICK, [1, 0, 1, 0], [0.9, 0.1, 0.4, 0.6])
     masked = metrics_of(CLICK, [1, NAN, 0, 1, NAN, 0], [0.9, 0.99, 0.1, 0.4, 0.01, 0.6])
@@ -79,7 +97,7 @@ def test_binary_metrics_lie_inside_their_intervals(metrics_of: Any) -> None:
     scores = random.random(500)
     labels = (random.random(500) < scores).astype(float)
     result = metrics_of(CLICK, labels.tolist(), scores.tolist(), requests=(np.arange(500) // 5 + 1).tolist())
-    for name in set(BINARY) - {"gauc", "calibration_error", "ndcg"}:
+    for name in set(BINARY) - {"gauc", "gauc_by_user_day", "calibration_error", "ndcg"}:
         low, high = result[f"{name}_interval"]
         assert low < result[name] < high
         assert high - low < 0.5 * result[name]
@@ -102,7 +120,8 @@ def test_binary_metrics_without_bootstrap_draws_have_no_intervals(metrics_of: An
 @pytest.mark.parametrize("label", [0, 1])
 def test_binary_metrics_of_one_class_have_no_auc(metrics_of: Any, label: int) -> None:
     result = metrics_of(CLICK, [label] * 3, [0.1, 0.2, 0.3])
-    assert [result[name] for name in ("auc", "gauc", "auc_interval", "normalised_entropy")] == [None] * 4
+    names = ("auc", "gauc", "gauc_by_user_day", "auc_interval", "normalised_entropy")
+    assert [result[name] for name in names] == [None] * 5
     assert result["logloss"] is not None
 
 
@@ -186,6 +205,14 @@ def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, day
 
 def test_run_without_logs_is_evaluated_on_its_test_split(run: RunFolder, day: Path) -> None:
     assert evaluate_all(run_scorers(run)) == evaluate_all(run_scorers(run), day) == run.load_evaluation()
+
+
+def test_gauc_by_user_day_equals_gauc_on_one_day_only(bundle: Path, logs: Path, day: Path) -> None:
+    for log, days in ((day, 1), (logs / "log", 10)):
+        scorer = bundle_scorer(ranking.load(bundle), "bundle")
+        assert len(np.unique(predict(scorer, LogRange(log)).days)) == days
+        click = evaluate(scorer, log)["tasks"]["click"]
+        assert (click["gauc_by_user_day"] == click["gauc"]) == (days == 1)
 
 
 def test_evaluation_has_the_documented_keys(run: RunFolder) -> None:

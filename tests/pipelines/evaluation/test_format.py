@@ -18,7 +18,7 @@ from ranking.schema import Task
 
 CLICK = Task(name="click", kind="binary")
 WATCH = Task(name="watch", kind="regression")
-HEAD = "task positives auc 95 % interval gauc ndcg@10 logloss norm.entr. calibr. cal.error"
+HEAD = "task positives auc 95 % interval gauc gauc/day ndcg@10 logloss norm.entr. calibr. cal.error"
 
 MakePredictions = Callable[..., Predictions]
 
@@ -39,7 +39,7 @@ def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictio
     binary, numbers = blocks(evaluate_predictions(make_predictions([CLICK, WATCH], *rows), EvaluationConfig()))
     assert binary[0] == "1,200 rows; 95 % intervals over 1,200 users"
     assert words(binary[1]) == HEAD
-    assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – 0.2899 0.4183 1.100 0.2500")
+    assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – – 0.2899 0.4183 1.100 0.2500")
     assert words(numbers[0]) == "task rows rmse 95 % interval mae"
     assert words(numbers[1]).startswith("watch 1,200 0.3536 0.")
     assert words(numbers[1]).endswith("0.2500")
@@ -47,7 +47,7 @@ def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictio
 
 def test_format_evaluation_of_undefined_metrics_shows_dashes(make_predictions: MakePredictions) -> None:
     ((*_, line),) = blocks(evaluate_predictions(make_predictions([CLICK], [float("nan")], [0.5]), EvaluationConfig()))
-    assert words(line) == "click " + " ".join("–" * 9)
+    assert words(line) == "click " + " ".join("–" * 10)
 
 
 def test_format_evaluation_of_wide_cells_aligns_the_columns(make_predictions: MakePredictions) -> None:

@@ -142,6 +142,7 @@ def metrics(kind: str, value: float) -> dict[str, Any]:
         "auc": value,
         "auc_interval": [value - 0.02, value + 0.02],
         "gauc": value - 0.01,
+        "gauc_by_user_day": value - 0.02,
         "logloss": 0.2,
         "normalised_entropy": 0.9,
         "calibration": 1.03,

@@ -138,12 +138,23 @@ def test_metrics_of_a_log_without_users_name_the_unit(make_run_data: Callable[..
     assert run_data.evaluation is not None
     assert "with 95 % intervals over users. " in quality_section.metrics(run_data).about  # an older evaluation.json
     intervals = {"unit": "row", "units": 9000, "rows_without_user": 9000, "draws": 200}
-    tasks = {name: {**m, "gauc": None} for name, m in run_data.evaluation["tasks"].items()}
+    tasks = {name: {**m, "gauc": None, "gauc_by_user_day": None} for name, m in run_data.evaluation["tasks"].items()}
     section = quality_section.metrics(
         replace(run_data, evaluation={**run_data.evaluation, "tasks": tasks, "intervals": intervals})
     )
     assert "with 95 % intervals over 9,000 rows, because most rows have no user. " in section.about
-    assert all("gauc" not in table["columns"] for table in section.content["tables"])
+    assert all(table["columns"].keys().isdisjoint(("gauc", "gauc_by_user_day")) for table in section.content["tables"])
+
+
+def test_metrics_show_gauc_by_user_day_beside_gauc(make_run_data: Callable[..., RunData]) -> None:
+    run_data = make_run_data()
+    assert run_data.evaluation is not None
+    table, _ = quality_section.metrics(run_data).content["tables"]
+    assert list(table["columns"])[:3] == ["auc", "gauc", "gauc_by_user_day"]
+    for task in run_data.evaluation["tasks"].values():  # as an older version wrote them
+        task.pop("gauc_by_user_day", None)
+    table, _ = quality_section.metrics(run_data).content["tables"]
+    assert list(table["columns"])[:3] == ["auc", "gauc", "ndcg"]
 
 
 # Calibration curves.

@@ -170,6 +170,8 @@ def test_logloss_of_certain_wrong_prediction_is_finite() -> None:
 def test_binary_measures_of_one_class_are_nan_where_undefined_and_never_infinite(label: int) -> None:
     rows, draws = make_scores([(0, label, 0.2), (1, label, 0.4)])
     measures = {name: values[0] for name, values in binary_measures(rows, draws).items()}
-    undefined = {"auc", "gauc", "normalised_entropy", "ndcg"} | (set() if label else {"calibration"})
+    undefined = {"auc", "gauc", "gauc_by_user_day", "normalised_entropy", "ndcg"} | (
+        set() if label else {"calibration"}
+    )
     assert {name for name, value in measures.items() if np.isnan(value)} == undefined
     assert not np.isinf(list(measures.values())).any()

@@ -20,14 +20,19 @@ ROWS = st.lists(
 
 
 def compute_measures(
-    users: Any, labels: Any, scores: Any, requests: Any = None, at: int = 10, draws: int = 0
+    users: Any, labels: Any, scores: Any, requests: Any = None, at: int = 10, draws: int = 0, days: Any = None
 ) -> dict[str, np.ndarray[Any, Any]]:
     user_draws = draw_users(users, draws)
-    return binary_measures(labeled_scores(labels, scores, user_draws, requests), user_draws, at)
+    return binary_measures(labeled_scores(labels, scores, user_draws, requests, days), user_draws, at)
 
 
 def gauc(*columns: Any) -> float | None:
     value = float(compute_measures(*columns)["gauc"][0])
+    return None if np.isnan(value) else value
+
+
+def gauc_by_user_day(*columns: Any, days: Any) -> float | None:
+    value = float(compute_measures(*columns, days=days)["gauc_by_user_day"][0])
     return None if np.isnan(value) else value
 
 
@@ -47,6 +52,49 @@ def test_gauc_is_mean_auc_of_users_weighted_by_rows(sampled_rows: list[Any]) -> 
     else:
         aucs = [roc_auc_score(labels[users == u], scores[users == u]) for u in both]
         assert value == pytest.approx(np.average(aucs, weights=[np.sum(users == u) for u in both]))
+
+
+@given(ROWS)
+@settings(max_examples=100, deadline=None)
+def test_gauc_by_user_day_is_mean_auc_of_user_days_weighted_by_rows(sampled_rows: list[Any]) -> None:
+    users, labels, scores, days = np.array(sampled_rows).T
+    groups = [(users == u) & (days == d) for u in range(4) for d in range(3)]
+    both = [group for group in groups if len(set(labels[group])) == 2]
+    value = gauc_by_user_day(users, labels, scores, days=days)
+    if not both:
+        assert value is None
+    else:
+        aucs = [roc_auc_score(labels[group], scores[group]) for group in both]
+        assert value == pytest.approx(np.average(aucs, weights=[group.sum() for group in both]))
+
+
+@given(ROWS)
+@settings(max_examples=50, deadline=None)
+def test_gauc_by_user_day_on_one_day_equals_gauc(sampled_rows: list[Any]) -> None:
+    users, labels, scores, _ = np.array(sampled_rows).T
+    assert gauc_by_user_day(users, labels, scores, days=np.full(len(users), 7)) == gauc(users, labels, scores)
+
+
+def test_gauc_by_user_day_without_days_is_undefined() -> None:
+    assert gauc_by_user_day([1, 1, 2, 2], [0, 1, 0, 1], [0.1, 0.2, 0.8, 0.9], days=None) is None
+
+
+def test_gauc_of_a_user_counter_falls_below_one_half_but_gauc_by_user_day_does_not() -> None:
+    """The labels are random, so no score can order the rows of a user.
+
+    The score is the rate of the user's labels on earlier days. A positive raises the score of later rows only, so over
+    several days the positives of a user have lower scores than the negatives. Within a day all rows share the score.
+    """
+    users, days, per_day = 2000, 4, 5
+    labels = (np.random.default_rng(0).random((users, days, per_day)) < 0.3).astype(float)
+    earlier = np.cumsum(labels.sum(2), axis=1) - labels.sum(2)
+    rates = (earlier + 20 * 0.3) / (np.arange(days) * per_day + 20)  # smoothed by 20 impressions at the base rate
+    scores = np.repeat(rates, per_day, axis=1).reshape(-1)
+    user = np.repeat(np.arange(1, users + 1), days * per_day)
+    day = np.tile(np.repeat(np.arange(days), per_day), users)
+    measures = compute_measures(user, labels.reshape(-1), scores, days=day)
+    assert measures["gauc"][0] < 0.48
+    assert measures["gauc_by_user_day"][0] == 0.5
 
 
 @given(ROWS, st.randoms(use_true_random=False))
@@ -82,10 +130,11 @@ def test_gauc_ignores_rows_without_a_user() -> None:
     assert binary_measures(rows, draws)["gauc"] == [1.0]
 
 
-def test_gauc_of_a_log_in_which_most_rows_have_no_user_is_undefined() -> None:
+@pytest.mark.parametrize("name", ["gauc", "gauc_by_user_day"])
+def test_gauc_of_a_log_in_which_most_rows_have_no_user_is_undefined(name: str) -> None:
     draws = UnitDraws(SamplingUnits.of(np.array([1, 1, 0, 0, 0, 0])), 0)
-    rows = labeled_scores([0, 1, 0, 1, 0, 1], [0.1, 0.2, 0.1, 0.2, 0.9, 0.1], draws)
-    assert np.isnan(binary_measures(rows, draws)["gauc"][0])
+    rows = labeled_scores([0, 1, 0, 1, 0, 1], [0.1, 0.2, 0.1, 0.2, 0.9, 0.1], draws, days=[1] * 6)
+    assert np.isnan(binary_measures(rows, draws)[name][0])
 
 
 def test_grouped_measures_of_a_single_unit_have_no_draws() -> None:
@@ -93,8 +142,9 @@ def test_grouped_measures_of_a_single_unit_have_no_draws() -> None:
     users = np.repeat(np.arange(1, 21), 2)
     draws = draw_users(users, 50)
     labels = [0, 1, *[1] * 38]
-    measures = binary_measures(labeled_scores(labels, [0.1, 0.2] * 20, draws, [5, 5, *[0] * 38]), draws)
-    for name in ("gauc", "ndcg"):
+    rows = labeled_scores(labels, [0.1, 0.2] * 20, draws, [5, 5, *[0] * 38], [3] * 40)
+    measures = binary_measures(rows, draws)
+    for name in ("gauc", "gauc_by_user_day", "ndcg"):
         assert measures[name][0] == 1.0
         assert np.isnan(measures[name][1:]).all()
 
