@@ -135,11 +135,8 @@ def index_model(path: Path, name: str, models: ModelRegistry, reconciler: Reconc
     roles: dict[str, list[Role]] = {}
     for role, model in routing.roles if routing else ():
         roles.setdefault(model.version, []).append(role)
-    reasons = {
-        version: entry.reason.replace(f"{path}/", "")
-        for (model_name, version), entry in reconciler.rejected.copy().items()
-        if model_name == name
-    }
+    rejected = reconciler.rejected.reasons(name).items()
+    reasons = {version: reason.replace(f"{path}/", "") for version, reason in rejected}
     numbers = {*repository.list_versions(path, name), *reasons, *map(int, roles)}
     entries = []
     for number in sorted(numbers):

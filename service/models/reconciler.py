@@ -5,42 +5,22 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from ranking.artifacts import repository
-from ranking.artifacts.checksums import FileSignature, file_signature, verify_files
+from ranking.artifacts.checksums import file_signature, verify_files
 from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.release import CURRENT, Release
 from ranking.errors import BundleError, RankerError
 from service.engine.model import LoadedModel
 from service.models.loader import check_repository, load_model
 from service.models.registry import ModelRegistry, ModelRouting
+from service.models.rejected_versions import RejectedVersions
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
-
-
-RETRY_SECONDS = 60.0
-"""Seconds after which a rejected version of a model that is not served, or served by a fallback, is loaded again."""
-
-
-@dataclass(frozen=True)
-class RejectedVersion:
-    """A version, or a model's current.json, that cannot be served.
-
-    Attributes:
-        reason: Error message.
-        files: Signature of the files at the time; loading is retried when it changes.
-        time: Time of the last attempt, of the monotonic clock.
-    """
-
-    reason: str
-    files: FileSignature
-    time: float
 
 
 class Reconciler:
@@ -58,7 +38,7 @@ class Reconciler:
 
     Attributes:
         loading: (model, version) that is being loaded, or None.
-        rejected: (model, version) → reason; version 0 stands for the model's current.json.
+        rejected: Versions that cannot be served.
         retired: (model, version) → version without a role that still has requests in progress.
     """
 
@@ -67,7 +47,7 @@ class Reconciler:
         self._lock = threading.Lock()
         self._logged: dict[str, str] = {}  # Last message by subject.
         self.loading: tuple[str, int] | None = None
-        self.rejected: dict[tuple[str, int], RejectedVersion] = {}
+        self.rejected = RejectedVersions(metrics)
         self.retired: WeakValueDictionary[tuple[str, int], LoadedModel] = WeakValueDictionary()
 
     def load_initial(self) -> None:
@@ -107,12 +87,11 @@ class Reconciler:
             BundleError: A released version is rejected; the message names the first one and the reason.
         """
         with self._lock:
-            self._forget_rejections(name)
+            self.rejected.remove_all(name)
             self._sync(name, self._read_release(name))
             self._mark_loaded()
-            for (model, _), entry in self.rejected.items():
-                if model == name:
-                    raise BundleError(entry.reason)
+            for reason in self.rejected.reasons(name).values():
+                raise BundleError(reason)
 
     def release(self, name: str, release: Release) -> None:
         """Verify all versions of a release, replace the model's release by it, and serve it.
@@ -131,7 +110,7 @@ class Reconciler:
                 else:
                     verified[version] = self._verify(name, version)
             repository.write_release(path, name, release)
-            self._forget_rejections(name)
+            self.rejected.remove_all(name)
             self._sync(name, release, verified)
             self._mark_loaded()
 
@@ -163,7 +142,7 @@ class Reconciler:
         try:
             return repository.read_release(self._settings.repository, name)
         except RankerError as error:
-            self._reject(name, 0, error, files)
+            self.rejected.add(name, 0, error, files)
             return None
 
     def _sync(self, name: str, release: Release | None, verified: Mapping[int, LoadedModel] | None = None) -> None:
@@ -176,7 +155,7 @@ class Reconciler:
         """
         fallbacks = [] if self._models.routing(name) else self._read_fallbacks(name)
         if release is not None:
-            self._forget_rejections(name, keep=[*release.versions, *fallbacks])
+            self.rejected.remove_all(name, keep=[*release.versions, *fallbacks])
             self._apply(name, release)  # versions that are loaded change roles immediately
             self._load_roles(name, release, [release.version], verified or {})
         if self._models.routing(name) is None:
@@ -228,7 +207,7 @@ class Reconciler:
         required = self._models.names if default is None else [default]
         if any(self._models.routing(name) for name in required):
             return ""
-        reasons = [entry.reason for (name, _), entry in self.rejected.items() if name in required]
+        reasons = [reason for name in required for reason in self.rejected.reasons(name).values()]
         missing = "holds no model" if default is None else f"has no model '{default}'"
         return reasons[0] if reasons else f"{self._settings.repository} {missing}"
 
@@ -238,48 +217,24 @@ class Reconciler:
             log.error("%s", message)
         self._logged[subject] = message
 
-    def _forget_rejections(self, name: str, keep: Collection[int] = ()) -> None:
-        for key in [key for key in self.rejected if key[0] == name and key[1] not in keep]:
-            del self.rejected[key]
-
     def _load(self, name: str, version: int) -> LoadedModel | None:
         """Return the loaded version, or None if it is rejected."""
         folder = self._settings.repository / name
         files = file_signature(folder / str(version), folder / CURRENT)
-        if self._stays_rejected(name, version, files):
+        routing = self._models.routing(name)
+        if self.rejected.holds(name, version, files, retry=routing is None or routing.degraded):
             return None
         self.loading = (name, version)
         try:
             model = load_model(self._settings, name, version)
         except Exception as error:  # whatever the error is, the previous version continues to serve
-            self._reject(name, version, error, files)
+            self.rejected.add(name, version, error, files)
             return None
         finally:
             self.loading = None
-        self.rejected.pop((name, version), None)
+        self.rejected.remove(name, version)
         log.info("loaded %s version %s on %s in %.2f s", name, version, model.backend.name, model.load_seconds)
         return model
-
-    def _stays_rejected(self, name: str, version: int, files: FileSignature) -> bool:
-        """Whether a version was rejected with exactly these files, and it is too early to try again."""
-        entry = self.rejected.get((name, version))
-        if entry is None or entry.files != files:
-            return False
-        routing = self._models.routing(name)
-        is_served = routing is not None and not routing.degraded
-        return is_served or time.monotonic() < entry.time + RETRY_SECONDS
-
-    def _reject(self, name: str, version: int, error: Exception, files: FileSignature) -> None:
-        """Record a rejection; count and log it unless it is already known."""
-        known = self.rejected.get((name, version))
-        entry = RejectedVersion(str(error) or type(error).__name__, files, time.monotonic())
-        self.rejected[name, version] = entry
-        if known is not None and (known.reason, known.files) == (entry.reason, entry.files):
-            return
-        self._metrics.load_failures.labels(name).inc()
-        subject = f"version {version}" if version else CURRENT
-        unexpected = None if isinstance(error, RankerError) else error
-        log.error("rejected %s of '%s': %s", subject, name, error, exc_info=unexpected)
 
     def _apply(self, name: str, release: Release, new: LoadedModel | None = None) -> None:
         """Assign the roles of a release to the loaded versions, and retire versions without a role.

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
+from service.server.pacing import Pacer
+
 LEASE = "body_lease"
 """Key of a request's lease in the state of its ASGI scope."""
 GAUGE_STEP_BITS = 16
@@ -51,7 +53,7 @@ class BodyBudget:
         self._arriving: OrderedDict[BodyLease, None] = OrderedDict()
         self._arriving_bytes = 0
         self._peak = self._step = 0
-        self._last_resume = 0.0
+        self._pacer = Pacer(PACED_BYTES_PER_SECOND)
         self._trim_timer: asyncio.TimerHandle | None = None
         self.held = 0
 
@@ -93,8 +95,7 @@ class BodyBudget:
         """
         if self.held < PRESSURE_SHARE * self._max_bytes:
             return 0.0
-        self._last_resume = max(self._last_resume, now) + size / PACED_BYTES_PER_SECOND
-        return self._last_resume - now
+        return self._pacer.next_pause(size, now)
 
     def start_arrival(self, lease: BodyLease) -> None:
         """Record that only a part of a body has arrived, so that it may be rejected in favor of others."""

@@ -34,7 +34,7 @@ def load_repository() -> tuple[Reconciler, int]:
     models = ModelRegistry(None)
     reconciler = Reconciler(Settings(repository=REPOSITORY, threads=1), models, Metrics())
     reconciler.load_initial()
-    assert not reconciler.rejected, reconciler.rejected
+    assert reconciler.rejected.reasons("feed") == {}
     current = repository.read_release(REPOSITORY, "feed").version
     assert models.get("feed").current.version == str(current)
     return reconciler, current

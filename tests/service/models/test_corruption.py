@@ -44,7 +44,7 @@ def test_version_with_an_altered_byte_is_rejected(repo: Path, serve: Callable[[P
             content[:position] + bytes([content[position] ^ (1 << draw.randrange(8))]) + content[position + 1 :]
         )
         service.release(version=2)
-        reason = service.reconciler.rejected["feed", 2].reason
+        reason = service.reconciler.rejected.reasons("feed")[2]
         assert file.name in reason or "SHA256SUMS" in reason, (file, position, reason)
         assert service.roles == {"current": "1"}
         if number % 20 == 0:

@@ -16,7 +16,7 @@ from pipelines.jobs.publish import publish
 from ranking.artifacts import repository
 from ranking.errors import BundleError
 from service.app import create_app
-from service.models import reconciler
+from service.models import reconciler, rejected_versions
 from service.settings import Settings
 from tests.service.models.conftest import Service
 from tests.support.waiting import wait_until
@@ -158,7 +158,7 @@ def test_transient_error_is_retried_after_a_while_although_no_file_changes(
     for _ in range(3):
         service.reconciler.poll()
     assert len(attempts) == 1
-    monkeypatch.setattr(reconciler, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(rejected_versions, "RETRY_SECONDS", 0.0)
     service.reconciler.poll()
     assert (len(attempts), service.models.ready) == (2, False)
     service.reconciler.poll()

@@ -110,7 +110,7 @@ def test_repaired_version_is_served_at_the_next_poll(repo: Path, serve: Serve) -
     weights.write_bytes(content)
     service.reconciler.poll()
     assert service.roles == {"current": "2"}
-    assert service.reconciler.rejected == {}
+    assert service.reconciler.rejected.reasons("feed") == {}
 
 
 def test_released_version_without_folder_is_served_once_it_exists(repo: Path, serve: Serve) -> None:
@@ -119,7 +119,7 @@ def test_released_version_without_folder_is_served_once_it_exists(repo: Path, se
     (repo / "feed" / "current.json").write_text('{"version": 2}')
     service.reconciler.poll()
     assert service.roles == {"current": "1"}
-    assert "2 does not exist" in service.reconciler.rejected["feed", 2].reason
+    assert "2 does not exist" in service.reconciler.rejected.reasons("feed")[2]
     (repo / "elsewhere").rename(repo / "feed" / "2")
     service.reconciler.poll()
     assert service.roles == {"current": "2"}
@@ -161,7 +161,7 @@ def test_unexpected_load_failure_is_rejected_and_logged_with_traceback(
     monkeypatch.setattr("service.models.reconciler.load_model", fail)
     service.release(version=2)
     assert service.roles == {"current": "1"}
-    assert service.reconciler.rejected["feed", 2].reason == "MemoryError"
+    assert service.reconciler.rejected.reasons("feed")[2] == "MemoryError"
     assert [record.exc_info is not None for record in caplog.records if record.levelno >= logging.ERROR] == [True]
 
 
@@ -360,7 +360,7 @@ def test_pipe_in_place_of_a_bundle_file_is_rejected(repo: Path, serve: Serve) ->
         (repo / "feed" / "current.json").write_text('{"version": 2}')
         service.reconciler.poll()
         assert service.roles == {"current": "1"}, file
-        reason = service.reconciler.rejected["feed", 2].reason
+        reason = service.reconciler.rejected.reasons("feed")[2]
         assert "a pipe" in reason or "it has no SHA256SUMS" in reason, (file, reason)
         file.unlink()
         file.write_bytes(content)
@@ -383,7 +383,7 @@ def test_version_that_changes_while_it_is_loaded_is_rejected_and_then_served(
     with monkeypatch.context() as patch:
         patch.setattr("ranking.artifacts.bundle.verify_files", verify_and_change)
         service.reconciler.poll()
-    assert "was changed while it was read" in service.reconciler.rejected["feed", 2].reason
+    assert "was changed while it was read" in service.reconciler.rejected.reasons("feed")[2]
     weights.write_bytes(content)
     service.reconciler.poll()
     assert service.roles == {"current": "2"}

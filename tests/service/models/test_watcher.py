@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import threading
 import time
@@ -52,8 +51,8 @@ def test_watcher_logs_an_unavailable_repository_once_and_recovers(
         wait_until(lambda: service.roles == {"current": "2"})
     finally:
         watcher.stop()
-    errors = [r for r in caplog.records if r.levelno >= logging.ERROR and r.name == "ranker.service"]
-    assert len(errors) == 1
+    # The version or current.json is also rejected if the repository disappears during a poll.
+    assert len([message for message in caplog.messages if "the repository cannot be read" in message]) == 1
 
 
 def test_watcher_waits_for_a_model_that_can_be_served(

@@ -1,4 +1,4 @@
-"""``StartPacer``: how many requests start per iteration of the event loop. ``RejectionPacer``: pauses after a 429."""
+"""Pacing: how many requests start per iteration of the event loop, and how long connections pause."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from service.protocol.problems import RETRY_AFTER_SECONDS
-from service.server.context import RESUMED_PER_SECOND, RejectionPacer, StartPacer
+from service.server.pacing import RESUMED_PER_SECOND, Pacer, RejectionPacer, StartPacer
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,13 @@ def test_start_pacer_starts_at_most_a_batch_per_iteration(
         assert started[-1] == "z", "a single request starts at once"
 
     asyncio.run(run())
+
+
+def test_pacer_pauses_add_up_to_the_rate_until_the_maximum() -> None:
+    pacer = Pacer(rate=10, max_pause=3)
+    assert [pacer.next_pause(amount, now=5.0) for amount in (1, 19, 5, 100)] == pytest.approx([0.1, 2.0, 2.5, 3.0])
+    assert pacer.next_pause(5, now=6.0) == pytest.approx(2.5), "one second of the pauses has passed"
+    assert pacer.next_pause(5, now=60.0) == pytest.approx(0.5), "an idle pacer saves nothing up"
 
 
 def test_rejection_pacer_single_connection_pauses_briefly() -> None:
