@@ -21,7 +21,7 @@ from pipelines.jobs.train import train
 from ranking import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
-from tests.conftest import SMALL
+from tests.conftest import SMALL, Once
 
 TEST_SECONDS = 30.0
 """Timeout of an asynchronous test."""
@@ -68,22 +68,23 @@ def request_body() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def candidate(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def candidate(logs: Path, once: Once) -> Path:
     """A bundle with the schema of the shared one but different scores; read only."""
-    folder = tmp_path_factory.mktemp("candidate")
-    trained = train(load_config(logs / "ranker.toml", [*SMALL, "training.seed=1"]), folder / "run")
-    freeze_run(trained.path, folder / "bundle")
-    return folder / "bundle"
+    config = load_config(logs / "ranker.toml", [*SMALL, "training.seed=1"])
+    run = once("candidate run", lambda folder: train(config, folder))
+    return once("candidate", lambda folder: freeze_run(run, folder))
 
 
 @pytest.fixture(scope="session")
-def both(bundle: Path, candidate: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(bundle: Path, candidate: Path, once: Once) -> Path:
     """A repository with both bundles as versions 1 (current) and 2 of "feed"; read only."""
-    folder = tmp_path_factory.mktemp("both")
-    publish(bundle, folder)
-    publish(candidate, folder)
-    change_release(folder, "feed", {"version": 1})
-    return folder
+
+    def publish_both(folder: Path) -> None:
+        publish(bundle, folder)
+        publish(candidate, folder)
+        change_release(folder, "feed", {"version": 1})
+
+    return once("both", publish_both)
 
 
 @pytest.fixture

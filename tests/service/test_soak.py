@@ -14,7 +14,7 @@ from service.http.media_types import ARROW, JSON
 from tests.support.arrow_streams import stream
 from tests.support.processes import ServiceProcess, running_service
 
-SECONDS = float(os.environ.get("RANKER_SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("RANKER_SOAK_SECONDS", "10"))
 WARMUP_REQUESTS = 400
 """Requests after which buffers, caches and memory arenas have reached their final sizes."""
 MAX_MEMORY_RATIO = 1.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -162,7 +163,25 @@ def test_service_whose_repository_hangs_later_continues_to_rank_and_stops(
         assert service.process.wait(TIMEOUT_SECONDS) == 0
 
 
+SHORT_OPERATIONS = """
+import sys
+if "serve" in sys.orig_argv or "spawn_main" in " ".join(sys.orig_argv):
+    from service.http import admin
+    admin.REPOSITORY_SECONDS = 2.0
+"""
+
+
+@pytest.fixture
+def _short_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let admin operations of services and their workers time out sooner."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SHORT_OPERATIONS)
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_short_operations")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_service_on_a_filesystem_that_hangs_continues_to_rank_until_it_responds(
     repository: Path, request_body: dict[str, Any], tmp_path: Path, workers: int

@@ -130,4 +130,4 @@ def test_read_columns_too_many_candidates_are_413_before_columns_are_read() -> N
 
 
 def test_read_columns_with_thousands_of_unknown_features_returns_none() -> None:
-    assert read({"items": {"id": [1], "features": {str(n): [1] for n in range(200_000)}}}) is None
+    assert read({"items": {"id": [1], "features": {str(n): [1] for n in range(50_000)}}}) is None

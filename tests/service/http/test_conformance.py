@@ -20,7 +20,7 @@ from service.http.media_types import ARROW
 from service.settings import Settings
 from tests.support.arrow_streams import stream
 
-EXAMPLES = {"POST": 150, "PUT": 60, "GET": 20}
+EXAMPLES = {"POST": 60, "PUT": 30, "GET": 15}
 """Number of generated cases per operation, for valid and for invalid requests each."""
 MIN_CASES = 1_000
 """Minimum number of cases per service; there are two services."""

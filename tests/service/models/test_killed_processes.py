@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 26
+KILLS = 13
 """Number of killed processes per operation."""
 ROOT = Path(__file__).parents[3]
 
