@@ -44,7 +44,9 @@ def ranker(repository: Path) -> FrozenRanker:
 
 @pytest.fixture(scope="session")
 def client(repository: Path) -> Iterator[TestClient]:
-    app = create_app(Settings(repository=repository, max_candidates=200, max_body_bytes=100_000))
+    """A client of a service of the shared repository, which does not poll the repository while other tests run."""
+    limits = {"max_candidates": 200, "max_body_bytes": 100_000}
+    app = create_app(Settings(repository=repository, poll_seconds=86_400, **limits))
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 

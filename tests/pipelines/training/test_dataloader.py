@@ -204,16 +204,16 @@ def thread_ids() -> set[int | None]:
 def test_threads_end_with_the_epoch() -> None:
     before = thread_ids()
     list(make_loaders([50] * 10, 1)[0].epoch(0))
-    assert thread_ids() == before
+    assert thread_ids() <= before
 
 
 def test_threads_end_when_the_iterator_is_closed() -> None:
     before = thread_ids()
     batches = make_loaders([50] * 100, 1, readers=4)[0].epoch(0)
     next(batches)
-    assert thread_ids() > before
+    assert thread_ids() - before
     batches.close()
-    assert thread_ids() == before
+    assert thread_ids() <= before
 
 
 def test_threads_end_when_the_consumer_raises() -> None:
@@ -225,7 +225,7 @@ def test_threads_end_when_the_consumer_raises() -> None:
 
     with pytest.raises(RuntimeError):
         consume()
-    assert thread_ids() == before
+    assert thread_ids() <= before
 
 
 def test_threads_read_at_most_one_block_ahead() -> None:
@@ -255,7 +255,7 @@ def test_error_in_a_thread_is_raised_in_the_consumer() -> None:
 
     with pytest.raises(MemoryError, match="too large"):
         list(BatchLoader(log, log.index, encode_or_fail, LOGS, training).epoch(0))  # type: ignore[arg-type]
-    assert thread_ids() == before
+    assert thread_ids() <= before
 
 
 class ProfiledLog:

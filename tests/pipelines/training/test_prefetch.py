@@ -12,7 +12,7 @@ from pipelines.training.prefetch import SharedIterator, ordered_map, prefetch
 def _no_thread_remains() -> Iterator[None]:
     before = {thread.ident for thread in threading.enumerate()}
     yield
-    assert {thread.ident for thread in threading.enumerate()} == before
+    assert {thread.ident for thread in threading.enumerate()} <= before  # Threads of other tests may have ended.
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])

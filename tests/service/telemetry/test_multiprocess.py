@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,8 +77,7 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
         connection = service.connect()
         head = b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         connection.sendall(head)
-        time.sleep(0.5)
-    assert samples(service.metrics())["ranker_requests_in_flight"] == 1
+        service.wait_until(lambda: samples(service.metrics())["ranker_requests_in_flight"] == 1)
     os.kill(first, signal.SIGKILL)
     service.wait_until(lambda: (pids := workers(service)) and first not in pids)
     service.wait_until(lambda: loaded_workers(service) == 3)
