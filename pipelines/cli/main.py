@@ -24,7 +24,7 @@ EXIT_CODES: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3}
 
 LOCKED_TRAINING = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda-train.lock (GPU)"
 INSTALL_HINTS = {
-    **dict.fromkeys(("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna"), LOCKED_TRAINING),
+    **dict.fromkeys(("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna", "duckdb"), LOCKED_TRAINING),
     "redis": "pip install 'dselect-ranker[redis]'",
     "jinja2": "pip install 'dselect-ranker[report]'",
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -21,8 +21,9 @@ from pipelines.config.config import LogsConfig
 from pipelines.config.uri import Uri, open_uri, redact_uri, single_line
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.index import Chunk, IndexedChunk
+from pipelines.data.joined import JoinedColumns, JoinedFile
 from pipelines.data.log_schema import ColumnChecker, mark_bad_labels, required_columns
-from pipelines.data.parquet import LogFile, find_files
+from pipelines.data.parquet import LogFile, OpenFile, find_files
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from ranking.encoding.columns import add_reason, holds_integers, invalid_rows
 from ranking.encoding.feature_table import FeatureTable, fill_features
@@ -99,6 +100,12 @@ class LogReader:
         self._tables = tables
         self._labels = labels
         self._files = {file.name: file for file in find_files(path)}
+        self._joined: JoinedColumns | None = None
+
+    @property
+    def files(self) -> list[LogFile]:
+        """Files of the log, in the order in which ``scan`` reads them."""
+        return [file for partition in self._partitions() for file in partition]
 
     def scan(self, time_range: TimeRange = ALL_TIME, *, drop_duplicates: bool = True) -> Iterator[ScannedChunk]:
         """Read, check and complete the rows of a time range in the order of the files.
@@ -116,17 +123,25 @@ class LogReader:
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             for file in partition:
-                for chunk, table, first_row in self._read(file, columns, time_range):
+                for chunk, table, joined, first_row in self._read(file, columns, time_range):
                     selected = self._positions_in_range(table, time_range)
                     new = np.ones(len(selected), np.bool_)
                     if drop_duplicates:
                         new = seen.first_seen(_take(table, selected))
-                    yield self._clean(table, selected[new], selected[~new], chunk, first_row, file.display_name)
+                    rows, duplicates = selected[new], selected[~new]
+                    table = _join(_take(table, rows), None if joined is None else _take(joined, rows))
+                    yield self._clean(table, rows, duplicates, chunk, first_row, file.display_name)
 
     def with_schema(self, schema: Schema) -> LogReader:
         """Return a reader of the same files that checks rows against another schema."""
         reader = copy(self)
         reader._schema = schema
+        return reader
+
+    def with_joined(self, joined: JoinedColumns | None) -> LogReader:
+        """Return a reader of the same files that adds computed columns to the rows."""
+        reader = copy(self)
+        reader._joined = joined
         return reader
 
     def read_columns(self, columns: Collection[str], time_range: TimeRange) -> Iterator[tuple[str, pa.Table]]:
@@ -139,7 +154,7 @@ class LogReader:
         """
         checker = self._column_checker()
         for file in self._files.values():
-            for _, table, _ in self._read(file, checker, time_range, columns):
+            for _, table, _, _ in self._read(file, checker, time_range, columns):
                 with as_log_error(file.display_name):
                     rows = time_range.select(table, self._schema.columns.time)
                 yield file.display_name, rows
@@ -161,18 +176,23 @@ class LogReader:
         file = self._files.get(chunk.file)
         if file is None:
             raise LogError(f"{chunk.file}: was removed after the log was indexed; restore it, or train again")
-        columns = list(required_columns(self._schema, labels=True))
+        columns = list(required_columns(self._schema.logged, labels=True))
         try:
             with file.open() as parquet:
                 if parquet.digest() != chunk.digest:
                     raise _changed(file.display_name)
-                for group, group_entries in groupby(entries, key=lambda entry: entry.chunk.group):
-                    by_start = {entry.chunk.start: entry for entry in group_entries}
-                    start = 0
-                    for table in parquet.chunks(group, columns, max(by_start) + 1, threads=False):
-                        if start in by_start:
-                            yield self._select_split(table, by_start[start], split, logs, file.display_name)
-                        start += table.num_rows
+                with self._open_joined(file, parquet) as joined:
+                    for group, group_entries in groupby(entries, key=lambda entry: entry.chunk.group):
+                        by_start = {entry.chunk.start: entry for entry in group_entries}
+                        start, stop = 0, max(by_start) + 1
+                        chunks = parquet.chunks(group, columns, stop, threads=False)
+                        for table, derived in zip(
+                            chunks, self._joined_chunks(joined, group, stop, threads=False), strict=False
+                        ):
+                            if start in by_start:
+                                joined_table = _join(table, derived)
+                                yield self._select_split(joined_table, by_start[start], split, logs, file.display_name)
+                            start += table.num_rows
         except FileNotFoundError:
             raise LogError(
                 f"{file.display_name}: was removed after the log was indexed; restore it, or train again"
@@ -193,7 +213,8 @@ class LogReader:
     def _column_checker(self) -> ColumnChecker:
         side_columns = {owner: table.table.column_names for owner, table in self._tables.items()}
         files = list(self._files.values())
-        return ColumnChecker(self._schema, labels=self._labels, side_columns=side_columns, files=files)
+        schema = self._schema.logged
+        return ColumnChecker(schema, labels=self._labels, side_columns=side_columns, files=files)
 
     def _partitions(self) -> list[list[LogFile]]:
         """Group the files by folder."""
@@ -204,8 +225,12 @@ class LogReader:
 
     def _read(
         self, file: LogFile, checker: ColumnChecker, time_range: TimeRange, columns: Collection[str] | None = None
-    ) -> Iterator[tuple[Chunk, pa.Table, int]]:
-        """Yield the chunks of a file with the position of their first row; skip row groups outside the time range."""
+    ) -> Iterator[tuple[Chunk, pa.Table, pa.Table | None, int]]:
+        """Yield the chunks of a file; skip row groups outside the time range.
+
+        Yields the chunk, its rows, their computed columns (none if only some ``columns`` are read) and the position of
+        the first row.
+        """
         try:
             with file.open() as parquet:
                 checker.check(file, parquet.schema)
@@ -217,13 +242,42 @@ class LogReader:
                     with as_log_error(file.display_name):
                         rows = time_range.expression(time, parquet.schema.field(time).type)
                 digest, sizes = parquet.digest(), parquet.row_group_sizes
-                for group in parquet.row_groups_matching(rows):
-                    start = 0
-                    for table in parquet.chunks(group, columns, None, threads=True):
-                        yield Chunk(file.name, digest, group, start, table.num_rows), table, sum(sizes[:group]) + start
-                        start += table.num_rows
+                with self._open_joined(file, parquet, needed=columns is None) as joined:
+                    for group in parquet.row_groups_matching(rows):
+                        start = 0
+                        chunks = parquet.chunks(group, columns, None, threads=True)
+                        for table, derived in zip(
+                            chunks, self._joined_chunks(joined, group, None, threads=True), strict=False
+                        ):
+                            chunk = Chunk(file.name, digest, group, start, table.num_rows)
+                            yield chunk, table, derived, sum(sizes[:group]) + start
+                            start += table.num_rows
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None
+
+    def _open_joined(
+        self, file: LogFile, parquet: OpenFile, *, needed: bool = True
+    ) -> AbstractContextManager[JoinedFile | None]:
+        """Open the computed columns of a file; None if the rows have none.
+
+        Raises:
+            LogError: the file changed after the columns were computed, or they cannot be read.
+            ValueError: the schema has computed columns, but the reader was given none.
+        """
+        if not needed or not self._labels or not self._schema.derived:
+            return nullcontext()
+        if self._joined is None:
+            raise ValueError("the schema has counters or histories: compute their columns first")
+        return self._joined.open(file, parquet)
+
+    def _joined_chunks(
+        self, joined: JoinedFile | None, group: int, stop: int | None, *, threads: bool
+    ) -> Iterator[pa.Table | None]:
+        """Yield the computed columns of each chunk of a row group."""
+        if joined is None:
+            return repeat(None)
+        columns = {feature.column for feature in self._schema.inputs} & self._schema.derived_columns
+        return joined.chunks(group, columns, stop, threads=threads)
 
     def _check_ids(self, file: str, stored: pa.Schema) -> None:
         """Check that integer ids of a file can occur in the side tables, so that not all lookups fail.
@@ -260,14 +314,14 @@ class LogReader:
         file: str,
     ) -> ScannedChunk:
         """Separate the usable from the bad rows among the selected rows of a chunk."""
-        table = _take(table, selected)
         with as_log_error(file):
             completed = fill_features(table, self._schema, self._tables)
             reasons = self._bad_row_reasons(completed)
         good = reasons.is_null()
         bad = pc.invert(good)
         bad_positions = selected[bad.to_numpy(zero_copy_only=False)]
-        rows = [to_json(row, inf_nan_mode="strings", fallback=str).decode() for row in table.filter(bad).to_pylist()]
+        logged = table.drop_columns([c for c in self._schema.derived_columns if c in table.column_names])
+        rows = [to_json(row, inf_nan_mode="strings", fallback=str).decode() for row in logged.filter(bad).to_pylist()]
         bad_rows = pa.table(
             {
                 "file": pa.array([file] * len(rows), pa.string()),
@@ -297,6 +351,16 @@ class LogReader:
 def _take(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
     """Return the rows at ascending positions, without a copy if these are all rows."""
     return table if len(positions) == table.num_rows else table.take(positions)
+
+
+def _join(table: pa.Table, joined: pa.Table | None) -> pa.Table:
+    """Return the table with computed columns, which replace columns of the same names."""
+    if joined is None:
+        return table
+    table = table.drop_columns([name for name in joined.column_names if name in table.column_names])
+    for name in joined.column_names:
+        table = table.append_column(name, joined[name])
+    return table
 
 
 def _changed(file: str) -> LogError:

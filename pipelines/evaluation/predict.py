@@ -17,6 +17,7 @@ from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import TimeRange, local_days
 from pipelines.evaluation.slices import Slice, make_slice
 from pipelines.evaluation.sources import LogRange, Scorer
+from pipelines.features.joined import joined_columns
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import Float32
 from ranking.encoding.vocabulary import hash_column
@@ -124,13 +125,24 @@ def predict(
     Raises:
         LogError: the log cannot be used, or the time range contains no usable row.
     """
+    reader = LogReader(log_range.path, source.schema, dict(source.tables))
+    with joined_columns(reader, source.schema, log_range.features) as joined:
+        return _predict(source, reader.with_joined(joined), log_range.time_range, slices, gate_statistics)
+
+
+def _predict(
+    source: Scorer,
+    reader: LogReader,
+    time_range: TimeRange,
+    slices: Sequence[str],
+    gate_statistics: GateStatistics | None,
+) -> Predictions:
     schema, columns = source.schema, source.schema.columns
-    reader = LogReader(log_range.path, schema, dict(source.tables))
     row_slices = tuple(make_slice(name, source.encoder) for name in slices)
     labels, outputs, users, days, requests, positions = [], [], [], [], [], []
     files: dict[str, int] = {}
     training_rows, bad_rows, first_bad = 0, Counter[str](), None
-    for chunk in reader.scan(log_range.time_range):
+    for chunk in reader.scan(time_range):
         file = files.setdefault(chunk.file, len(files))
         bad_rows.update(chunk.bad["reason"].to_pylist())
         first_bad = first_bad or first_bad_row(chunk.bad)

@@ -37,10 +37,12 @@ class LogRange:
     Attributes:
         path: location of the log.
         time_range: the time range; by default the whole log.
+        features: computed columns of counters and histories; None if there are none.
     """
 
     path: Uri
     time_range: TimeRange = ALL_TIME
+    features: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Scorer:
         trained_until: exclusive end of the training data; None if unknown.
         logs: log that the model was trained on; None for a bundle.
         settings: default evaluation settings.
+        features: computed columns of counters and histories for ``logs``; None for a bundle.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Scorer:
     trained_until: datetime | None
     logs: LogsConfig | None
     settings: EvaluationConfig
+    features: Path | None = None
 
     @property
     def schema(self) -> Schema:
@@ -87,7 +91,7 @@ class Scorer:
             return LogRange(logs)
         if self.logs is None:
             raise LogError(f"{self.name} is a bundle, which does not contain a log: specify one with --logs")
-        return LogRange(self.logs.path, split_range(self.logs, "test"))
+        return LogRange(self.logs.path, split_range(self.logs, "test"), self.features)
 
 
 def resolve_scorers(path: Path) -> Iterable[Scorer]:
@@ -169,4 +173,5 @@ def run_scorer(run: RunFolder, config: Config, model: MMoE, encoder: Encoder, se
         trained_until=config.logs.validation_from,
         logs=config.logs,
         settings=config.evaluation,
+        features=run.features if encoder.schema.derived else None,
     )

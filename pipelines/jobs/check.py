@@ -14,6 +14,7 @@ from pipelines.data.label_bounds import estimate_label_bounds
 from pipelines.data.profile import LogProfile, profile_log
 from pipelines.data.quality import find_errors, find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.features.joined import joined_columns
 from pipelines.training.memory import require_memory
 from ranking.encoding.encoder_fitter import EncoderFitter
 
@@ -91,7 +92,9 @@ def check(config: Config, quarantine: Path | None = None, *, suggest: bool = Fal
         if suggester is not None:
             suggester.add(rows)
 
-    profile = profile_log(reader.with_schema(schema), config.logs, schema, quarantine, on_train=add)
+    reader = reader.with_schema(schema)
+    with joined_columns(reader, schema) as joined:
+        profile = profile_log(reader.with_joined(joined), config.logs, schema, quarantine, on_train=add)
     sizes = {name: mapping.size for name, mapping in fitter.encoder().id_mappings.items()}
     suggestions = None if suggester is None else suggester.suggestions()
     return LogCheck(config, profile, sizes, find_errors(profile, config), find_warnings(profile, config), suggestions)

@@ -149,7 +149,8 @@ def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfi
 
 
 def _require_rows(config: Config, day: date) -> None:
-    reader = LogReader(config.logs.path, config.training_schema, load_tables(config.logs, config.training_schema))
+    schema = config.training_schema.logged
+    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     if not any(chunk.rows.num_rows for chunk in reader.scan(split_range(config.logs, "test"))):
         raise LogError(f"{redact_uri(config.logs.path)}: has no row of {day} to evaluate the model on")
 

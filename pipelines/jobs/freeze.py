@@ -16,6 +16,7 @@ from pipelines.config.uri import redact_uri
 from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
+from pipelines.features.joined import joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.artifacts import bundle
@@ -73,7 +74,9 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     }
     calibration = run.load_calibration()
     ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
-    held_out = _held_out(LogReader(config.logs.path, schema, tables), config.logs)
+    reader = LogReader(config.logs.path, schema, tables)
+    with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
+        held_out = _held_out(reader.with_joined(joined), config.logs)
     difference = largest_difference(model, ranker, held_out, calibration)
     if not difference <= TOLERANCE:  # also true for NaN
         raise BundleError(

@@ -28,6 +28,8 @@ RESUMABLE_SETTINGS = (
 RUN_ENTRIES = (
     "config.toml",
     "command.json",
+    "features",
+    "counters",
     "encoder",
     "side_encoder",
     "index.parquet",
@@ -43,6 +45,8 @@ RUN_ENTRIES = (
     "checkpoints",
     "tasks",
     ".*.draft",
+    ".features-*",
+    ".counters-*",
     ".encoder-*",
     ".side_encoder-*",
 )
@@ -60,6 +64,8 @@ class RunFolder:
         self.path = path
         self.config = path / "config.toml"
         self.config_draft = path / ".config.toml.draft"
+        self.features = path / "features"
+        self.counters = path / "counters"
         self.encoder = path / "encoder"
         self.index = path / "index.parquet"
         self.position_encoder = path / "side_encoder"

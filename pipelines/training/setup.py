@@ -15,10 +15,12 @@ import torch
 from pipelines.config.config import Config
 from pipelines.console import print_status
 from pipelines.data.index import LogIndex
+from pipelines.data.joined import JoinedColumns
 from pipelines.data.label_bounds import estimate_label_bounds
 from pipelines.data.profile import profile_log
 from pipelines.data.quality import find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.features.joined import write_joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
 from pipelines.training.memory import require_memory
@@ -28,6 +30,7 @@ from ranking.artifacts.atomic_files import atomic_directory, write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.errors import LogError
+from ranking.schema import Schema
 
 MIN_BASE_RATE = 1e-6
 """Base rates are clipped to this distance from 0 and 1, whose logits are infinite."""
@@ -75,6 +78,8 @@ def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: Wa
         raise LogError(
             f"rank {context.rank} cannot see {run.path}: put the run folder on a file system that all ranks share"
         )
+    if schema.derived:
+        reader = reader.with_joined(JoinedColumns.read(run.features))
     encoder, position_encoder = Encoder.read(run.encoder, config.serving_schema), read_position_encoder(run, config)
     return TrainingData(reader, encoder, position_encoder, LogIndex.read(run.index), json.loads(run.survey.read_text()))
 
@@ -90,7 +95,8 @@ def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: Warm
             position_fitter.add(rows)
 
     schema = estimate_label_bounds(reader, config.logs, config.training_schema)
-    profile = profile_log(reader.with_schema(schema), config.logs, schema, run.quarantine, on_train=fit)
+    reader = reader.with_schema(schema).with_joined(_joined_columns(reader, schema, run))
+    profile = profile_log(reader, config.logs, schema, run.quarantine, on_train=fit)
     require_learnable(profile, config)
     if profile.bad:
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in profile.bad.most_common())
@@ -107,6 +113,18 @@ def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: Warm
             position_fitter.encoder(), run.position_encoder, None if earlier is None else earlier.position_encoder
         )
     _write_encoder(encoder, run.encoder, None if earlier is None else earlier.encoder)
+
+
+def _joined_columns(reader: LogReader, schema: Schema, run: RunFolder) -> JoinedColumns | None:
+    """Compute the columns of counters and histories and their state, unless an earlier attempt did."""
+    if not schema.derived:
+        return None
+    if not (run.features.exists() and run.counters.exists()):
+        for folder in (run.features, run.counters):
+            shutil.rmtree(folder, ignore_errors=True)
+        with atomic_directory(run.counters) as state, atomic_directory(run.features) as columns:
+            write_joined_columns(reader, schema, columns, state)
+    return JoinedColumns.read(run.features)
 
 
 def _write_encoder(encoder: Encoder, folder: Path, earlier: Path | None) -> None:

@@ -120,11 +120,13 @@ def _in_zone(times: pa.Array, zone: str | None) -> pa.Array:
         return times
     if zone is None:
         return pc.local_timestamp(times)
-    return pc.assume_timezone(times.cast(pa.timestamp("us")), zone, ambiguous="earliest", nonexistent="latest")
+    return pc.assume_timezone(
+        times.cast(pa.timestamp("us"), safe=False), zone, ambiguous="earliest", nonexistent="latest"
+    )
 
 
 def to_microseconds(times: pa.Array, default: int) -> IdArray:
     """Return dates or timestamps as microseconds since 1970 [n] int64; null gives the default."""
-    exact = times.cast(pa.timestamp("us", getattr(times.type, "tz", None)))
-    values: IdArray = exact.cast(pa.int64()).fill_null(default).to_numpy()
+    microseconds = times.cast(pa.timestamp("us", getattr(times.type, "tz", None)), safe=False)
+    values: IdArray = microseconds.cast(pa.int64()).fill_null(default).to_numpy()
     return values

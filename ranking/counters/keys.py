@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,9 @@ from ranking.schema import Counter, PooledFeature, Schema
 
 NO_KEY = 0
 """Key of rows in which a part of the key is null."""
+
+HashIds = Callable[[pa.Array], IdArray]
+"""Function that returns a hash per id [rows] int64; 0 for null."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,14 @@ class PartHashes:
     lists: Mapping[str, RaggedIds]
 
     @classmethod
-    def from_table(cls, table: pa.Table, schema: Schema) -> PartHashes:
-        """Hash the columns of a completed table that counters and histories of the schema need."""
+    def from_table(cls, table: pa.Table, schema: Schema, hash_ids: HashIds = hash_column) -> PartHashes:
+        """Hash the columns of a completed table that counters and histories of the schema need.
+
+        Args:
+            table: the completed table.
+            schema: schema with counters and histories.
+            hash_ids: function with the results of ``hash_column``, such as one with a cache.
+        """
         names = key_parts(schema)
         singles, lists = {}, {}
         for feature in schema.inputs:
@@ -42,9 +51,9 @@ class PartHashes:
                 continue
             column = read_column(table[feature.column].combine_chunks(), feature)
             if isinstance(feature, PooledFeature):
-                lists[feature.name] = _hash_lists(column)
+                lists[feature.name] = _hash_lists(column, hash_ids)
             else:
-                singles[feature.name] = hash_column(column)
+                singles[feature.name] = hash_ids(column)
         return cls(table.num_rows, singles, lists)
 
 
@@ -99,11 +108,11 @@ def root_part(counter: Counter, schema: Schema) -> str | None:
     return None
 
 
-def _hash_lists(column: pa.Array) -> RaggedIds:
+def _hash_lists(column: pa.Array, hash_ids: HashIds) -> RaggedIds:
     """Hash the elements of lists, without nulls; a null list is empty."""
     if pa.types.is_null(column.type):
         return RaggedIds(np.empty(0, np.int64), np.zeros(len(column), np.int64))
     parents, values = pc.list_parent_indices(column), pc.list_flatten(column)
     valid = values.is_valid()
     parents = parents.filter(valid).to_numpy().astype(np.int64)
-    return RaggedIds(hash_column(values.filter(valid)), np.bincount(parents, minlength=len(column)))
+    return RaggedIds(hash_ids(values.filter(valid)), np.bincount(parents, minlength=len(column)))

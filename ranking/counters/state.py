@@ -76,10 +76,15 @@ def bucket_numbers(counter: Counter, times: IdArray, zone: str | None) -> IdArra
         times: microseconds [n] int64, see ``StateClock``.
         zone: time zone of the log.
     """
-    if zone is not None:
-        local = pc.local_timestamp(pa.array(times, pa.timestamp("us", zone)))
-        times = local.cast(pa.int64()).to_numpy()
-    return times // int(counter.bucket_seconds * MICROSECONDS)
+    return local_times(times, zone) // int(counter.bucket_seconds * MICROSECONDS)
+
+
+def local_times(times: IdArray, zone: str | None) -> IdArray:
+    """Return times [n] as microseconds [n] of the local time in a time zone, unchanged without one."""
+    if zone is None:
+        return times
+    local: IdArray = pc.local_timestamp(pa.array(times, pa.timestamp("us", zone))).cast(pa.int64()).to_numpy()
+    return local
 
 
 class CounterState:

@@ -201,9 +201,14 @@ def hash_values(values: Sequence[int | str | None] | IdArray) -> IdArray:
     return np.array([0 if value is None else stable_hash(value) for value in values], np.int64)
 
 
-def hash_column(column: pa.Array) -> IdArray:
-    """Return the stable hash of each value [rows] int64; null gives 0."""
-    return _map_unique(column, stable_hash)
+def hash_column(column: pa.Array, hash_value: Callable[[Any], int] = stable_hash) -> IdArray:
+    """Return the stable hash of each value [rows] int64; null gives 0.
+
+    Args:
+        column: ids.
+        hash_value: function with the results of ``stable_hash``, such as one with a cache.
+    """
+    return _map_unique(column, hash_value)
 
 
 def _map_unique(column: pa.Array, function: Callable[[Any], int]) -> IdArray:

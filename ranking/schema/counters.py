@@ -234,8 +234,11 @@ def check_counter(counter: Counter, features: Sequence[Feature], tasks: Sequence
         if label not in tasks:
             raise ValueError(f"{entry}: labels names '{label}', which is not a task; choose from {', '.join(tasks)}")
     for feature in features:
-        if feature.name in counter.columns and not isinstance(feature, NumericFeature):
+        if feature.name not in counter.columns:
+            continue
+        if not isinstance(feature, NumericFeature):
             raise ValueError(f"{entry}: declare feature '{feature.name}' as numeric, or give the counter another name")
+        _check_computed_column(entry, feature)
 
 
 def check_history(history: History, features: Sequence[Feature], binary_tasks: Sequence[str]) -> None:
@@ -255,6 +258,15 @@ def check_history(history: History, features: Sequence[Feature], binary_tasks: S
     if not isinstance(feature, SequenceFeature) or feature.owner != "user":
         raise ValueError(
             f"{entry}: declare feature '{history.name}' as a sequence of users, or give the history another name"
+        )
+    _check_computed_column(entry, feature)
+
+
+def _check_computed_column(entry: str, feature: InputFeature) -> None:
+    if feature.column != feature.name:
+        raise ValueError(
+            f"{entry}: feature '{feature.name}' sets column = '{feature.column}', but its values are computed: "
+            "remove column"
         )
 
 

@@ -82,6 +82,11 @@ class Schema(StrictModel):
         derived |= {history.name for history in self.histories}
         for counter in self.counters:
             check_counter(counter, self.features, self.task_names, derived)
+        if self.histories and self.key_feature("user") is None:
+            raise ValueError(
+                f"history '{self.histories[0].name}': no feature reads the user ids: declare a categorical feature "
+                f"with column = '{self.columns.user}'"
+            )
         for history in self.histories:
             check_history(history, self.features, [task.name for task in self.tasks if task.kind == "binary"])
         return self
@@ -211,9 +216,20 @@ class Schema(StrictModel):
     @property
     def derived(self) -> list[InputFeature]:
         """Features of counters and histories: their columns are computed and not read from a log."""
+        return [feature for feature in self.inputs if feature.name in self.derived_columns]
+
+    @property
+    def derived_columns(self) -> set[str]:
+        """Columns of counters and histories."""
         names = {name for counter in self.counters for name in counter.columns}
-        names |= {history.name for history in self.histories}
-        return [feature for feature in self.inputs if feature.name in names]
+        return names | {history.name for history in self.histories}
+
+    @property
+    def logged(self) -> Self:
+        """The schema without counters, histories and the features that read their columns."""
+        columns = self.derived_columns
+        names = {feature.name for feature in self.inputs if feature.column not in columns}
+        return self.restricted(names | {cross.name for cross in self.crosses}) if columns else self
 
     @property
     def crosses(self) -> list[CrossFeature]:

@@ -165,3 +165,9 @@ def test_declared_feature_of_the_wrong_kind_is_rejected() -> None:
     features = [*BASE["features"], {"name": "tab_count", "kind": "categorical", "owner": "context"}]
     text = message(features=features, counters=[{"of": ["tab"], "labels": ["click"]}])
     assert "counter 'tab': declare feature 'tab_count' as numeric, or give the counter another name" in text
+
+
+def test_column_of_a_declared_derived_feature_is_rejected() -> None:
+    declared = {"name": "tab_count", "kind": "numeric", "owner": "context", "column": "other"}
+    entries = {"counters": [{"of": ["tab"], "labels": ["click"]}], "features": [*BASE["features"], declared]}
+    assert "sets column = 'other', but its values are computed: remove column" in message(**entries)

@@ -1,0 +1,111 @@
+"""Histories of every impression: the last items of its user that were known at its time, oldest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.features.database import BATCH_ROWS
+from pipelines.features.events import MICROSECONDS, Events
+from ranking.encoding.vocabulary import IdArray
+from ranking.schema import History, Schema
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+@dataclass(frozen=True)
+class HistoryRanges:
+    """Histories as ranges of one array.
+
+    Attributes:
+        items: ids in the order of user and time, int64 or string.
+        starts: start of each impression's range in ``items`` [rows of the log].
+        lengths: its length; 0 without a known item.
+        users: hash of each user [users].
+        last: start and end of each user's last items in ``items`` [users, 2].
+    """
+
+    items: pa.Array
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int32]
+    users: IdArray
+    last: npt.NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, rows: int) -> HistoryRanges:
+        """Return empty histories of all impressions."""
+        none = np.zeros(0, np.int64)
+        items = pa.array([], pa.int64())
+        return cls(items, np.zeros(rows, np.int64), np.zeros(rows, np.int32), none, np.zeros((0, 2), np.int64))
+
+    def lists(self, start: int, stop: int) -> pa.LargeListArray:
+        """Return the histories of the impressions in rows [start, stop) of the log; null without a known item."""
+        return _lists(self.items, self.starts[start:stop], self.lengths[start:stop])
+
+    def state(self) -> pa.LargeListArray:
+        """Return the last items of each user [users]."""
+        return _lists(self.items, self.last[:, 0], (self.last[:, 1] - self.last[:, 0]).astype(np.int32))
+
+
+def _lists(items: pa.Array, starts: IdArray, lengths: npt.NDArray[np.int32]) -> pa.LargeListArray:
+    """Return ranges of an array as lists; an empty range gives null."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    offsets = pa.array(np.append(0, ends), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, items.take(pa.array(positions)), mask=pa.array(lengths == 0))
+
+
+def history_ranges(connection: DuckDBPyConnection, events: Events, schema: Schema, history: History) -> HistoryRanges:
+    """Return the history of each impression.
+
+    Args:
+        connection: database with the events of the log.
+        events: the events, at least one.
+        schema: schema with the history.
+        history: the history.
+    """
+    k, label = schema.histories.index(history), f"label_{schema.task_names.index(history.label)}"
+    condition = f'{label} = {history.value} AND id_{k} IS NOT NULL AND "user" != 0'
+    table = connection.sql(
+        f'SELECT "user", t, id_{k} AS id FROM events WHERE {condition} ORDER BY "user", t, row'
+    ).to_arrow_table()
+    users, times = table["user"].to_numpy(), table["t"].to_numpy()
+    new_user = np.append(True, np.diff(users) != 0)[: len(users)]
+    firsts = np.flatnonzero(new_user)
+    last_of_time = np.append(new_user[1:] | (np.diff(times) != 0), True)[: len(users)]
+    stops = np.flatnonzero(last_of_time) + 1
+    known = {
+        "user": users[stops - 1],
+        "t": times[stops - 1],
+        "first": firsts[np.searchsorted(firsts, stops - 1, side="right") - 1],
+        "stop": stops,
+    }
+    connection.register("known_items", pa.table(known))
+    until = "day" if history.delay_seconds is None else f"t - {history.delay_seconds * MICROSECONDS}"
+    reader = connection.sql(
+        f'SELECT e.row, known.first, known.stop FROM (SELECT row, "user", {until} AS until FROM events) AS e '
+        'ASOF JOIN known_items AS known ON e."user" = known."user" AND e.until > known.t'
+    ).to_arrow_reader(BATCH_ROWS)
+    starts, lengths = np.zeros(events.rows, np.int64), np.zeros(events.rows, np.int32)
+    for batch in reader:
+        row, first, stop = (batch.column(name).to_numpy() for name in ("row", "first", "stop"))
+        lengths[row] = np.minimum(stop - first, history.max_length)
+        starts[row] = stop - lengths[row]
+    ends = np.append(firsts[1:], len(users))[: len(firsts)]
+    last = np.stack([np.maximum(firsts, ends - history.max_length), ends], 1)
+    return HistoryRanges(_ids(table["id"], events, history), starts, lengths, users[firsts], last)
+
+
+def _ids(hashes: pa.ChunkedArray, events: Events, history: History) -> pa.Array:
+    """Return the ids with these hashes, int64 or string."""
+    encoded = hashes.combine_chunks().dictionary_encode()
+    known = events.ids[history.name]
+    ids = [known[value] for value in encoded.dictionary.to_pylist()]
+    is_text = any(isinstance(value, str) for value in ids)
+    values = pa.array(map(str, ids), pa.string()) if is_text else pa.array(ids, pa.int64())
+    return values.take(encoded.indices)

@@ -1,0 +1,158 @@
+"""Compute the columns of counters and histories of a log, and their state after its last event."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.console import Progress
+from pipelines.data.joined import JoinedColumns
+from pipelines.data.reader import LogReader
+from pipelines.features.counters import CounterQuery
+from pipelines.features.database import open_database
+from pipelines.features.events import Events, extract_events
+from pipelines.features.histories import HistoryRanges, history_ranges
+from ranking.artifacts.atomic_files import os_error_text
+from ranking.counters.history_state import write_history_state
+from ranking.counters.state import StateClock, write_counter_state
+from ranking.errors import OutputError
+from ranking.schema import Schema
+
+Numbers = npt.NDArray[np.float32]
+"""Values of the features of a counter [columns, rows of the log]; NaN is null."""
+
+WORK = ".events"
+"""Name of the folder of temporary files."""
+
+
+def write_joined_columns(reader: LogReader, schema: Schema, folder: Path, state: Path | None = None) -> JoinedColumns:
+    """Compute the columns of counters and histories for every row of a log.
+
+    Args:
+        reader: the log.
+        schema: schema with counters or histories.
+        folder: empty folder for the columns, which also takes temporary files.
+        state: empty folder for the sums of all keys after the last event; None: not written.
+
+    Raises:
+        LogError: the log cannot be read.
+        ConfigError: a counter cannot be computed for this log.
+        OutputError: the folder cannot be written, or memory or disk space run out.
+    """
+    work = folder / WORK
+    try:
+        work.mkdir()
+        events = extract_events(reader, schema, work)
+        digests = {rows.file.name: rows.digest for rows in events.log}
+        joined = JoinedColumns(folder, digests, definition(schema))
+        _write_files(events, schema, joined, *_compute(events, schema, work, state))
+        shutil.rmtree(work)
+        joined.write()
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({os_error_text(error)}); free space, then try again") from None
+    return joined
+
+
+@contextmanager
+def joined_columns(reader: LogReader, schema: Schema, computed: Path | None = None) -> Iterator[JoinedColumns | None]:
+    """Provide the columns of counters and histories of a log; None if the schema has neither.
+
+    Args:
+        reader: the log.
+        schema: the schema.
+        computed: columns of a run, which are used if they belong to this schema and log; otherwise, and by default, the
+            columns are computed in a temporary folder.
+
+    Raises:
+        LogError, ConfigError, OutputError: as for ``write_joined_columns``.
+    """
+    if not schema.derived:
+        yield None
+        return
+    if computed is not None:
+        joined = JoinedColumns.read(computed)
+        if joined.definition == definition(schema) and joined.matches(reader.files):
+            yield joined
+            return
+    with TemporaryDirectory(prefix="ranker-counters-") as folder:
+        yield write_joined_columns(reader, schema, Path(folder))
+
+
+def definition(schema: Schema) -> str:
+    """Return what the values of a schema's counters and histories depend on, besides the log, as text to compare."""
+    fields = {"name", "kind", "owner", "column", "transform", "default", "max_length"}
+    features = [f.model_dump(mode="json", include=fields) for f in schema.logged.inputs if not f.training_only]
+    parts = schema.model_dump(mode="json", include={"counters", "histories", "columns", "tasks"})
+    return json.dumps({**parts, "features": features})
+
+
+def _compute(
+    events: Events, schema: Schema, work: Path, state: Path | None
+) -> tuple[dict[str, Numbers], dict[str, HistoryRanges]]:
+    """Return the values of each counter and the ranges of each history; write the state."""
+    if events.span is None:
+        nothing = HistoryRanges.empty(events.rows)
+        numbers = {c.name: np.full((len(c.columns), events.rows), np.nan, np.float32) for c in schema.counters}
+        return numbers, {history.name: nothing for history in schema.histories}
+    numbers, lists = {}, {}
+    progress = Progress("counters: computing", "counters and histories", len(schema.counters) + len(schema.histories))
+    with open_database(events, work) as connection:
+        for i, counter in enumerate(schema.counters):
+            query = CounterQuery(connection, events, schema, counter)
+            numbers[counter.name] = _new_numbers(work / f"counter-{i}.npy", len(counter.columns), events.rows)
+            query.fill(numbers[counter.name])
+            if state is not None:
+                write_counter_state(state, counter, *query.state())
+            progress.advance(1)
+        for history in schema.histories:
+            lists[history.name] = ranges = history_ranges(connection, events, schema, history)
+            if state is not None:
+                write_history_state(state, history, ranges.users, ranges.state())
+            progress.advance(1)
+    if state is not None:
+        StateClock(events.span[1], events.zone).write(state)
+    progress.close()
+    return numbers, lists
+
+
+def _new_numbers(file: Path, columns: int, rows: int) -> Numbers:
+    """Return a new array of NaN [columns, rows] that is stored in a file."""
+    numbers: Numbers = np.lib.format.open_memmap(file, "w+", np.float32, (columns, rows))
+    numbers[:] = np.nan
+    return numbers
+
+
+def _write_files(
+    events: Events,
+    schema: Schema,
+    joined: JoinedColumns,
+    numbers: Mapping[str, Numbers],
+    lists: Mapping[str, HistoryRanges],
+) -> None:
+    """Write the columns of each file of the log, in row groups like those of the file."""
+    for rows in events.log:
+        path = joined.file(rows.file.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ends = rows.first + np.cumsum(rows.groups)
+        groups = [(int(end) - size, int(end)) for end, size in zip(ends, rows.groups, strict=True) if size]
+        writer = None
+        for start, stop in groups or [(rows.first, rows.first)]:
+            columns: dict[str, pa.Array] = {}
+            for counter in schema.counters:
+                for name, values in zip(counter.columns, numbers[counter.name], strict=True):
+                    columns[name] = pa.array(values[start:stop], from_pandas=True)
+            columns |= {name: ranges.lists(start, stop) for name, ranges in lists.items()}
+            table = pa.table(columns)
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table, max(table.num_rows, 1))
+        assert writer is not None
+        writer.close()

@@ -1,0 +1,201 @@
+"""Columns of counters and histories, compared with a loop over all pairs of impressions."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from pipelines.data.reader import LogReader
+from pipelines.features.joined import write_joined_columns
+from ranking.counters.features import DerivedFeatures
+from ranking.schema import Schema
+from tests.pipelines.features.naive import Naive, Row
+
+SECOND = 1_000_000
+HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
+START = int(datetime(2026, 3, 27).timestamp()) * SECOND
+"""Two days before the start of daylight saving time in Berlin."""
+
+SCHEMA = Schema.model_validate(
+    {
+        "name": "shop",
+        "counters": [
+            {"of": ["user_id", "tab"], "labels": ["click", "watch"], "delay": "1h", "prior": 3.0},
+            {"of": ["tags"], "labels": ["click"], "delay": "0s", "half_life": "6h"},
+            {"of": ["item_id"], "labels": ["click"], "window": "2d"},
+            {"of": ["user_id", "tags"], "labels": ["watch"], "delay": "30m", "window": "3h"},
+            {"name": "daily", "of": ["item_id"], "labels": ["watch", "click"], "half_life": "1d", "as_of": "day"},
+            {"name": "recent", "of": ["tags"], "labels": ["click"], "delay": "0s", "window": "1d"},
+            {"name": "hours", "of": ["tab"], "labels": ["click"], "window": "5h"},
+        ],
+        "histories": [
+            {"of": "item_id", "label": "click", "max_length": 2, "delay": "1h"},
+            {"of": "brand", "label": "click", "value": 0, "max_length": 3},
+        ],
+        "features": [
+            {"name": "user_id", "kind": "categorical", "owner": "user"},
+            {"name": "item_id", "kind": "categorical", "owner": "item"},
+            {"name": "brand", "kind": "categorical", "owner": "item"},
+            {"name": "tab", "kind": "categorical", "owner": "context"},
+            {"name": "tags", "kind": "bag", "owner": "item"},
+        ],
+        "tasks": [
+            {"name": "click", "kind": "binary"},
+            {"name": "watch", "kind": "regression", "mask": "watched", "max": 100.0},
+        ],
+    }
+)
+TYPES = {
+    "user_id": pa.int64(),
+    "item_id": pa.string(),
+    "brand": pa.int64(),
+    "tab": pa.int64(),
+    "tags": pa.list_(pa.string()),
+    "click": pa.int8(),
+    "watch": pa.float64(),
+    "watched": pa.int8(),
+    "n": pa.int64(),
+}
+
+times = st.one_of(
+    st.integers(0, 100).map(lambda n: START + n * HOUR),
+    st.integers(0, 200).map(lambda n: START + n * HOUR // 2 + 1),
+)
+impressions = st.fixed_dictionaries(
+    {
+        "time": times,
+        "user_id": st.sampled_from([1, 2, None]),
+        "item_id": st.sampled_from(["a", "b"]),
+        "brand": st.sampled_from([7, 8, None]),
+        "tab": st.sampled_from([0, 1, None]),
+        "tags": st.sampled_from([["x"], ["x", "y"], ["y", "y", None], [], None]),
+        "click": st.sampled_from([0, 1, 1, None, 9]),
+        "watch": st.sampled_from([0.5, 20.0, None, 500.0]),
+        "watched": st.sampled_from([1, 1, 0, None]),
+        "n": st.integers(0, 2),
+    }
+)
+
+
+def write_log(folder: Path, rows: list[Row], zone: str | None, files: int) -> None:
+    """Write rows to some files with small row groups."""
+    size = -(-len(rows) // files)
+    for i in range(files):
+        part = rows[i * size : (i + 1) * size]
+        table = pa.table({name: pa.array([row[name] for row in part], kind) for name, kind in TYPES.items()})
+        table = table.append_column("time", pa.array([row["time"] for row in part], pa.timestamp("us", zone)))
+        pq.write_table(table, folder / f"part-{i}.parquet", row_group_size=3)
+
+
+def usable(rows: list[Row]) -> list[Row | None]:
+    """Return the rows with masked labels removed; None for bad rows and exact duplicates."""
+    seen: list[Row] = []
+    result: list[Row | None] = []
+    for row in rows:
+        bad = row["click"] == 9 or (row["watch"] == 500.0 and row["watched"] == 1)
+        result.append(None if bad or row in seen else {**row, "watch": row["watch"] if row["watched"] == 1 else None})
+        seen.append(row)
+    return result
+
+
+def joined_rows(folder: Path, log: Path, state: Path | None = None) -> list[dict[str, Any]]:
+    """Return the computed columns of each row of the log."""
+    joined = write_joined_columns(LogReader(log, SCHEMA, {}), SCHEMA, folder, state)
+    files = sorted(log.iterdir())
+    return [row for file in files for row in pq.read_table(joined.file(file.name)).to_pylist()]
+
+
+def expected(naive: Naive, row: Row, now: int, **options: bool) -> dict[str, Any]:
+    """Return the values of all features."""
+    values: dict[str, Any] = {}
+    for counter in SCHEMA.counters:
+        values |= dict(zip(counter.columns, naive.values(counter, row, now, **options), strict=True))
+    return values | {h.name: naive.history(h, row, now, **options) for h in SCHEMA.histories}
+
+
+def approx(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values to compare with float32 numbers."""
+    return {k: pytest.approx(v, rel=1e-6, abs=1e-6) if isinstance(v, float) else v for k, v in values.items()}
+
+
+@settings(max_examples=12, deadline=None, phases=[Phase.generate])  # a failure takes minutes to shrink
+@given(
+    st.lists(impressions, min_size=1, max_size=14), st.sampled_from([None, "UTC", "Europe/Berlin"]), st.integers(1, 3)
+)
+def test_columns_equal_those_of_a_loop(rows: list[Row], zone: str | None, files: int) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, log, state = (Path(temporary) / name for name in ("joined", "log", "state"))
+        for path in (folder, log, state):
+            path.mkdir()
+        write_log(log, rows, zone, files)
+        clean = usable(rows)
+        naive = Naive(SCHEMA, [row for row in clean if row is not None], zone)
+        for row, values in zip(clean, joined_rows(folder, log, state), strict=True):
+            if row is None:
+                assert not any(value is not None for value in values.values())
+            else:
+                assert values == approx(expected(naive, row, row["time"]))
+        if naive.rows:
+            check_state(state, naive, zone)
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_columns_of_many_rows_in_no_order_equal_those_of_a_loop(tmp_path: Path, zone: str | None) -> None:
+    random = np.random.default_rng(0)
+    values: dict[str, list[Any]] = {
+        "user_id": [1, 2, None],
+        "item_id": ["a", "b", "c"],
+        "brand": [7, 8, None],
+        "tab": [0, 1, None],
+        "tags": [["x"], ["x", "y"], ["y", "y", None], [], None],
+        "click": [0, 1, None],
+        "watch": [0.5, 20.0, None],
+        "watched": [1, 1, 0],
+    }
+    rows = [
+        {name: choices[random.integers(len(choices))] for name, choices in values.items()}
+        | {"n": n, "time": START + int(random.integers(96)) * HOUR}
+        for n in range(120)
+    ]
+    log, folder = tmp_path / "log", tmp_path / "joined"
+    log.mkdir()
+    folder.mkdir()
+    write_log(log, rows, zone, files=2)
+    naive = Naive(SCHEMA, [row for row in usable(rows) if row is not None], zone)
+    for row, computed in zip(naive.rows, joined_rows(folder, log), strict=True):
+        assert computed == approx(expected(naive, row, row["time"]))
+
+
+def test_label_of_the_future_changes_no_earlier_value(tmp_path: Path) -> None:
+    row = {"user_id": 1, "item_id": "a", "brand": 7, "tab": 0, "tags": ["x"], "watch": 1.0, "watched": 1}
+    rows = [{**row, "n": n, "time": START + n * 2 * HOUR, "click": 0} for n in range(20)]
+    results = []
+    for name, future in (("a", 0), ("b", 1)):
+        log, folder = tmp_path / f"log-{name}", tmp_path / name
+        log.mkdir()
+        folder.mkdir()
+        write_log(log, [*rows[:10], *({**late, "click": future} for late in rows[10:])], None, files=1)
+        results.append(joined_rows(folder, log))
+    assert results[0][:11] == results[1][:11]
+    assert results[0][11:] != results[1][11:]
+
+
+def check_state(folder: Path, naive: Naive, zone: str | None) -> None:
+    """Compare the values that the state gives two hours after the last event with those of the loop."""
+    now = max(row["time"] for row in naive.rows) + 2 * HOUR
+    table = pa.table({name: pa.array([row[name] for row in naive.rows], kind) for name, kind in TYPES.items()})
+    table = table.append_column("time", pa.array([now] * len(naive.rows), pa.timestamp("us", zone)))
+    table = table.set_column(table.column_names.index("tags"), "tags", table["tags"].cast(pa.large_list(pa.string())))
+    completed = DerivedFeatures.open(folder, SCHEMA).complete(table)
+    for row, values in zip(naive.rows, completed.to_pylist(), strict=True):
+        wanted = approx(expected(naive, row, now, everything_known=True))
+        assert {name: values[name] for name in wanted} == wanted
