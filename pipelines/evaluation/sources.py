@@ -16,6 +16,7 @@ from pipelines.data.reader import load_tables
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle
+from ranking.counters.features import DerivedFeatures
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable
@@ -62,6 +63,7 @@ class Scorer:
         logs: log that the model was trained on; None for a bundle.
         settings: default evaluation settings.
         features: computed columns of counters and histories for ``logs``; None for a bundle.
+        derived: state of counters and histories; None if the model has none.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Scorer:
     logs: LogsConfig | None
     settings: EvaluationConfig
     features: Path | None = None
+    derived: DerivedFeatures | None = None
 
     @property
     def schema(self) -> Schema:
@@ -128,6 +131,7 @@ def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
         trained_until=None if until is None else datetime.fromisoformat(until),
         logs=None,
         settings=EvaluationConfig.model_validate(ranker.details.get("evaluation", {})),
+        derived=ranker.derived,
     )
 
 
@@ -174,4 +178,5 @@ def run_scorer(run: RunFolder, config: Config, model: MMoE, encoder: Encoder, se
         logs=config.logs,
         settings=config.evaluation,
         features=run.features if encoder.schema.derived else None,
+        derived=DerivedFeatures.open(run.counters, encoder.schema) if encoder.schema.derived else None,
     )

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pipelines.features.database import BATCH_ROWS
 from pipelines.features.events import MICROSECONDS, OWNERS, Events, has_list
 from ranking.counters.keys import root_part
-from ranking.counters.state import bucket_numbers, row_type
+from ranking.counters.state import CounterState, bucket_numbers, row_type
 from ranking.counters.values import NEVER, Sums, counter_values
 from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.errors import ConfigError
@@ -50,6 +50,11 @@ class EarlierSums:
 
     rows: Records
     base: Records
+
+    @classmethod
+    def of(cls, state: CounterState) -> EarlierSums:
+        """Return the sums of a state."""
+        return cls(state.rows, state.base)
 
 
 class CounterQuery:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.features.database import BATCH_ROWS
 from pipelines.features.events import MICROSECONDS, Events
-from ranking.encoding.vocabulary import IdArray
+from ranking.counters.features import DerivedFeatures
+from ranking.encoding.vocabulary import IdArray, hash_column
 from ranking.schema import History, Schema
 
 if TYPE_CHECKING:
@@ -60,7 +62,13 @@ def _lists(items: pa.Array, starts: IdArray, lengths: npt.NDArray[np.int32]) -> 
     return pa.LargeListArray.from_arrays(offsets, items.take(pa.array(positions)), mask=pa.array(lengths == 0))
 
 
-def history_ranges(connection: DuckDBPyConnection, events: Events, schema: Schema, history: History) -> HistoryRanges:
+def history_ranges(
+    connection: DuckDBPyConnection,
+    events: Events,
+    schema: Schema,
+    history: History,
+    earlier: DerivedFeatures | None = None,
+) -> HistoryRanges:
     """Return the history of each impression.
 
     Args:
@@ -68,11 +76,14 @@ def history_ranges(connection: DuckDBPyConnection, events: Events, schema: Schem
         events: the events, at least one.
         schema: schema with the history.
         history: the history.
+        earlier: state of an earlier log; None for none.
     """
+    connection.register("earlier_items", _earlier_items(connection, events, history, earlier))
     k, label = schema.histories.index(history), f"label_{schema.task_names.index(history.label)}"
     condition = f'{label} = {history.value} AND id_{k} IS NOT NULL AND "user" != 0'
     table = connection.sql(
-        f'SELECT "user", t, id_{k} AS id FROM events WHERE {condition} ORDER BY "user", t, row'
+        f'SELECT "user", t, id FROM (SELECT "user", t, row, id_{k} AS id FROM events WHERE {condition} '
+        'UNION ALL BY NAME SELECT * FROM earlier_items) ORDER BY "user", t, row'
     ).to_arrow_table()
     users, times = table["user"].to_numpy(), table["t"].to_numpy()
     new_user = np.append(True, np.diff(users) != 0)[: len(users)]
@@ -99,6 +110,23 @@ def history_ranges(connection: DuckDBPyConnection, events: Events, schema: Schem
     ends = np.append(firsts[1:], len(users))[: len(firsts)]
     last = np.stack([np.maximum(firsts, ends - history.max_length), ends], 1)
     return HistoryRanges(_ids(table["id"], events, history), starts, lengths, users[firsts], last)
+
+
+def _earlier_items(
+    connection: DuckDBPyConnection, events: Events, history: History, earlier: DerivedFeatures | None
+) -> pa.Table:
+    """Return the items of a state as events at its time, and remember their ids."""
+    if earlier is None or earlier.clock is None:
+        none = pa.array([], pa.int64())
+        return pa.table({"user": none, "t": none, "row": none, "id": none})
+    users = connection.sql('SELECT DISTINCT "user" FROM events WHERE "user" != 0').to_arrow_table()["user"].to_numpy()
+    lists = earlier.histories[history.name].lists(users)
+    ids = pc.list_flatten(lists)
+    hashes = hash_column(ids)
+    events.ids[history.name].update(zip(hashes.tolist(), ids.to_pylist(), strict=True))
+    times = np.full(len(ids), earlier.clock.until)
+    owners = users[pc.list_parent_indices(lists).to_numpy()]
+    return pa.table({"user": owners, "t": times, "row": np.arange(len(ids)), "id": hashes})
 
 
 def _ids(hashes: pa.ChunkedArray, events: Events, history: History) -> pa.Array:

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 from pipelines.console import Progress
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
-from pipelines.features.counters import CounterQuery
+from pipelines.features.counters import CounterQuery, EarlierSums
 from pipelines.features.database import open_database
 from pipelines.features.events import Events, extract_events
 from pipelines.features.histories import HistoryRanges, history_ranges
 from ranking.artifacts.atomic_files import os_error_text
+from ranking.counters.features import DerivedFeatures
 from ranking.counters.history_state import write_history_state
 from ranking.counters.state import StateClock, write_counter_state
 from ranking.errors import OutputError
@@ -34,7 +35,9 @@ WORK = ".events"
 """Name of the folder of temporary files."""
 
 
-def write_joined_columns(reader: LogReader, schema: Schema, folder: Path, state: Path | None = None) -> JoinedColumns:
+def write_joined_columns(
+    reader: LogReader, schema: Schema, folder: Path, state: Path | None = None, earlier: DerivedFeatures | None = None
+) -> JoinedColumns:
     """Compute the columns of counters and histories for every row of a log.
 
     Args:
@@ -42,6 +45,7 @@ def write_joined_columns(reader: LogReader, schema: Schema, folder: Path, state:
         schema: schema with counters or histories.
         folder: empty folder for the columns, which also takes temporary files.
         state: empty folder for the sums of all keys after the last event; None: not written.
+        earlier: state of an earlier log, which counts too if this log starts after it.
 
     Raises:
         LogError: the log cannot be read.
@@ -54,7 +58,7 @@ def write_joined_columns(reader: LogReader, schema: Schema, folder: Path, state:
         events = extract_events(reader, schema, work)
         digests = {rows.file.name: rows.digest for rows in events.log}
         joined = JoinedColumns(folder, digests, definition(schema))
-        _write_files(events, schema, joined, *_compute(events, schema, work, state))
+        _write_files(events, schema, joined, *_compute(events, schema, work, state, earlier))
         shutil.rmtree(work)
         joined.write()
     except OSError as error:
@@ -63,7 +67,9 @@ def write_joined_columns(reader: LogReader, schema: Schema, folder: Path, state:
 
 
 @contextmanager
-def joined_columns(reader: LogReader, schema: Schema, computed: Path | None = None) -> Iterator[JoinedColumns | None]:
+def joined_columns(
+    reader: LogReader, schema: Schema, computed: Path | None = None, earlier: DerivedFeatures | None = None
+) -> Iterator[JoinedColumns | None]:
     """Provide the columns of counters and histories of a log; None if the schema has neither.
 
     Args:
@@ -71,6 +77,7 @@ def joined_columns(reader: LogReader, schema: Schema, computed: Path | None = No
         schema: the schema.
         computed: columns of a run, which are used if they belong to this schema and log; otherwise, and by default, the
             columns are computed in a temporary folder.
+        earlier: state of the model, see ``write_joined_columns``.
 
     Raises:
         LogError, ConfigError, OutputError: as for ``write_joined_columns``.
@@ -84,7 +91,7 @@ def joined_columns(reader: LogReader, schema: Schema, computed: Path | None = No
             yield joined
             return
     with TemporaryDirectory(prefix="ranker-counters-") as folder:
-        yield write_joined_columns(reader, schema, Path(folder))
+        yield write_joined_columns(reader, schema, Path(folder), earlier=earlier)
 
 
 def definition(schema: Schema) -> str:
@@ -96,7 +103,7 @@ def definition(schema: Schema) -> str:
 
 
 def _compute(
-    events: Events, schema: Schema, work: Path, state: Path | None
+    events: Events, schema: Schema, work: Path, state: Path | None, earlier: DerivedFeatures | None
 ) -> tuple[dict[str, Numbers], dict[str, HistoryRanges]]:
     """Return the values of each counter and the ranges of each history; write the state."""
     if events.span is None:
@@ -104,17 +111,20 @@ def _compute(
         numbers = {c.name: np.full((len(c.columns), events.rows), np.nan, np.float32) for c in schema.counters}
         return numbers, {history.name: nothing for history in schema.histories}
     numbers, lists = {}, {}
+    if earlier is not None and not _precedes(earlier.clock, events):
+        earlier = None
     progress = Progress("counters: computing", "counters and histories", len(schema.counters) + len(schema.histories))
     with open_database(events, work) as connection:
         for i, counter in enumerate(schema.counters):
-            query = CounterQuery(connection, events, schema, counter)
+            sums = None if earlier is None else EarlierSums.of(earlier.counters[counter.name])
+            query = CounterQuery(connection, events, schema, counter, sums)
             numbers[counter.name] = _new_numbers(work / f"counter-{i}.npy", len(counter.columns), events.rows)
             query.fill(numbers[counter.name])
             if state is not None:
                 write_counter_state(state, counter, *query.state())
             progress.advance(1)
         for history in schema.histories:
-            lists[history.name] = ranges = history_ranges(connection, events, schema, history)
+            lists[history.name] = ranges = history_ranges(connection, events, schema, history, earlier)
             if state is not None:
                 write_history_state(state, history, ranges.users, ranges.state())
             progress.advance(1)
@@ -122,6 +132,13 @@ def _compute(
         StateClock(events.span[1], events.zone).write(state)
     progress.close()
     return numbers, lists
+
+
+def _precedes(clock: StateClock | None, events: Events) -> bool:
+    """Return whether a state ends before the first event, in the same kind of time."""
+    if clock is None or events.span is None:
+        return False
+    return clock.until < events.span[0] and (clock.zone is None) == (events.zone is None)
 
 
 def _new_numbers(file: Path, columns: int, rows: int) -> Numbers:

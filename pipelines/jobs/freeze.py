@@ -21,6 +21,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.artifacts import bundle
 from ranking.artifacts.atomic_files import check_creatable
+from ranking.counters.features import DerivedFeatures
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, InvalidInputError, LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
@@ -86,7 +87,8 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     print_status(
         f"frozen and dense scores agree on {held_out.num_rows:,} held-out rows (maximum difference {difference:.1e})"
     )
-    ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
+    derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
+    ranker = replace(ranker, body=onnx_body(ranker.graph, encoder), derived=derived)
     try:
         bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out)
     except InvalidInputError as error:  # encoding the side tables found an invalid value

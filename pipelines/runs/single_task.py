@@ -8,15 +8,33 @@ from typing import Any
 from pipelines.config.config import Config, ServingConfig
 from pipelines.runs.run import RunFolder
 from ranking.gates.config import SharedBottomConfig
+from ranking.schema import CrossFeature
 
 
 def task_configs(config: Config) -> dict[str, Config]:
-    """Return the configuration of each task's model: one expert and one tower."""
+    """Return the configuration of each task's model: one expert and one tower.
+
+    Its counters and histories use only the label of the task.
+    """
     model = config.model.model_copy(update={"gate": SharedBottomConfig(kind="shared_bottom")})
     return {
-        task.name: config.model_copy(update={"tasks": (task,), "model": model, "serving": ServingConfig()})
+        task.name: _with_own_label(config, task.name).model_copy(
+            update={"tasks": (task,), "model": model, "serving": ServingConfig()}
+        )
         for task in config.tasks
     }
+
+
+def _with_own_label(config: Config, task: str) -> Config:
+    """Return the configuration without the features of counters and histories that use the labels of other tasks."""
+    counters = tuple(c.model_copy(update={"labels": (task,)}) for c in config.counters if task in c.labels)
+    histories = tuple(history for history in config.histories if history.label == task)
+    reduced = config.model_copy(update={"counters": counters, "histories": histories})
+    removed = config.derived_columns - reduced.derived_columns
+    features = tuple(f for f in config.features if isinstance(f, CrossFeature) or f.column not in removed)
+    slices = tuple(name for name in config.evaluation.slices if name not in config.derived_columns)
+    evaluation = config.evaluation.model_copy(update={"slices": slices})
+    return reduced.model_copy(update={"features": features, "evaluation": evaluation})
 
 
 def merge_selections(runs: Mapping[str, RunFolder]) -> dict[str, Any]:

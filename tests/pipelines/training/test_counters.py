@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.data.reader import LogReader
+from pipelines.evaluation.compare import compare
 from pipelines.evaluation.evaluate import evaluate_all
 from pipelines.evaluation.sources import resolve_scorers
+from pipelines.features.joined import joined_columns
+from pipelines.jobs.check import check
+from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from ranking.artifacts.bundle import load
 from ranking.counters.features import DerivedFeatures
+from ranking.errors import ConfigError, LogError
 from tests.pipelines.conftest import Shop
 
 COUNTERS = [
@@ -49,3 +60,87 @@ def test_run_holds_the_columns_and_the_state(run: RunFolder) -> None:
 def test_evaluation_of_the_run_equals_that_of_its_training(run: RunFolder) -> None:
     evaluation = evaluate_all(resolve_scorers(run.path))
     assert json.loads(json.dumps(evaluation)) == run.load_evaluation()
+
+
+def test_bundle_evaluates_like_its_run(run: RunFolder, shop: Shop) -> None:
+    freeze_run(run.path, shop.folder / "bundle")
+    comparison = compare(resolve_scorers(run.path), resolve_scorers(shop.folder / "bundle"))
+    assert comparison["rows"] == 200
+    measures = [measure for task in comparison["tasks"].values() for measure in task["measures"].values()]
+    assert max(abs(measure["difference"]) for measure in measures if measure["difference"] is not None) < 1e-5
+    derived = load(shop.folder / "bundle").derived
+    assert derived is not None
+    assert set(derived.counters) == {"user_id", "item_id", "user_id_tags"}
+
+
+def test_later_log_continues_from_the_state(run: RunFolder, shop: Shop, tmp_path: Path) -> None:
+    config = run.load_config()
+    schema = config.training_schema
+    table = shop.table(100, seed=3)
+    late = pa.array([value + timedelta(days=30) for value in table["time"].to_pylist()], pa.timestamp("us"))
+    pq.write_table(table.set_column(table.column_names.index("time"), "time", late), tmp_path / "late.parquet")
+    reader = LogReader(tmp_path / "late.parquet", schema, {})
+    derived = DerivedFeatures.open(run.counters, schema)
+    with joined_columns(reader, schema, earlier=derived) as joined:
+        (chunk,) = reader.with_joined(joined).scan()
+    first = chunk.rows.slice(0, 1)
+    user, item, clicked = (first[name].to_pylist()[0] for name in ("user_id_count", "item_id_count", "clicked"))
+    assert user > 50
+    assert item > 30
+    assert len(clicked) == 5
+    last = chunk.rows.slice(99)
+    assert last["user_id_tags_count"].to_pylist()[0] < 30, "the window excludes the earlier log"
+
+
+def test_resumed_training_keeps_the_columns(shop: Shop) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def interrupt(line: dict[str, Any]) -> None:
+        raise StoppedError
+
+    config, folder = shop.config(counters=COUNTERS), shop.folder / "resumed"
+    with pytest.raises(StoppedError):
+        train(config, folder, on_check=interrupt)
+    before = (folder / "features" / "meta.json").stat().st_mtime_ns
+    assert train(config, folder, resume=True).finished
+    assert (folder / "features" / "meta.json").stat().st_mtime_ns == before
+
+
+def test_single_task_models_use_counters_of_their_own_label(shop: Shop) -> None:
+    config = shop.config(counters=COUNTERS, histories=HISTORIES, model={"gate": {"kind": "single_task"}})
+    run = train(config, shop.folder / "single")
+    assert set(run.load_evaluation()["tasks"]) == {"click", "watch"}
+    derived = RunFolder.open(run.task_folder("watch")).load_config().derived_columns
+    assert derived == {"item_id_watch_rate", "item_id_count", "item_id_age"}
+
+
+def test_check_profiles_computed_columns(shop: Shop) -> None:
+    result = check(shop.config(counters=COUNTERS))
+    assert 0 < result.profile.nulls["user_id_age"] < 200
+
+
+def test_column_of_the_log_with_the_name_of_a_computed_one_is_ignored(shop: Shop, tmp_path: Path) -> None:
+    table = shop.table(300).append_column("user_id_count", pa.array(["text"] * 300))
+    pq.write_table(table, tmp_path / "log.parquet")
+    config = shop.config(counters=COUNTERS[:1], logs={"path": tmp_path / "log.parquet"})
+    reader = LogReader(config.logs.path, config.training_schema, {})
+    with joined_columns(reader, config.training_schema) as joined:
+        (chunk,) = reader.with_joined(joined).scan()
+    assert chunk.rows["user_id_count"].to_pylist()[0] == 0
+
+
+def test_changed_log_is_rejected_by_its_reader(shop: Shop, tmp_path: Path) -> None:
+    config = shop.config(counters=COUNTERS, logs={"path": tmp_path / "log.parquet"})
+    pq.write_table(shop.table(300), tmp_path / "log.parquet")
+    reader = LogReader(config.logs.path, config.training_schema, {})
+    with joined_columns(reader, config.training_schema) as joined:
+        pq.write_table(shop.table(200), tmp_path / "log.parquet")
+        with pytest.raises(LogError, match="changed after counters and histories were computed"):
+            list(reader.with_joined(joined).scan())
+
+
+def test_half_life_that_is_too_short_for_the_log_is_rejected(shop: Shop) -> None:
+    counters = [{"of": ["item_id"], "labels": ["click"], "half_life": "1m"}]
+    with pytest.raises(ConfigError, match=r"counter 'item_id': half_life = '1m' is too short for a log of 10 days"):
+        check(shop.config(counters=counters))
