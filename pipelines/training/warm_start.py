@@ -31,7 +31,7 @@ MIN_BATCH_SIZE = 32
 MEMORY = 30
 """Earlier rows count at most as this many times the new rows, so that daily trainings keep following the log."""
 
-MATCHING_SECTIONS = ("features", "tasks", "columns", "model")
+MATCHING_SECTIONS = ("features", "counters", "histories", "tasks", "columns", "model")
 """Sections that must equal those of the earlier run, because its weights depend on them."""
 
 
