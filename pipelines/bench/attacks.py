@@ -27,6 +27,9 @@ RETRIES = "2,500 clients that retry at once"
 """Name of the attack by clients without back-off; the service must reject other clients, too."""
 RETRYING_CLIENTS, RETRY_CANDIDATES = 2_500, 10
 """Default number of these clients, and the candidates of each of their requests."""
+FLOOD_CLIENTS, FLOOD_EVENTS = 16, 100
+"""Connections of the flood of feedback, and the events of each of its requests."""
+FEEDBACK_PATH = "/v1/feedback"
 
 Attack = Callable[..., Generator[None, None, None]]
 """Port and, for some attacks, number of clients → endless iterator; each step is a round of the attack."""
@@ -121,12 +124,25 @@ def arriving_bodies(
 
 
 def retries_without_backoff(port: int, clients: int = RETRYING_CLIENTS) -> Generator[None, None, None]:
-    """Send the next request as soon as the response to the last one has arrived, also after a 429.
+    """Send the next request as soon as the response to the last one has arrived, also after a 429."""
+    body = {"items": {"id": [str(item) for item in range(RETRY_CANDIDATES)]}}
+    return _send_without_pauses(port, PATH, body, clients)
+
+
+def feedback_flood(port: int) -> Generator[None, None, None]:
+    """Send feedback with many events over a few connections, as fast as the service responds."""
+    events = [{"item": str(item), "labels": {"click": 1.0}} for item in range(FLOOD_EVENTS)]
+    return _send_without_pauses(port, FEEDBACK_PATH, {"request_id": "r-1", "events": events}, FLOOD_CLIENTS)
+
+
+def _send_without_pauses(port: int, path: str, content: object, clients: int) -> Generator[None, None, None]:
+    """Send a request over each of several connections, and again after each response.
 
     The first round only connects.
     """
-    body = json.dumps({"items": {"id": [str(item) for item in range(RETRY_CANDIDATES)]}}).encode()
-    request = HEAD.replace(b"9000", b"%d" % len(body)) + END_OF_HEAD + body
+    body = json.dumps(content).encode()
+    head = HEAD.replace(b"9000", b"%d" % len(body)).replace(PATH.encode(), path.encode())
+    request = head + END_OF_HEAD + body
     _allow_files(clients + 100)
     poll, connections = select.epoll(), dict[int, socket.socket]()
     received: dict[int, bytes] = {}
@@ -169,6 +185,7 @@ ATTACKS: dict[str, Attack] = {
     "headers of 1 MB": large_headers,
     "truncated bodies": truncated_bodies,
     "250 bodies of 8 MB that never end": arriving_bodies,
+    "feedback as fast as possible": feedback_flood,
     RETRIES: retries_without_backoff,
 }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pipelines.bench.attacks import ATTACKS, RETRIES
@@ -60,7 +62,7 @@ def measure_attacks(harness: Harness) -> dict[str, Any]:
     turns = []
     for _ in range(harness.sizes.turns):
         loads = {}
-        with harness.service() as server:
+        with tempfile.TemporaryDirectory() as feedback, harness.service(feedback_dir=Path(feedback)) as server:
             _closed_loop(harness, server, OTHER_CLIENTS)  # Warms up the service.
             for name in ATTACKS:
                 if name == RETRIES:

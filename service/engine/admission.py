@@ -8,6 +8,11 @@ from service.engine.errors import QueueFullError
 
 AVERAGING_REQUESTS = 16
 """Number of requests over which the average number of candidates is smoothed."""
+BUSY_SHARE = 7 / 8
+"""Share of the limits for busy connections; the rest is reserved for new ones and for those that wait in between.
+
+Clients that send again at once after a response would otherwise take all room that their responses leave.
+"""
 
 
 class Admission:
@@ -30,16 +35,20 @@ class Admission:
         self._average_rows = 0.0
         self.rows = self.requests = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for a request that has not been parsed yet."""
+    def is_full(self, *, busy: bool = False) -> bool:
+        """Whether there is no room for a request that has not been parsed yet.
+
+        Args:
+            busy: whether the request has followed the last response of its connection at once.
+        """
         if not self.requests:
             return False
-        return self.requests >= self._max_requests or self.rows + self._average_rows > self._max_rows
+        share = BUSY_SHARE if busy else 1.0
+        return self.requests >= share * self._max_requests or self.rows + self._average_rows > share * self._max_rows
 
-    def try_acquire(self) -> Permit | None:
-        """Admit a request that has not been parsed yet; return None if the service is full."""
-        if self.full:
+    def try_acquire(self, *, busy: bool = False) -> Permit | None:
+        """Admit a request that has not been parsed yet; return None if the service is full, see ``is_full``."""
+        if self.is_full(busy=busy):
             return None
         rows = int(self._average_rows)
         self.add(1, rows)

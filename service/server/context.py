@@ -91,16 +91,22 @@ class ServerContext:
     lifecycle: Lifecycle
     metrics: Metrics
 
-    def rejects(self, target: bytes) -> bool:
-        """Whether a request that has not been read yet must be rejected with 429, given its target."""
-        return is_rank_path(target) and self.admission.full
+    def rejects(self, target: bytes, *, busy: bool) -> bool:
+        """Whether a request that has not been read yet must be rejected with 429.
 
-    def admit(self, path: str, state: MutableMapping[str, Any]) -> Permit | None:
+        Args:
+            target: Target of the request.
+            busy: Whether the connection is busy, see ``Admission.is_full``.
+        """
+        return is_rank_path(target) and self.admission.is_full(busy=busy)
+
+    def admit(self, path: str, state: MutableMapping[str, Any], *, busy: bool = False) -> Permit | None:
         """Acquire the permit of a rank request and store it in its state, under ``permit``.
 
         Args:
             path: Path of the request.
             state: State of the request's ASGI scope.
+            busy: Whether the connection is busy, see ``Admission.is_full``.
 
         Returns:
             The new permit, which the caller must release; None if the request needs no permit or has one already.
@@ -110,7 +116,7 @@ class ServerContext:
         """
         if not is_rank_path(path) or "permit" in state:
             return None
-        permit = self.admission.try_acquire()
+        permit = self.admission.try_acquire(busy=busy)
         if permit is None:
             raise QueueFullError
         state["permit"] = permit

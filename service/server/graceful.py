@@ -22,6 +22,12 @@ BEAT_TICKS = 5
 """Ticks of the event loop, ten per second, between two reports to the supervisor."""
 WAIT_SECONDS = 0.1
 """Seconds between two requests for permission to accept connections."""
+ACCEPTS_PER_ITERATION = 16
+"""Maximum number of connections that the event loop accepts per iteration.
+
+libuv accepts one per listening socket, too few beside many requests. The connections that wait meanwhile pace clients
+that open a connection for each request; without a maximum, accepting them would take the time for ranking.
+"""
 
 log = logging.getLogger("ranker.service")
 
@@ -50,7 +56,8 @@ class GracefulServer(uvicorn.Server):
         while self._link is not None and not self._link.may_listen and self._close_time == math.inf:
             self._link.report_waiting()
             await asyncio.sleep(WAIT_SECONDS)
-        await super().startup(sockets)
+        duplicates = [_duplicate(listener) for listener in sockets or () for _ in range(ACCEPTS_PER_ITERATION - 1)]
+        await super().startup(None if sockets is None else [*sockets, *duplicates])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle a signal; uvicorn calls this for each one."""
@@ -70,3 +77,9 @@ class GracefulServer(uvicorn.Server):
         if self._link is not None and (stops or counter % BEAT_TICKS == 0):
             self._link.report_serving(ends=stops)
         return stops
+
+
+def _duplicate(listener: socket) -> socket:
+    """Duplicate a socket without making it blocking in the other processes that accept its connections."""
+    listener.setblocking(False)  # ``dup`` sets the mode of this object, and all duplicates share it
+    return listener.dup()

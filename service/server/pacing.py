@@ -14,10 +14,12 @@ MIN_SHARE = 1 / 32
 """Minimum share of an event loop iteration that a request takes: small requests have a fixed cost, too."""
 RESUMED_PER_SECOND = 1_000
 """Connections per second whose next request is read after a 429. Rejecting one takes about 50 µs of the event loop."""
-MAX_PAUSE_SECONDS = 0.9 * RETRY_AFTER_SECONDS
+EARLY_SECONDS = 0.9 * RETRY_AFTER_SECONDS
+"""Seconds after a 429 in which a request is an early retry. Requests of clients that wait are read later."""
+MAX_PAUSE_SECONDS = 0.8 * RETRY_AFTER_SECONDS
 """Maximum pause of a connection after a 429.
 
-It ends before ``Retry-After``, so that the next request of a client that waits for it is read at once.
+It ends before ``EARLY_SECONDS``, so that a request that has waited for its end is an early retry.
 """
 
 
@@ -92,4 +94,4 @@ class RejectionPacer:
     def next_pause(self, now: float) -> float:
         """Return the seconds for which to read nothing from a connection after a 429 at the time ``now``."""
         pause = self._pacer.next_pause(1, now)
-        return pause * random.uniform(0.5, 1.0)  # else rejected clients would return together
+        return pause * random.uniform(0.6, 1.0)  # else rejected clients would return together

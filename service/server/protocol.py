@@ -20,9 +20,10 @@ from ranking.errors import RankerError
 from service.engine.admission import Permit
 from service.engine.errors import QueueFullError
 from service.protocol.headers import is_rank_path
-from service.protocol.problems import RETRY_AFTER_SECONDS, Problem, unavailable
+from service.protocol.problems import Problem, unavailable
 from service.server.body_budget import LEASE, BodyLease
 from service.server.context import STATE_KEY, ServerContext, StaticResponse
+from service.server.pacing import EARLY_SECONDS
 
 SUPPORTED_UVICORN = ">=0.45,<0.55"
 """Supported versions of uvicorn: ``LimitedHttpProtocol`` overrides a private method of its protocol."""
@@ -68,6 +69,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._lease: BodyLease | None = None  # bytes of the body that is being read
         self._rejected_at = -math.inf  # time of the last 429
         self._early_retries = 0  # rejected requests since the last admitted one that came before Retry-After
+        self._responded_at = -math.inf  # time of the last response
         self._pause_timer: asyncio.TimerHandle | None = None
         self._closing = False  # whether further data is discarded
         self._read_timer: asyncio.TimerHandle | None = None
@@ -158,7 +160,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reject_and_close(Problem(400, reason), "malformed")
             raise RuntimeError("rejected")  # stops the parser
         self._part = "body"
-        if self._context.rejects(self.url) and self._all_answered():
+        if self._context.rejects(self.url, busy=self._busy) and self._all_answered():
             self._reject_request(self._context.queue_full, "queue_full")
             return
         if body_bytes:
@@ -197,6 +199,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cycle = self._running
         assert cycle is not None
         cycle.body.clear()  # the application may respond before it has read the body
+        self._responded_at = self.loop.time()
         super().on_response_complete()
         if self.transport.is_closing():
             if not self._closing:
@@ -222,7 +225,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if lease is not None:
             app = partial(_run_with_lease, lease, app)
         try:
-            permit = self._context.admit(cycle.scope["path"], cycle.scope["state"])
+            permit = self._context.admit(cycle.scope["path"], cycle.scope["state"], busy=self._busy)
         except QueueFullError:
             permit = None  # the application responds with 429
         if permit is None:
@@ -290,15 +293,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             self._pause_reading()
 
+    @property
+    def _busy(self) -> bool:
+        """Whether the last response was sent so recently that the client has not waited since."""
+        return self.loop.time() < self._responded_at + EARLY_SECONDS
+
     def _is_retrying_too_early(self) -> bool:
         """Record a rejection; return whether the client keeps retrying before ``Retry-After``.
 
-        A client that waits is never counted: pauses of the connection are shorter than ``Retry-After``.
+        A client that waits is never counted: pauses of the connection are shorter than ``EARLY_SECONDS``.
         """
         now = self.loop.time()
-        if now < self._rejected_at + RETRY_AFTER_SECONDS:
+        if now < self._rejected_at + EARLY_SECONDS:
             self._early_retries += 1
-        self._rejected_at = now
+        self._rejected_at = self._responded_at = now
         return self._early_retries > MAX_EARLY_RETRIES
 
     def _pause_reading(self) -> None:

@@ -146,9 +146,9 @@ def test_chart_object_names_are_unique_and_carry_the_release() -> None:
 def test_probes_use_health_endpoints_and_tolerate_a_busy_process() -> None:
     container = container_of()
     startup, live, ready = (container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe"))
-    assert startup["httpGet"] == {"path": "/v2/health/live", "port": "http"}
-    assert live["httpGet"] == {"path": "/v2/health/live", "port": "http"}
-    assert ready["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
+    assert startup["httpGet"] == {"path": "/v2/health/live", "port": "operations"}
+    assert live["httpGet"] == {"path": "/v2/health/live", "port": "operations"}
+    assert ready["httpGet"] == {"path": "/v2/health/ready", "port": "operations"}
     assert live["periodSeconds"] * live["failureThreshold"] >= 60
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 120
     drain_seconds = VALUES["settings"]["drain_seconds"]

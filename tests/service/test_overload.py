@@ -57,10 +57,10 @@ def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
     assert crowd["p50"] <= 2 * 1000 * MAX_ADMITTED / crowd["per_second"]
     assert crowd["failed_p50"]["429"] <= min(50, crowd["p50"] / 4)
     assert turn["grown"] < 1.05
-    # Clients that retry at once leave most of the CPU time to answers.
+    # Clients that retry at once leave half of the CPU time to answers.
     rates = [retries["answers_per_cpu_second"] for retries in turn["retries"].values()]
     assert turn["retries"]["2500"]["rejections"] > 0
-    assert rates[-1] >= 0.6 * max(rates)
+    assert rates[-1] >= 0.5 * max(rates)
 
 
 def test_attacks_do_not_degrade_other_clients() -> None:

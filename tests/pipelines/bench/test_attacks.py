@@ -16,6 +16,8 @@ import pytest
 from pipelines.bench.attacks import (
     ATTACKS,
     END_OF_HEAD,
+    FLOOD_CLIENTS,
+    FLOOD_EVENTS,
     HEAD,
     LARGE_BODY_BYTES,
     RETRIES,
@@ -144,6 +146,19 @@ def test_clients_without_backoff_repeat_the_request_after_each_response(server: 
         assert head.startswith(b"POST /v1/rank HTTP/1.1\r\n")
         length = int(head.rpartition(b"Content-Length: ")[2])
         assert len(json.loads(body[:length])["items"]["id"]) == RETRY_CANDIDATES
+
+
+def test_feedback_flood_repeats_feedback_after_each_response(server: RecordingServer) -> None:
+    server.reply = b"HTTP/1.1 202 Accepted\r\ncontent-length: 2\r\n\r\n{}"
+    with closing(ATTACKS["feedback as fast as possible"](server.port)) as rounds:
+        run_until(rounds, lambda: len(server.received) >= FLOOD_CLIENTS and min(map(len, server.received)) >= 10_000)
+        texts = server.wait_for(FLOOD_CLIENTS, 10_000 * FLOOD_CLIENTS)
+    assert len(texts) == FLOOD_CLIENTS, "connections are reused"
+    for text in texts:
+        head, body = text.split(b"\r\n\r\n")[:2]
+        assert head.startswith(b"POST /v1/feedback HTTP/1.1\r\n")
+        length = int(head.rpartition(b"Content-Length: ")[2])
+        assert len(json.loads(body[:length])["events"]) == FLOOD_EVENTS
 
 
 def test_process_prints_started_and_continues(server: RecordingServer) -> None:

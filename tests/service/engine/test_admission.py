@@ -20,10 +20,10 @@ def admit(admission: Admission, rows: int) -> Permit:
 def test_admission_idle_service_accepts_request_of_any_size() -> None:
     admission = Admission(max_rows=10, max_requests=5)
     permit = admit(admission, 1_000)
-    assert admission.full
+    assert admission.is_full()
     assert admission.try_acquire() is None
     permit.release()
-    assert not admission.full
+    assert not admission.is_full()
     assert admission.try_acquire() is not None
 
 
@@ -52,6 +52,22 @@ def test_admission_beyond_max_requests_is_rejected() -> None:
     admission = Admission(max_rows=100, max_requests=2)
     permits = [admission.try_acquire() for _ in range(3)]
     assert [permit is not None for permit in permits] == [True, True, False]
+
+
+@pytest.mark.parametrize(("max_requests", "busy_requests"), [(1, 1), (2, 2), (16, 14)])
+def test_admission_reserves_an_eighth_for_connections_that_are_not_busy(max_requests: int, busy_requests: int) -> None:
+    admission = Admission(max_rows=1_000, max_requests=max_requests)
+    admitted = [admission.try_acquire(busy=True) is not None for _ in range(max_requests)]
+    assert admitted == [number < busy_requests for number in range(max_requests)]
+    others = [admission.try_acquire() is not None for _ in range(max_requests)]
+    assert sum(others) == max_requests - busy_requests
+
+
+def test_admission_reserves_an_eighth_of_the_rows_for_connections_that_are_not_busy() -> None:
+    admission = Admission(max_rows=80, max_requests=50)
+    admit(admission, 70)
+    assert admission.is_full(busy=True)
+    assert not admission.is_full()
 
 
 def test_permit_suspended_request_does_not_block_others() -> None:

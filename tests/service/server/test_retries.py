@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines.bench.attacks import RETRIES
 from service.engine import engine
 from service.protocol.problems import RETRY_AFTER_SECONDS
 from service.server.protocol import MAX_EARLY_RETRIES
-from tests.support.http_client import post_json
+from tests.support.http_client import post_json, send_request
+from tests.support.metrics import samples
 from tests.support.ports import HOST
+from tests.support.processes import ServiceProcess, running_service
 from tests.support.server_thread import BlockedScorer, server_thread
-from tests.support.waiting import TIMEOUT_SECONDS
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 BODY = json.dumps({"items": [{"id": "v1"}]})
+RETRYING, ROOM = 300, 60
+"""Number of clients that retry at once, and the maximum number of admitted requests."""
+REQUESTS, MAX_RETRIES = 8, 2
+"""Number of requests of each client that waits, and the maximum number of retries of each."""
+CLIENT_KINDS: dict[str, dict[str, Any]] = {
+    "waits for Retry-After": {"keep_alive": True, "pause": 0.0},
+    "sends one request per second": {"keep_alive": True, "pause": 1.0},
+    "opens a connection for each request": {"keep_alive": False, "pause": 1.0},
+}
+"""Clients that wait → arguments of ``send_with_retries``."""
 
 
 @contextmanager
-def full_server(repository: Path, scorer: BlockedScorer) -> Iterator[int]:
-    """A server whose queue is full until ``scorer.release`` is set; yield its port."""
-    with server_thread(repository, max_queue_requests=1) as port:
+def full_server(repository: Path, scorer: BlockedScorer, max_queue_requests: int = 1) -> Iterator[int]:
+    """A server whose queue holds one request until ``scorer.release`` is set; yield its port."""
+    with server_thread(repository, max_queue_requests=max_queue_requests) as port:
         url = f"http://{HOST}:{port}/v1/rank"
         first = threading.Thread(target=lambda: post_json(url, json.loads(BODY)))
         first.start()
@@ -110,3 +127,82 @@ def test_admitted_request_ends_the_count_of_early_retries(repository: Path, scor
         scorer.release.set()
         blocking.join()
         connection.close()
+
+
+def test_queue_keeps_room_for_connections_that_wait_between_requests(repository: Path, scorer: BlockedScorer) -> None:
+    blocked = []
+    with full_server(repository, scorer, max_queue_requests=8) as port, ExitStack() as stack:
+
+        def connect() -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_SECONDS)
+            stack.callback(connection.close)
+            return connection
+
+        def send_blocked(connection: http.client.HTTPConnection) -> None:
+            connection.request("POST", "/v1/rank", BODY, {"Content-Type": "application/json"})
+            blocked.append(connection)
+
+        busy, waiting = connect(), connect()
+        for _ in range(6):
+            send_blocked(connect())
+        metrics = f"http://{HOST}:{port}/metrics"
+        wait_until(lambda: samples(send_request(metrics).body.decode())["ranker_queue_rows"] == 7, "7 requests wait")
+        busy.request("GET", "/v2/health/live")
+        busy.getresponse().read()
+        assert retry(busy).status == 429, "it has not waited since its last response"
+        send_blocked(waiting)
+        scorer.release.set()
+        assert [connection.getresponse().status for connection in blocked] == [200] * 7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the clients that retry at once need their own core")
+def test_clients_that_wait_are_answered_beside_many_that_retry_at_once(repository: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    settings = {"max_queue_requests": ROOM, "threads": 1, "backend": "onnxruntime"}
+    with running_service(repository, cores={cores[0]}, **settings) as service:
+        command = [sys.executable, "-m", "pipelines.bench.attacks", RETRIES, str(service.port), str(RETRYING)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as attack:
+            try:
+                assert attack.stdout is not None
+                assert attack.stdout.readline()
+                wait_until(lambda: rejections(service) > 2 * RETRYING, "the clients are rejected")
+                with ThreadPoolExecutor(2 * len(CLIENT_KINDS)) as pool:
+                    outcomes = {
+                        kind: [pool.submit(send_with_retries, service.port, **kind_options) for _ in range(2)]
+                        for kind, kind_options in CLIENT_KINDS.items()
+                    }
+                before = rejections(service)
+                wait_until(lambda: rejections(service) > before, "the attack goes on")
+            finally:
+                attack.kill()
+    for kind, futures in outcomes.items():
+        answered = sum(future.result() for future in futures)
+        assert answered >= len(futures) * REQUESTS / 2, kind
+
+
+def rejections(service: ServiceProcess) -> float:
+    return samples(service.metrics()).get("ranker_rejections_total,reason=queue_full", 0.0)
+
+
+def send_with_retries(port: int, *, keep_alive: bool, pause: float) -> int:
+    """Send requests, each with at most two retries, and return the number of those that are answered.
+
+    Args:
+        port: Port of the service.
+        keep_alive: Whether to use one connection for all requests, instead of one each.
+        pause: Seconds between an answer and the next request.
+    """
+    connection, answered = http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_SECONDS), 0
+    for _ in range(REQUESTS):
+        for _ in range(1 + MAX_RETRIES):
+            status = retry(connection).status
+            if not keep_alive:
+                connection.close()
+            if status == 200:
+                answered += 1
+                time.sleep(pause)
+                break
+            time.sleep(RETRY_AFTER_SECONDS)
+    connection.close()
+    return answered
