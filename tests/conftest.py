@@ -66,6 +66,15 @@ GATES: dict[str, list[str]] = {
 """Configuration overrides of each gate variant of a single model."""
 
 
+LONGEST = ("test_quality.py", "test_gates_on_kuairand.py", "test_distributed_training.py")
+"""Files whose tests take minutes, the longest first. They run first, so that no process waits for one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 @pytest.fixture
 def schema() -> Schema:
     return Schema.model_validate(RAW_SCHEMA)

@@ -23,7 +23,7 @@ from pipelines.training.best_weights import load_optimizers
 from pipelines.training.distributed import DistContext
 from ranking.errors import ConfigError
 from tests.conftest import GATES, SMALL, Once
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_killed_rank_stops_all_ranks_and_one_process_resumes(logs: Path, tmp_pat
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_rank(entry, 1, group.pid)
     )
     os.kill(victim, signal.SIGKILL)
-    _, stderr = group.communicate(timeout=60)
+    _, stderr = group.communicate(timeout=TIMEOUT_SECONDS)
     assert group.returncode != 0
     assert "rank 0: training stopped because another rank failed" in stderr
     assert "--resume continues from the last checkpoint" in stderr
