@@ -2,6 +2,9 @@
 
 One key per id: ``PREFIX:MODEL:item:ID`` or ``PREFIX:MODEL:user:ID``. The value is a JSON object from column to
 value, so that any program can update an item with one SET.
+
+The sums of counters have keys of their own, because such a SET would erase them: ``PREFIX:MODEL:counters:ROOT:HASH``,
+see ``ranking.counters.stored_sums``.
 """
 
 from __future__ import annotations
@@ -19,6 +22,19 @@ ADDRESS_FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PA
 def key_prefix(prefix: str, model: str, owner: Owner) -> str:
     """Return the part of a key before the id."""
     return f"{prefix}:{model}:{owner}:"
+
+
+def counter_prefix(prefix: str, model: str) -> str:
+    """Return the start of all keys of counters, which no key of a user or an item has.
+
+    It is followed by ``state``, ``applied``, or the kind of a root and the hash of the root.
+    """
+    return f"{prefix}:{model}:counters:"
+
+
+def counter_key(start: str, root: str, root_hash: int) -> str:
+    """Return the key of the sums of one root; ``start`` is a ``counter_prefix``."""
+    return f"{start}{root}:{root_hash:x}"
 
 
 def check_address(url: str) -> str:

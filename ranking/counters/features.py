@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -15,10 +14,12 @@ import pyarrow.compute as pc
 from ranking.counters.history_state import HistoryState, open_history_states
 from ranking.counters.keys import PartHashes, counter_keys
 from ranking.counters.state import CounterState, StateClock, open_counter_states
+from ranking.counters.stored_sums import StoredSums
+from ranking.encoding.columns import coalesce
 from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.errors import InvalidInputError
 from ranking.lookup.npy import ReadFile, map_file
-from ranking.schema import Schema
+from ranking.schema import Counter, Schema
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,25 @@ class DerivedFeatures:
         histories = open_history_states(folder, schema.histories, read_file)
         return cls(schema, StateClock.read(folder), counters, histories, folder)
 
-    def numbers(self, hashes: PartHashes, now: IdArray) -> dict[str, FloatArray]:
-        """Return the values of all counters by column [rows] float64; NaN is null.
+    def numbers(
+        self, hashes: PartHashes, now: IdArray, counters: Sequence[Counter], stored: StoredSums | None = None
+    ) -> FloatArray:
+        """Return the values of all columns of these counters [rows, columns] float64, rounded to float32; NaN is null.
 
         Args:
             hashes: hashes of the ids that form keys.
             now: time of each row in microseconds [rows] int64, see ``StateClock``.
+            counters: counters to compute.
+            stored: sums from a store, which replace those of the state.
         """
-        columns: dict[str, FloatArray] = {}
-        for counter in self.schema.counters:
-            values = self.counters[counter.name].values(counter_keys(counter, hashes), now)
-            columns |= dict(zip(counter.columns, values.astype(np.float32).astype(np.float64).T, strict=True))
-        return columns
+        if not counters:
+            return np.empty((len(now), 0))
+        values = []
+        for counter in counters:
+            state, keys = self.counters[counter.name], counter_keys(counter, hashes)
+            source = None if stored is None else stored.source(state, self.schema, keys, hashes)
+            values.append(state.values(keys, now, source))
+        return np.concatenate(values, 1).astype(np.float32).astype(np.float64)
 
     def lists(self, users: IdArray) -> dict[str, pa.LargeListArray]:
         """Return the values of all histories by column [rows]; ``users`` are hashes of user ids [rows]."""
@@ -82,15 +90,18 @@ class DerivedFeatures:
         hashes = PartHashes.from_table(table, self.schema)
         now = self._times(table, self.clock)
         user = self.schema.key_feature("user")
+        names = [column for counter in self.schema.counters for column in counter.columns]
+        numbers = self.numbers(hashes, now, self.schema.counters).T
         computed: dict[str, pa.Array] = {
-            name: pa.array(values, pa.float64(), from_pandas=True) for name, values in self.numbers(hashes, now).items()
+            name: pa.array(column, pa.float64(), from_pandas=True) for name, column in zip(names, numbers, strict=True)
         }
         if user is not None:
             computed |= self.lists(hashes.singles[user.name])
+        features = {feature.name: feature for feature in self.schema.derived}
         for name, column in computed.items():
             present = name in table.column_names and not pa.types.is_null(table[name].type)
             if name in table.column_names:
-                column = pc.coalesce(table[name].combine_chunks(), column) if present else column
+                column = coalesce(table[name].combine_chunks(), column, features[name]) if present else column
                 table = table.set_column(table.column_names.index(name), name, column)
             else:
                 table = table.append_column(name, column)
@@ -98,23 +109,17 @@ class DerivedFeatures:
 
     def _times(self, table: pa.Table, clock: StateClock) -> IdArray:
         """Return the time of each row in microseconds [rows] int64."""
-        current = current_time(clock)
+        current = clock.now()
         column = self.schema.columns.time
         if column not in table.column_names:
             return np.full(table.num_rows, current, np.int64)
         times = table[column].combine_chunks()
         if not (pa.types.is_timestamp(times.type) or pa.types.is_date(times.type) or pa.types.is_null(times.type)):
             raise InvalidInputError(column, f"holds {times.type}, but it is the time: write timestamps")
-        return to_microseconds(_in_zone(times, clock.zone), current)
+        return to_microseconds(in_zone(times, clock.zone), current)
 
 
-def current_time(clock: StateClock) -> int:
-    """Return the current time in microseconds: UTC, or the local time of this process if the log has no time zone."""
-    now = datetime.now(UTC if clock.zone is not None else None).replace(tzinfo=UTC)
-    return int(now.timestamp() * 1_000_000)
-
-
-def _in_zone(times: pa.Array, zone: str | None) -> pa.Array:
+def in_zone(times: pa.Array, zone: str | None) -> pa.Array:
     """Return times with or without a time zone, as those of the log: local time is time in the zone of the log."""
     if (getattr(times.type, "tz", None) is None) == (zone is None) or pa.types.is_null(times.type):
         return times

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ranking.encoding.batch import RaggedIds
 from ranking.encoding.columns import read_column
+from ranking.encoding.encoder import hash_lists
 from ranking.encoding.vocabulary import IdArray, hash_column, mix_hashes
 from ranking.schema import Counter, PooledFeature, Schema
 
@@ -28,7 +28,7 @@ class PartHashes:
     Attributes:
         rows: number of rows.
         singles: hash of the id of each row, by feature [rows] int64; 0 for null.
-        lists: hashes of the ids of each row, by feature with lists.
+        lists: hashes of the ids of each row, by feature with lists; those of nulls are 0.
     """
 
     rows: int
@@ -44,17 +44,26 @@ class PartHashes:
             schema: schema with counters and histories.
             hash_ids: function with the results of ``hash_column``, such as one with a cache.
         """
-        names = key_parts(schema)
+        names = schema.key_parts
         singles, lists = {}, {}
         for feature in schema.inputs:
             if feature.name not in names:
                 continue
             column = read_column(table[feature.column].combine_chunks(), feature)
             if isinstance(feature, PooledFeature):
-                lists[feature.name] = _hash_lists(column, hash_ids)
+                lists[feature.name] = hash_lists(column, hash_ids)
             else:
                 singles[feature.name] = hash_ids(column)
         return cls(table.num_rows, singles, lists)
+
+    def take(self, rows: IdArray) -> PartHashes:
+        """Return the hashes of these rows [n]."""
+        singles = {name: hashes.take(rows) for name, hashes in self.singles.items()}
+        return PartHashes(len(rows), singles, {name: hashes.take(rows) for name, hashes in self.lists.items()})
+
+    def __or__(self, other: PartHashes) -> PartHashes:
+        """Return the hashes of both, for the same rows."""
+        return PartHashes(self.rows, {**self.singles, **other.singles}, {**self.lists, **other.lists})
 
 
 @dataclass(frozen=True)
@@ -64,17 +73,12 @@ class CounterKeys:
     Attributes:
         keys: distinct keys of each row [n] int64; rows without a key are left out.
         rows: row of each key [n] int64, ascending.
+        one_per_row: whether each row has exactly one key.
     """
 
     keys: IdArray
     rows: IdArray
-
-
-def key_parts(schema: Schema) -> set[str]:
-    """Return the names of the features whose ids form keys of counters and histories."""
-    names = {name for counter in schema.counters for name in counter.of}
-    user = schema.key_feature("user")
-    return names | ({user.name} if schema.histories and user is not None else set())
+    one_per_row: bool = False
 
 
 def counter_keys(counter: Counter, hashes: PartHashes) -> CounterKeys:
@@ -88,8 +92,17 @@ def counter_keys(counter: Counter, hashes: PartHashes) -> CounterKeys:
     elements = next((hashes.lists[name] for name in counter.of if name in hashes.lists), None)
     if elements is not None:
         rows = np.repeat(rows, elements.lengths)
-    parts = [hashes.singles[name][rows] if name in hashes.singles else hashes.lists[name].values for name in counter.of]
+    parts = [
+        hashes.lists[name].values
+        if name in hashes.lists
+        else hashes.singles[name]
+        if elements is None
+        else hashes.singles[name][rows]
+        for name in counter.of
+    ]
     keys = mix_hashes(parts)
+    if elements is None and keys.all():
+        return CounterKeys(keys, rows, one_per_row=True)
     rows, keys = rows[keys != NO_KEY], keys[keys != NO_KEY]
     if elements is not None and len(keys):  # An element that a list repeats counts once.
         order = np.lexsort((keys, rows))
@@ -106,13 +119,3 @@ def root_part(counter: Counter, schema: Schema) -> str | None:
         if feature is not None and feature.name in counter.of:
             return feature.name
     return None
-
-
-def _hash_lists(column: pa.Array, hash_ids: HashIds) -> RaggedIds:
-    """Hash the elements of lists, without nulls; a null list is empty."""
-    if pa.types.is_null(column.type):
-        return RaggedIds(np.empty(0, np.int64), np.zeros(len(column), np.int64))
-    parents, values = pc.list_parent_indices(column), pc.list_flatten(column)
-    valid = values.is_valid()
-    parents = parents.filter(valid).to_numpy().astype(np.int64)
-    return RaggedIds(hash_ids(values.filter(valid)), np.bincount(parents, minlength=len(column)))

@@ -1,7 +1,7 @@
 """Sums of all keys at the end of a log, in arrays that processes share.
 
 NAME/keys.npy, starts.npy   index from keys to rows, see ``lookup.id_index``; with a window, from keys and buckets
-NAME/rows.npy               one record of ``row_type`` per key; with a window, one per key and bucket
+NAME/rows.npy               one record of ``row_type`` per key (with a window: per key and bucket), then an empty record
 NAME/base.npy               the same sums over all keys: one record, or one per bucket
 meta.json                   ``until``: time of the last impression in microseconds; ``zone``: time zone of the log
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 from ranking.counters.keys import NO_KEY, CounterKeys
 from ranking.counters.values import MICROSECONDS, NEVER, Sums, counter_values, decay
 from ranking.encoding.vocabulary import FloatArray, IdArray, mix_hashes
-from ranking.lookup.id_index import NOT_FOUND, IdIndex, write_id_index
+from ranking.lookup.id_index import IdIndex, write_id_index
 from ranking.lookup.npy import ReadFile, map_file, open_array
 from ranking.regular_files import read_regular
 from ranking.schema import Counter
@@ -52,6 +53,21 @@ class StateClock:
 
     until: int
     zone: str | None
+
+    @property
+    def text(self) -> str:
+        """``until`` in ISO 8601: with an offset of 0 (Z), or without one if the log has no time zone."""
+        time = datetime(1970, 1, 1) + timedelta(microseconds=self.until)
+        return time.isoformat(timespec="seconds") + ("" if self.zone is None else "Z")
+
+    def now(self) -> int:
+        """Return the current time in microseconds: UTC, or local time if the log has no time zone."""
+        return self.at(datetime.now(UTC))
+
+    def at(self, time: datetime) -> int:
+        """Return a time with a time zone in microseconds: UTC, or local time if the log has no time zone."""
+        local = time.astimezone(UTC if self.zone is not None else None).replace(tzinfo=None)
+        return (local - datetime(1970, 1, 1)) // timedelta(microseconds=1)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -87,21 +103,43 @@ def local_times(times: IdArray, zone: str | None) -> IdArray:
     return local
 
 
+class SumSource(Protocol):
+    """Sums of one counter."""
+
+    @property
+    def base(self) -> npt.NDArray[Any]:
+        """Sums over all keys of type ``row_type``: one record, or one per bucket."""
+        ...
+
+    def find(self, keys: IdArray, buckets: IdArray | None) -> npt.NDArray[Any]:
+        """Return the record of each key [n], and of its bucket [n] with a window; an empty one for an unknown key."""
+        ...
+
+
 class CounterState:
     """Sums of all keys of one counter.
 
     Args:
         counter: the counter.
         index: index from keys (with a window: from the mix of key and bucket) to rows.
-        rows: sums of each key, of type ``row_type`` [rows].
+        rows: sums of each key, then those of an unknown key, of type ``row_type`` [rows + 1].
         base: the same sums over all keys; one row, or one per bucket.
         zone: time zone of the log.
+
+    Attributes:
+        columns: names of the counter's features.
     """
 
     def __init__(
         self, counter: Counter, index: IdIndex, rows: npt.NDArray[Any], base: npt.NDArray[Any], zone: str | None
     ) -> None:
-        self.counter, self.rows, self.base, self._index, self._zone = counter, rows, base, index, zone
+        self.counter, self.base, self.zone, self._records, self._index = counter, base, zone, rows, index
+        self.columns = counter.columns
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """Sums of each key, of type ``row_type`` [rows]."""
+        return self._records[:-1]
 
     @classmethod
     def open(cls, folder: Path, counter: Counter, zone: str | None, read_file: ReadFile = map_file) -> Self:
@@ -113,58 +151,79 @@ class CounterState:
         path = folder / counter.name
         index = IdIndex.open(path, pa.int64(), read_file)
         rows = open_array(path / "rows.npy", row_type(counter), read_file)
-        if len(rows) != len(index):
-            raise ValueError(f"{counter.name}/rows.npy holds {len(rows)} rows, not {len(index)}")
+        if len(rows) != len(index) + 1:
+            raise ValueError(f"{counter.name}/rows.npy holds {len(rows)} rows, not {len(index) + 1}")
         base = open_array(path / "base.npy", row_type(counter), read_file)
         return cls(counter, index, rows, base, zone)
 
-    def values(self, keys: CounterKeys, now: IdArray) -> FloatArray:
+    def find(self, keys: IdArray, buckets: IdArray | None) -> npt.NDArray[Any]:
+        """Return the record of each key [n], and of its bucket with a window; an empty one for an unknown key."""
+        keys = keys if buckets is None else bucket_keys(keys, buckets)
+        return self._records.take(self._index.rows_from_values(keys))
+
+    def values(self, keys: CounterKeys, now: IdArray, source: SumSource | None = None) -> FloatArray:
         """Return the values of the counter's features.
 
         Args:
             keys: keys of some rows.
             now: time of each row in microseconds [rows] int64.
+            source: sums to use instead of this state.
 
         Returns:
             Values [rows, ``counter.columns``] float64; NaN is null.
         """
-        sums = self.sums(keys.keys, now[keys.rows]).pooled(keys.rows, len(now))
-        return counter_values(self.counter, sums, self.base_sums(now), now)
+        source = self if source is None else source
+        sums = self._sums(source, keys.keys, now if keys.one_per_row else now[keys.rows])
+        if not keys.one_per_row:
+            sums = sums.pooled(keys.rows, len(now))
+        return counter_values(self.counter, sums, base_sums(self.counter, source.base, now, self.zone), now)
 
-    def sums(self, keys: IdArray, now: IdArray) -> Sums:
+    def _sums(self, source: SumSource, keys: IdArray, now: IdArray) -> Sums:
         """Return the sums of each key [n] at its time [n], all 0 for an unknown key."""
         if self.counter.buckets is None:
-            return self._weighted(self.rows, self._index.rows_from_values(keys), now)
-        current = bucket_numbers(self.counter, now, self._zone)
+            return weighted(self.counter, source.find(keys, None), now)
+        current = bucket_numbers(self.counter, now, self.zone)
         rows = np.repeat(np.arange(len(keys)), self.counter.buckets)
         buckets = (current[:, None] - np.arange(self.counter.buckets)).ravel()
-        found = self._index.rows_from_values(bucket_keys(keys[rows], buckets))
-        return self._weighted(self.rows, found, now[rows]).pooled(rows, len(keys))
+        return weighted(self.counter, source.find(keys[rows], buckets), now[rows]).pooled(rows, len(keys))
 
-    def base_sums(self, now: IdArray) -> Sums:
-        """Return the sums over all keys at each time [n]."""
-        if self.counter.buckets is None:
-            return self._weighted(self.base, np.full(len(now), 0 if len(self.base) else NOT_FOUND, np.int64), now)
-        current = bucket_numbers(self.counter, now, self._zone)
-        rows, positions = [], []
-        for position, bucket in enumerate(self.base["bucket"].tolist()):
-            matching = np.flatnonzero((bucket <= current) & (bucket > current - self.counter.buckets))
-            rows.append(matching)
-            positions.append(np.full(len(matching), position, np.int64))
-        if not rows:
-            return _zeros(len(now), len(self.counter.labels))
-        all_rows = np.concatenate(rows)
-        return self._weighted(self.base, np.concatenate(positions), now[all_rows]).pooled(all_rows, len(now))
 
-    def _weighted(self, table: npt.NDArray[Any], rows: IdArray, now: IdArray) -> Sums:
-        """Return the sums in these rows [n] of a table, weighted by their age; ``NOT_FOUND`` gives 0."""
-        known = rows != NOT_FOUND
-        if not len(table):
-            return _zeros(len(rows), len(self.counter.labels))
-        records = table.take(np.where(known, rows, 0))
-        weights = decay((now - records["last"]) / MICROSECONDS, self.counter) * known
-        last = np.where(known, records["last"], NEVER)
-        return Sums(records["count"], records["label_counts"], records["label_sums"], last).weighted(weights)
+def weighted(counter: Counter, records: npt.NDArray[Any], now: IdArray) -> Sums:
+    """Return the sums in records of ``row_type`` [n], weighted by their age at each time [n]."""
+    sums = Sums(records["count"], records["label_counts"], records["label_sums"], records["last"])
+    if counter.half_life_seconds is None:
+        return sums
+    # The age of ``NEVER`` would overflow.
+    return sums.weighted(decay((now - np.where(sums.last == NEVER, now, sums.last)) / MICROSECONDS, counter))
+
+
+def base_sums(counter: Counter, base: npt.NDArray[Any], now: IdArray, zone: str | None) -> Sums:
+    """Return the sums over all keys, from which ``counter_values`` computes means.
+
+    Without a window this is a single row, because a half-life does not change means; else one row per time [n].
+
+    Args:
+        counter: the counter.
+        base: records of ``row_type``, one per bucket.
+        now: microseconds [n] int64, see ``StateClock``.
+        zone: time zone of the log.
+    """
+    if counter.buckets is None:
+        base = base[:1] if len(base) else no_impressions(counter, 1)
+        return Sums(base["count"], base["label_counts"], base["label_sums"], base["last"])
+    current, rows = np.unique(bucket_numbers(counter, now, zone), return_inverse=True)
+    ages = current[:, None] - base["bucket"]
+    known = ((ages >= 0) & (ages < counter.buckets)).astype(np.float64)
+    last = np.where(known, base["last"], NEVER).max(1, initial=NEVER)
+    sums = [known @ base[name] for name in ("count", "label_counts", "label_sums")]
+    return Sums(sums[0][rows], sums[1][rows], sums[2][rows], last[rows])
+
+
+def no_impressions(counter: Counter, rows: int) -> npt.NDArray[Any]:
+    """Return records of ``row_type`` of keys without impressions."""
+    records = np.zeros(rows, row_type(counter))
+    records["last"] = NEVER
+    return records
 
 
 def bucket_keys(keys: IdArray, buckets: IdArray) -> IdArray:
@@ -186,7 +245,7 @@ def write_counter_state(folder: Path, counter: Counter, rows: npt.NDArray[Any], 
     rows = rows[rows["key"] != NO_KEY]
     keys = rows["key"] if counter.buckets is None else bucket_keys(rows["key"], rows["bucket"])
     order = write_id_index(pa.array(keys), path)
-    np.save(path / "rows.npy", rows[order])
+    np.save(path / "rows.npy", np.append(rows[order], no_impressions(counter, 1)))
     np.save(path / "base.npy", base)
 
 
@@ -200,7 +259,3 @@ def open_counter_states(
     """
     zone = StateClock.read(folder).zone if counters else None
     return {counter.name: CounterState.open(folder, counter, zone, read_file) for counter in counters}
-
-
-def _zeros(rows: int, labels: int) -> Sums:
-    return Sums(np.zeros(rows), np.zeros((rows, labels)), np.zeros((rows, labels)), np.full(rows, NEVER, np.int64))

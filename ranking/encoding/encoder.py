@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -164,16 +164,7 @@ class Encoder:
 
     def encode_bag(self, column: pa.Array, bag: PooledFeature) -> RaggedIds:
         """Return the embedding rows of each list; a null list becomes one missing id, nulls in a list are dropped."""
-        if pa.types.is_null(column.type):
-            column = pa.nulls(len(column), pa.large_list(pa.int64()))
-        is_null = column.is_null().to_numpy(zero_copy_only=False)
-        parents, values = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
-        rows = self.id_mappings[bag.table].rows(values.filter(pa.array(valid)), bag.column)
-        parents = np.concatenate([parents[valid], np.flatnonzero(is_null)])
-        rows = np.concatenate([rows, np.full(is_null.sum(), MISSING, np.int64)])
-        lengths = np.bincount(parents, minlength=len(column))
-        return RaggedIds(rows[np.argsort(parents, kind="stable")], lengths)
+        return _map_lists(column, lambda ids: self.id_mappings[bag.table].rows(ids, bag.column))
 
     def write(self, folder: Path) -> None:
         """Write ``vocabularies/TABLE.parquet``, ``buckets/TABLE.parquet`` and ``scales.parquet``."""
@@ -225,6 +216,29 @@ def _with_applied_clips(schema: Schema, scales: Mapping[str, Scale]) -> Schema:
         for feature in schema.features
     )
     return schema.model_copy(update={"features": features})
+
+
+def hash_lists(column: pa.Array, hash_ids: Callable[[pa.Array], IdArray] = hash_column) -> RaggedIds:
+    """Return the hashes of the ids of each list; a null list becomes one 0, and nulls in a list are dropped.
+
+    Args:
+        column: canonical lists.
+        hash_ids: function with the results of ``hash_column``.
+    """
+    return _map_lists(column, hash_ids)
+
+
+def _map_lists(column: pa.Array, function: Callable[[pa.Array], IdArray]) -> RaggedIds:
+    """Apply a function to the ids of all lists; a null list becomes one 0, nulls in a list are dropped."""
+    if pa.types.is_null(column.type):
+        column = pa.nulls(len(column), pa.large_list(pa.int64()))
+    is_null = column.is_null().to_numpy(zero_copy_only=False)
+    parents, values = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    parents = np.concatenate([parents[valid], np.flatnonzero(is_null)])
+    mapped = np.concatenate([function(values.filter(pa.array(valid))), np.full(is_null.sum(), MISSING, np.int64)])
+    lengths = np.bincount(parents, minlength=len(column))
+    return RaggedIds(mapped[np.argsort(parents, kind="stable")], lengths)
 
 
 def _read_parquet(file: Path) -> pa.Table:

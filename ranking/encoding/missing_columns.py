@@ -22,10 +22,10 @@ def missing_feature_columns(
         side_columns: columns of each side table.
     """
     missing: dict[str, str] = {}
-    derived = schema.derived
+    derived = schema.derived_columns
     for feature in schema.inputs:
         id_column = schema.id_column(feature.owner)
-        if feature.column in names or feature in derived:
+        if feature.column in names or feature.column in derived:
             continue
         if (
             id_column is None

@@ -3,13 +3,14 @@
 keys.npy, starts.npy, text.npy, ends.npy   index from ids to rows, see ``id_index``
 rows.npy      one record of ``IndexLayout.row_dtype`` per id, then the record of an unknown id
 values.npy    embedding rows of all lists of ids, concatenated
+hashes.npy    hashes of the same ids, if the keys of counters contain lists of this owner
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,14 +20,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.encoding.batch import EncodedBatch, RaggedIds, ragged_arange
-from ranking.encoding.columns import cast_ids, invalid_rows, to_id_array
-from ranking.encoding.encoder import Encoder
+from ranking.encoding.columns import cast_ids, invalid_rows, read_column, to_id_array
+from ranking.encoding.encoder import Encoder, hash_lists
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError
 from ranking.lookup.id_index import IdIndex, RowArray, write_id_index
 from ranking.lookup.npy import ArrayWriter, ReadFile, map_file, open_array
-from ranking.schema import Owner, Schema
+from ranking.schema import Owner, PooledFeature, Schema
 
 CHUNK_SIZE = 65_536
 """Number of rows that are encoded at once; limits the memory of building an index."""
@@ -38,12 +39,15 @@ class IndexLayout:
 
     Attributes:
         encoder: encoder of the owner's features. It has no crosses: they may change with another owner's features.
-        cross_parts: names of the owner's features that are parts of crosses, in order of declaration.
+        parts: names of the owner's features with one id that are parts of crosses or of keys of counters, in order of
+            declaration. The index holds the hashes of their ids.
+        list_parts: the same for features with lists of ids.
         id_column: name of the id column.
     """
 
     encoder: Encoder
-    cross_parts: list[str]
+    parts: list[str]
+    list_parts: list[str]
     id_column: str
 
     @classmethod
@@ -51,8 +55,14 @@ class IndexLayout:
         """Return the layout of one owner's index; ``encoder`` is the encoder of all features."""
         schema = encoder.schema
         names = [feature.name for feature in schema.inputs if feature.owner == owner]
-        crossed = {part for cross in schema.crosses for part in cross.of}
-        return cls(encoder.restricted(names), [n for n in names if n in crossed], str(schema.id_column(owner)))
+        hashed = {part for cross in schema.crosses for part in cross.of} | schema.key_parts
+        lists = {bag.name for bag in schema.bags}
+        return cls(
+            encoder.restricted(names),
+            [name for name in names if name in hashed - lists],
+            [name for name in names if name in hashed & lists],
+            str(schema.id_column(owner)),
+        )
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
@@ -63,7 +73,7 @@ class IndexLayout:
         schema = self.encoder.schema
         return np.dtype(
             [
-                ("parts", "<i8", (len(self.cross_parts),)),
+                ("parts", "<i8", (len(self.parts),)),
                 ("starts", "<i8", (len(schema.bags),)),  # Position of each list's first value in values.npy.
                 ("lengths", "<i4", (len(schema.bags),)),
                 ("ids", "<i4", (len(schema.categoricals),)),
@@ -82,6 +92,7 @@ class FeatureIndex:
         id_type: type of the ids, int64 or string.
         rows: record of each id, then the record of an unknown id [ids + 1], of type ``layout.row_dtype``.
         values: embedding rows of all lists [values] int32.
+        hashes: hashes of the same ids [values] int64; None without ``layout.list_parts``.
     """
 
     def __init__(
@@ -91,12 +102,16 @@ class FeatureIndex:
         id_type: pa.DataType,
         rows: npt.NDArray[Any],
         values: npt.NDArray[np.int32],
+        hashes: IdArray | None = None,
     ) -> None:
         self._layout = layout
         self._index = index
         self._id_type = id_type
         self._rows = rows
         self._values = values
+        self._hashes = hashes
+        bags = [bag.name for bag in self.schema.bags]
+        self._hashed_bags = [bags.index(name) for name in layout.list_parts]
 
     def __len__(self) -> int:
         return len(self._index)
@@ -107,9 +122,9 @@ class FeatureIndex:
         return self._layout.encoder.schema
 
     @property
-    def cross_parts(self) -> list[str]:
-        """Names of the features that are parts of crosses: the columns of ``cross_hashes``."""
-        return self._layout.cross_parts
+    def parts(self) -> list[str]:
+        """Names of the features with one id whose hashes the index holds: the columns of ``part_hashes``."""
+        return self._layout.parts
 
     def rows(self, ids: Sequence[int | str | None] | npt.NDArray[Any] | pa.Array) -> RowArray:
         """Return the row of each id [n] int64, or ``NOT_FOUND`` (−1).
@@ -134,10 +149,18 @@ class FeatureIndex:
             records["missing"].copy(),
         )
 
-    def cross_hashes(self, rows: RowArray) -> IdArray:
-        """Return the hashes of these rows' cross parts [n, cross_parts] int64, for ``HashBuckets.cross_rows``."""
-        hashes: IdArray = self._rows.take(rows)["parts"].copy()
-        return hashes
+    def part_hashes(self, rows: RowArray) -> tuple[IdArray, list[RaggedIds]]:
+        """Return the hashes of these rows' ids [n, parts] int64, and the hashes of their lists.
+
+        They are those of the features in ``layout.parts`` and ``layout.list_parts``; 0 for null.
+        """
+        records = self._rows.take(rows)
+        lists = []
+        for bag in self._hashed_bags:
+            assert self._hashes is not None
+            counts = records["lengths"][:, bag].astype(np.int64)
+            lists.append(RaggedIds(self._hashes.take(ragged_arange(records["starts"][:, bag], counts)), counts))
+        return records["parts"].copy(), lists
 
     def _lists(self, starts: RowArray, lengths: npt.NDArray[np.int32]) -> RaggedIds:
         counts = lengths.astype(np.int64)
@@ -156,7 +179,11 @@ class FeatureIndex:
         rows = open_array(folder / "rows.npy", layout.row_dtype, read_file)
         if len(rows) != len(index) + 1:
             raise ValueError(f"rows.npy holds {len(rows)} rows, not {len(index) + 1}")
-        return cls(layout, index, id_type, rows, open_array(folder / "values.npy", np.int32, read_file))
+        values = open_array(folder / "values.npy", np.int32, read_file)
+        hashes = open_array(folder / "hashes.npy", np.int64, read_file) if layout.list_parts else None
+        if hashes is not None and len(hashes) != len(values):
+            raise ValueError(f"hashes.npy holds {len(hashes)} rows, not {len(values)}")
+        return cls(layout, index, id_type, rows, values, hashes)
 
     @classmethod
     def temporary(cls, table: FeatureTable, encoder: Encoder, owner: Owner) -> Self:
@@ -182,15 +209,15 @@ def write_feature_index(table: FeatureTable, encoder: Encoder, owner: Owner, fol
     layout = IndexLayout.for_owner(encoder, owner)
     order = write_id_index(table.ids, folder)
     unknown = pa.table({layout.id_column: pa.nulls(1, table.ids.type)})
-    with (
-        ArrayWriter(folder / "rows.npy", layout.row_dtype) as rows,
-        ArrayWriter(folder / "values.npy", np.int32) as values,
-    ):
+    with ExitStack() as files:
+        rows = files.enter_context(ArrayWriter(folder / "rows.npy", layout.row_dtype))
+        values = files.enter_context(ArrayWriter(folder / "values.npy", np.int32))
+        hashes = files.enter_context(ArrayWriter(folder / "hashes.npy", np.int64)) if layout.list_parts else None
         start = 0
         for first in range(0, len(order), CHUNK_SIZE):
             chunk = _take_valid(table.table, order[first : first + CHUNK_SIZE], layout.encoder.schema)
-            start = _append(chunk, layout, rows, values, start)
-        _append(fill_features(unknown, layout.encoder.schema, {}), layout, rows, values, start)
+            start = _append(chunk, layout, rows, values, hashes, start)
+        _append(fill_features(unknown, layout.encoder.schema, {}), layout, rows, values, hashes, start)
 
 
 def _take_valid(table: pa.Table, rows: RowArray, schema: Schema) -> pa.Table:
@@ -203,16 +230,30 @@ def _take_valid(table: pa.Table, rows: RowArray, schema: Schema) -> pa.Table:
     return completed
 
 
-def _append(table: pa.Table, layout: IndexLayout, rows: ArrayWriter, values: ArrayWriter, start: int) -> int:
+def _append(
+    table: pa.Table,
+    layout: IndexLayout,
+    rows: ArrayWriter,
+    values: ArrayWriter,
+    hashes: ArrayWriter | None,
+    start: int,
+) -> int:
     """Append a completed table's rows, whose lists begin at ``start`` of the values, and return the next start."""
     inputs = layout.encoder.encode(table)
     records = np.empty(table.num_rows, layout.row_dtype)
-    records["parts"] = layout.encoder.hash_features(table, layout.cross_parts)
+    records["parts"] = layout.encoder.hash_features(table, layout.parts)
     records["ids"], records["dense"], records["missing"] = inputs.ids, inputs.dense, inputs.missing
-    for i, bag in enumerate(inputs.bags):
+    for i, (feature, bag) in enumerate(zip(layout.encoder.schema.bags, inputs.bags, strict=True)):
         records["starts"][:, i] = start + np.cumsum(bag.lengths) - bag.lengths
         records["lengths"][:, i] = bag.lengths
         values.append(bag.values)
+        if hashes is not None:
+            is_part = feature.name in layout.list_parts
+            hashes.append(_hash_bag(table, feature) if is_part else np.zeros(len(bag.values), np.int64))
         start += len(bag.values)
     rows.append(records)
     return start
+
+
+def _hash_bag(table: pa.Table, feature: PooledFeature) -> IdArray:
+    return hash_lists(read_column(table[feature.column].combine_chunks(), feature)).values

@@ -160,11 +160,14 @@ class Counter(_PointInTime):
 
     def features(self, declared: Sequence[Feature]) -> Iterator[NumericFeature]:
         """Yield the features; ``declared`` are those of the schema, some of which form the key."""
-        owners = {f.owner for f in declared if f.name in self.of and not isinstance(f, CrossFeature)}
-        owner: Owner = "item" if "item" in owners else "context" if owners != {"user"} else "user"
         for name in self.columns:
             transform: Literal["standardise", "log1p"] = "log1p" if name in (self.count, self.age) else "standardise"
-            yield NumericFeature(name=name, kind="numeric", owner=owner, transform=transform)
+            yield NumericFeature(name=name, kind="numeric", owner=self.owner(declared), transform=transform)
+
+    def owner(self, declared: Sequence[Feature]) -> Owner:
+        """Return the owner of the features; ``declared`` are those of the schema, some of which form the key."""
+        owners = {f.owner for f in declared if f.name in self.of and not isinstance(f, CrossFeature)}
+        return "item" if "item" in owners else "context" if owners != {"user"} else "user"
 
 
 class History(_PointInTime):
@@ -239,6 +242,8 @@ def check_counter(counter: Counter, features: Sequence[Feature], tasks: Sequence
         if not isinstance(feature, NumericFeature):
             raise ValueError(f"{entry}: declare feature '{feature.name}' as numeric, or give the counter another name")
         _check_computed_column(entry, feature)
+        if feature.owner != (owner := counter.owner([*parts.values()])):
+            raise ValueError(f"{entry}: declare feature '{feature.name}' with owner = '{owner}', that of its key")
 
 
 def check_history(history: History, features: Sequence[Feature], binary_tasks: Sequence[str]) -> None:

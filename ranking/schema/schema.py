@@ -232,6 +232,13 @@ class Schema(StrictModel):
         return self.restricted(names | {cross.name for cross in self.crosses}) if columns else self
 
     @property
+    def key_parts(self) -> set[str]:
+        """Names of the features whose ids form keys of counters and histories."""
+        names = {name for counter in self.counters for name in counter.of}
+        user = self.key_feature("user")
+        return names | ({user.name} if self.histories and user is not None else set())
+
+    @property
     def crosses(self) -> list[CrossFeature]:
         """Crosses, in order of declaration."""
         return [f for f in self.features if isinstance(f, CrossFeature)]
@@ -305,8 +312,8 @@ class Schema(StrictModel):
 
         These are its feature columns without the id column and without those of counters and histories.
         """
-        derived = self.derived
-        columns = (f.column for f in self.inputs if f.owner == owner and f not in derived)
+        derived = self.derived_columns
+        columns = (f.column for f in self.inputs if f.owner == owner and f.column not in derived)
         return [c for c in dict.fromkeys(columns) if c != self.id_column(owner)]
 
 

@@ -21,8 +21,9 @@ class ColumnPlan:
     """How the values of a set of columns of one owner are encoded.
 
     Attributes:
-        bags: column, feature, index among the bags and index among all features, per feature with lists of ids.
-        ids: column, id mapping and index among the cross parts (None if not part of a cross), per id feature.
+        bags: column, feature, index among the bags, index among all features and index in ``IndexLayout.list_parts``
+            (None if its hashes are not needed), per feature with lists of ids.
+        ids: column, id mapping and index in ``IndexLayout.parts`` (None if its hashes are not needed), per id feature.
         numbers: features that read numbers; numeric features first, then bucketized ones.
         bucketizers: bucketizers of the bucketized features.
         single_columns: columns of ``EntityFeatures.ids`` of the features in ``ids``, then of the bucketized ones.
@@ -37,7 +38,7 @@ class ColumnPlan:
         indicator_columns: columns of ``EntityFeatures.dense`` of these missing indicators.
     """
 
-    bags: list[tuple[str, PooledFeature, int, int]]
+    bags: list[tuple[str, PooledFeature, int, int, int | None]]
     ids: list[tuple[str, Vocabulary | HashBuckets, int | None]]
     numbers: list[NumberFeature]
     bucketizers: list[Bucketizer]
@@ -67,14 +68,15 @@ class ColumnPlan:
         singles = [*categoricals, *bucketized]
         log_numerics = [i for i, feature in enumerate(numerics) if feature.transform == "log1p"]
         indicated_numerics = [i for i, feature in enumerate(numerics) if feature.name in indicated]
-        cross_index = {name: i for i, name in enumerate(layout.cross_parts)}
+        part_index = {name: i for i, name in enumerate(layout.parts)}
+        list_index = {name: i for i, name in enumerate(layout.list_parts)}
         return cls(
             bags=[
-                (f.column, f, group_index[f.name], input_index[f.name])
+                (f.column, f, group_index[f.name], input_index[f.name], list_index.get(f.name))
                 for f in features
                 if isinstance(f, PooledFeature)
             ],
-            ids=[(f.column, _id_mapping(id_mappings[f.table]), cross_index.get(f.name)) for f in categoricals],
+            ids=[(f.column, _id_mapping(id_mappings[f.table]), part_index.get(f.name)) for f in categoricals],
             numbers=[*numerics, *bucketized],
             bucketizers=[_bucketizer(id_mappings[f.table]) for f in bucketized],
             single_columns=_indices([group_index[f.name] for f in singles]),

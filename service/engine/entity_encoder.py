@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ranking.encoding.batch import EncodedBatch, Mask, RaggedIds
-from ranking.encoding.columns import to_id_array
-from ranking.encoding.encoder import scale_numbers, transform_numbers
+from ranking.encoding.columns import read_column, to_id_array
+from ranking.encoding.encoder import hash_lists, scale_numbers, transform_numbers
 from ranking.encoding.feature_table import fill_features
 from ranking.encoding.vocabulary import MISSING, OOV, FloatArray, IdArray
 from ranking.frozen.ranker import FrozenRanker
@@ -21,7 +21,10 @@ from ranking.lookup.feature_index import IndexLayout
 from ranking.schema import InputFeature, NumberFeature, Owner
 from service.engine.column_plan import ColumnIndices, ColumnPlan
 from service.engine.request import RawFeatures
-from service.engine.values import Values, hash_ids, is_set, to_bag, to_embedding_rows, to_float64
+from service.engine.values import Values, hash_bag, hash_ids, is_set, to_bag, to_embedding_rows, to_float64
+
+EntityHashes: TypeAlias = tuple[IdArray, list[RaggedIds]]
+"""``EntityFeatures.hashes`` and ``EntityFeatures.list_hashes``."""
 
 CACHED_PLANS = 256
 """Number of sets of columns whose plans are cached, per owner."""
@@ -36,7 +39,8 @@ class EntityFeatures:
         bags: as ``EncodedBatch.bags``.
         dense: as ``EncodedBatch.dense``.
         missing: as ``EncodedBatch.missing``.
-        hashes: hashes of the features that are part of a cross [rows, cross parts] int64.
+        hashes: hashes of the ids in ``IndexLayout.parts`` [rows, parts] int64.
+        list_hashes: hashes of the ids in ``IndexLayout.list_parts``.
         unseen: whether the ranker has never seen the id of each row [rows]; None if it does not know any id.
     """
 
@@ -45,12 +49,13 @@ class EntityFeatures:
     dense: npt.NDArray[np.float32]
     missing: Mask
     hashes: IdArray
+    list_hashes: list[RaggedIds]
     unseen: Mask | None = None
 
     @classmethod
-    def from_encoded(cls, encoded: EncodedBatch, hashes: IdArray) -> EntityFeatures:
+    def from_encoded(cls, encoded: EncodedBatch, hashes: IdArray, list_hashes: list[RaggedIds]) -> EntityFeatures:
         """Wrap encoded rows, whose arrays may then be overwritten."""
-        return cls(encoded.ids, list(encoded.bags), encoded.dense, encoded.missing, hashes)
+        return cls(encoded.ids, list(encoded.bags), encoded.dense, encoded.missing, hashes, list_hashes)
 
     def to_encoded(self) -> EncodedBatch:
         """Return the rows without the hashes."""
@@ -65,6 +70,7 @@ class EntityFeatures:
             self.dense.repeat(count, 0),
             self.missing.repeat(count, 0),
             self.hashes.repeat(count, 0),
+            [bag if count == 1 else bag.take(rows) for bag in self.list_hashes],
         )
 
 
@@ -77,7 +83,8 @@ class EntityEncoder:
 
     Attributes:
         schema: features of the owner, without crosses.
-        cross_parts: names of the features that are part of a cross, the columns of ``EntityFeatures.hashes``.
+        parts: names of the features in ``EntityFeatures.hashes``, see ``IndexLayout``.
+        list_parts: names of the features in ``EntityFeatures.list_hashes``.
         readable: feature that defines the type of each column; an id feature takes precedence over a number.
         knows_ids: whether ids are in a vocabulary or a table, so that an unseen id can be recognized.
     """
@@ -86,11 +93,13 @@ class EntityEncoder:
         layout = IndexLayout.for_owner(ranker.encoder, owner)
         self.schema = schema = layout.encoder.schema
         self._owner = owner
-        self.cross_parts, self._id_column = layout.cross_parts, schema.id_column(owner)
+        self.parts, self.list_parts, self._id_column = layout.parts, layout.list_parts, schema.id_column(owner)
         self._encoder, self._index = layout.encoder, ranker.encoded.get(owner)
         nulls = fill_features(pa.table({"": pa.nulls(1)}), schema, {})
-        hashes = layout.encoder.hash_features(nulls, layout.cross_parts)
-        self._unknown = EntityFeatures.from_encoded(layout.encoder.encode(nulls), hashes)
+        hashes = layout.encoder.hash_features(nulls, layout.parts)
+        lists = [bag for bag in schema.bags if bag.name in layout.list_parts]
+        list_hashes = [hash_lists(read_column(nulls[bag.column].combine_chunks(), bag)) for bag in lists]
+        self._unknown = EntityFeatures.from_encoded(layout.encoder.encode(nulls), hashes, list_hashes)
         id_features = [feature for feature in schema.inputs if not isinstance(feature, NumberFeature)]
         readers: dict[str, InputFeature] = {}
         for feature in (*id_features, *schema.numbers):
@@ -113,8 +122,10 @@ class EntityEncoder:
         known = None
         if self._index is not None and features.ids is not None:
             rows = self._index.rows(features.ids)
-            hashes = self._index.cross_hashes(rows) if self.cross_parts else self._unknown.hashes
-            encoded, known = EntityFeatures.from_encoded(self._index.take(rows), hashes), rows >= 0
+            hashes, lists = self._unknown.hashes, self._unknown.list_hashes
+            if self.parts or self.list_parts:
+                hashes, lists = self._index.part_hashes(rows)
+            encoded, known = EntityFeatures.from_encoded(self._index.take(rows), hashes, lists), rows >= 0
         else:
             encoded = self._unknown.repeat(count)
         if self._id_is_feature and features.ids is not None and (known is None or not known.all()):
@@ -127,6 +138,62 @@ class EntityEncoder:
         if self.knows_ids and features.ids is not None:
             encoded.unseen = self._unseen(encoded, features, known)
         return encoded
+
+    def part_hashes(self, features: RawFeatures, count: int) -> EntityHashes:
+        """Return the same hashes as ``encode`` without the encoded features.
+
+        Raises:
+            InvalidInputError: text is not an integer where ids are integers.
+        """
+        known = np.zeros(count, np.bool_)
+        if self._index is not None and features.ids is not None:
+            rows = self._index.rows(features.ids)
+            (hashes, lists), known = self._index.part_hashes(rows), rows >= 0
+        else:
+            unknown = self._unknown.repeat(count)
+            hashes, lists = unknown.hashes, unknown.list_hashes
+        columns = features.columns
+        if self._id_is_feature and features.ids is not None and not known.all():
+            columns = {**columns, str(self._id_column): features.ids}
+        plan = self._plan(tuple(columns))
+        for column, _, part in plan.ids:
+            if part is not None:
+                replaced = is_set(columns[column]) & ~(known & (column == self._id_column))
+                hashes[replaced, part] = hash_ids(columns[column])[replaced]
+        for column, feature, _, _, part in plan.bags:
+            if part is not None:
+                lists[part] = _replace_lists(lists[part], hash_bag(columns[column], feature), is_set(columns[column]))
+        return hashes, lists
+
+    def write_derived(
+        self,
+        encoded: EntityFeatures,
+        features: RawFeatures,
+        columns: tuple[str, ...],
+        numbers: FloatArray,
+        lists: Mapping[str, pa.LargeListArray],
+    ) -> None:
+        """Write the features of counters and histories, except for the values that the request sends.
+
+        Args:
+            encoded: the encoded rows.
+            features: the same features, not encoded.
+            columns: columns of the numbers.
+            numbers: values [rows, columns] float64; NaN is null.
+            lists: lists of ids by column [rows].
+
+        Raises:
+            InvalidInputError: as for ``encode``.
+        """
+        if columns:
+            plan = self._plan(columns)
+            order = [columns.index(feature.column) for feature in plan.numbers]
+            self._write_singles(encoded, plan, [], numbers[:, order], None)
+        if lists:
+            self._overwrite(encoded, lists)
+        sent = {column: values for column, values in features.columns.items() if column in columns or column in lists}
+        if sent:
+            self._overwrite(encoded, sent)
 
     def _unseen(self, encoded: EntityFeatures, features: RawFeatures, known: Mask | None) -> Mask:
         """Return which ids are set, but not in the vocabulary of ids; without one, neither in the table nor the store.
@@ -154,21 +221,41 @@ class EntityEncoder:
     def _overwrite(self, encoded: EntityFeatures, columns: Mapping[str, Values], keep: Mask | None = None) -> None:
         """Overwrite encoded features with the values of columns that are set, except in the rows of ``keep``."""
         plan = self._plan(tuple(columns))
-        for column, feature, bag, missing in plan.bags:
+        for column, feature, bag, missing, part in plan.bags:
             replaced = is_set(columns[column])
             if replaced.any():
+                if part is not None:
+                    hashes = hash_bag(columns[column], feature)
+                    encoded.list_hashes[part] = _replace_lists(encoded.list_hashes[part], hashes, replaced)
                 lists = to_bag(columns[column], feature, self._encoder)
                 encoded.bags[bag] = _replace_lists(encoded.bags[bag], lists, replaced)
                 encoded.missing[:, missing] &= ~replaced
         singles = [to_embedding_rows(columns[column], id_mapping, column) for column, id_mapping, _ in plan.ids]
         for (column, _, part), rows in zip(plan.ids, singles, strict=True):
             if part is not None:
-                hashes = hash_ids(columns[column])[:, None]
-                _write_columns(encoded.hashes, slice(part, part + 1), hashes, rows[:, None] != MISSING, keep)
+                id_hashes = hash_ids(columns[column])[:, None]
+                _write_columns(encoded.hashes, slice(part, part + 1), id_hashes, rows[:, None] != MISSING, keep)
+        numbers = np.empty((0, 0))
         if plan.numbers:
             numbers = to_float64([columns[feature.column] for feature in plan.numbers], plan.numbers)
+        self._write_singles(encoded, plan, singles, numbers, keep)
+
+    def _write_singles(
+        self, encoded: EntityFeatures, plan: ColumnPlan, singles: list[IdArray], numbers: FloatArray, keep: Mask | None
+    ) -> None:
+        """Write ids and numbers.
+
+        Args:
+            encoded: rows to write to.
+            plan: plan of the columns.
+            singles: embedding rows of each feature in ``plan.ids`` [rows].
+            numbers: number of each feature in ``plan.numbers`` [rows, numbers]; NaN is null.
+            keep: rows that are not written.
+        """
+        if plan.numbers:
             numerics = len(plan.shift)
-            singles += [buckets.rows_from_values(numbers[:, i]) for i, buckets in enumerate(plan.bucketizers, numerics)]
+            buckets = enumerate(plan.bucketizers, numerics)
+            singles = [*singles, *(bucketizer.rows_from_values(numbers[:, i]) for i, bucketizer in buckets)]
             if numerics:
                 self._write_numbers(encoded, plan, numbers[:, :numerics], keep)
         if singles:

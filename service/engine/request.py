@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ranking.counters.stored_sums import StoredSums
 from ranking.schema import Owner
 from service.engine.values import Values, concat
 
@@ -45,11 +46,16 @@ class FeatureRequest:
         counts: number of candidates of each request [requests].
         signature: names, sources and types of the columns. Requests with equal signatures can be concatenated; a
             request with None cannot.
+        times: time of each request on the clock of the ranker's counters, see ``StateClock`` [requests]; empty if the
+            ranker has no counters.
+        sums: sums of counters from the feature store; None: those of the bundle count.
     """
 
     owners: Mapping[Owner, RawFeatures]
     counts: Sequence[int]
     signature: Hashable = None
+    times: Sequence[int] = ()
+    sums: StoredSums | None = None
 
     def __len__(self) -> int:
         """Return the number of candidates of all requests."""
@@ -63,7 +69,7 @@ class FeatureRequest:
     def slice(self, start: int, stop: int) -> FeatureRequest:
         """Return the candidates [start, stop) of a single request."""
         items = self.owners["item"].slice(start, stop)
-        return FeatureRequest({**self.owners, "item": items}, [stop - start], self.signature)
+        return FeatureRequest({**self.owners, "item": items}, [stop - start], self.signature, self.times, self.sums)
 
     @staticmethod
     def concat(requests: Sequence[FeatureRequest]) -> FeatureRequest:
@@ -78,7 +84,10 @@ class FeatureRequest:
             ids = None if first.ids is None else concat([part.ids for part in parts])
             owners[owner] = RawFeatures(ids, columns, stored)
         counts = [count for request in requests for count in request.counts]
-        return FeatureRequest(owners, counts, requests[0].signature)
+        times = [time for request in requests for time in request.times]
+        sums = [request.sums for request in requests if request.sums is not None]
+        joined = StoredSums.concat(sums) if sums else None
+        return FeatureRequest(owners, counts, requests[0].signature, times, joined)
 
 
 @dataclass(frozen=True)
@@ -89,11 +98,13 @@ class StoreFeatures:
         columns: values by owner and column, in the types that a request may use.
         signature: names and types of the columns, part of ``FeatureRequest.signature``.
         degraded: whether features are absent because of a failure of the store.
+        sums: sums of counters; None if the store has none, or older ones than the bundle.
     """
 
     columns: Mapping[Owner, Mapping[str, Values]] = field(default_factory=dict)
     signature: Hashable = ()
     degraded: bool = False
+    sums: StoredSums | None = None
 
 
 EMPTY = StoreFeatures()

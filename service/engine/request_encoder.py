@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain, compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ranking.counters.stored_sums import Root, StoredSums
 from ranking.encoding.batch import EncodedBatch, Mask
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedItemSplitter
 from ranking.encoding.vocabulary import HashBuckets, IdArray
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import CrossFeature, Owner, Schema
+from service.engine.derived_encoder import DerivedEncoder
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures
 from service.engine.request import FeatureRequest
 
@@ -32,7 +35,8 @@ class MissingFeatures:
     """Missing features of candidates of one request, by the names under which a request can send them.
 
     Attributes:
-        names: columns of all features, in schema order; ``USER_ID`` and ``ITEM_ID`` stand for the id columns.
+        names: columns of all features but those of counters and histories, in schema order; ``USER_ID`` and
+            ``ITEM_ID`` stand for the id columns.
         shared_indices: indices in ``names`` of the features that the candidates share, ascending.
         item_indices: indices in ``names`` of the features of items, ascending.
         shared: whether each shared feature is missing [shared features].
@@ -144,7 +148,10 @@ class RequestEncoder:
         fields = [id_names.get(feature.column, feature.column) for feature in inputs]
         id_owners: tuple[tuple[Owner, str], ...] = (("user", USER_ID), ("item", ITEM_ID))
         known_ids = [name for owner, name in id_owners if self._encoders[owner].knows_ids]
-        self._names = tuple(dict.fromkeys([*fields, *known_ids]))
+        derived = ranker.schema.derived_columns
+        self._names = tuple(dict.fromkeys([*(name for name in fields if name not in derived), *known_ids]))
+        self._clock = None if ranker.derived is None else ranker.derived.clock
+        self._derived = None if ranker.derived is None else DerivedEncoder(ranker.derived, self._encoders)
         groups = ((self.splitter.shared, USER_ID), (self.splitter.items, ITEM_ID))
         self._missing_columns = [
             MissingColumns(self._names, [fields[i] for i in group.missing], id_name) for group, id_name in groups
@@ -163,14 +170,47 @@ class RequestEncoder:
             owner: encoder.encode(request.owners[owner], len(request_index if owner == "item" else request.counts))
             for owner, encoder in self._encoders.items()
         }
+        if self._derived is not None:
+            self._derived.write(request, entities, request_index)
         hashes = {
-            owner: {name: entities[owner].hashes[:, i] for i, name in enumerate(encoder.cross_parts)}
+            owner: {name: entities[owner].hashes[:, i] for i, name in enumerate(encoder.parts)}
             for owner, encoder in self._encoders.items()
         }
         shared_hashes = hashes["user"] | hashes["context"]
         item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
         shared, items = self._shared.assemble(entities, shared_hashes), self._items.assemble(entities, item_hashes)
         return RequestBatch(shared, items, request_index, entities["user"].unseen, entities["item"].unseen)
+
+    def with_counters(self, request: FeatureRequest, time: datetime | None, sums: StoredSums | None) -> FeatureRequest:
+        """Return a single request with what its counters need, if the ranker has counters or histories.
+
+        Args:
+            request: the request.
+            time: its time; default: now.
+            sums: sums from the feature store.
+        """
+        if self._clock is None:
+            return request
+        return replace(request, times=[self._clock.now() if time is None else self._clock.at(time)], sums=sums)
+
+    def counter_roots(self, request: FeatureRequest) -> dict[Root, set[int]]:
+        """Return the hashes of the roots whose sums a single request needs, by kind; empty without counters.
+
+        Raises:
+            InvalidInputError: text is not an integer where ids are integers.
+        """
+        return {} if self._derived is None else self._derived.roots(request)
+
+    @property
+    def counters_until(self) -> int | None:
+        """Time of the last impression in the bundle's counters in microseconds; None if the ranker has none."""
+        return None if self._clock is None else self._clock.until
+
+    def counters_as_of(self, sums: StoredSums | None) -> str | None:
+        """Return the time of the last impression in the counters; None if the ranker has none."""
+        if self._clock is None:
+            return None
+        return (self._clock if sums is None else replace(self._clock, until=sums.state.until)).text
 
     def missing(self, batch: RequestBatch, counts: Sequence[int]) -> Iterator[MissingFeatures]:
         """Yield the missing features of each request.

@@ -29,6 +29,7 @@ class PreparedRequest:
         top_n: number of candidates to return; None: all.
         experts: weight of each expert by task, if the request asks for an explanation; else empty.
         degraded: see ``StoreFeatures``.
+        counters_as_of: time of the last impression in the counters; None if the ranker has none.
     """
 
     ids: Values
@@ -38,6 +39,7 @@ class PreparedRequest:
     top_n: int | None
     experts: dict[str, dict[int, float]]
     degraded: bool
+    counters_as_of: str | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class RankResult:
         tasks: names of the columns of ``scores``.
         experts: weight of each expert by task, if the request asks for an explanation; else empty.
         degraded: see ``StoreFeatures``.
+        counters_as_of: as in ``PreparedRequest``.
     """
 
     ids: Values
@@ -61,6 +64,7 @@ class RankResult:
     tasks: list[str]
     experts: dict[str, dict[int, float]]
     degraded: bool
+    counters_as_of: str | None = None
 
     @property
     def experts_run(self) -> list[int]:
@@ -87,12 +91,14 @@ def prepare(
     try:
         tasks = ranker.tasks(options.tasks)
         weights = objective_weights(ranker, tasks, options.objective)
-        features = validate(request, encoder.readable, stored)
+        features = encoder.with_counters(validate(request, encoder.readable, stored), options.time, stored.sums)
         if options.explain:
             experts = ranker.explain(encoder.splitter.merge(encoder(features)), [task.name for task in tasks])
     except InvalidInputError as error:
         raise to_invalid_request(error, ranker.schema) from None
-    return PreparedRequest(request.candidates.ids, features, tasks, weights, options.top_n, experts, stored.degraded)
+    as_of = encoder.counters_as_of(stored.sums)
+    ids, top_n = request.candidates.ids, options.top_n
+    return PreparedRequest(ids, features, tasks, weights, top_n, experts, stored.degraded, as_of)
 
 
 def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], missing: MissingFeatures) -> RankResult:
@@ -121,6 +127,7 @@ def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], 
         [task.name for task in prepared.tasks],
         prepared.experts,
         prepared.degraded,
+        prepared.counters_as_of,
     )
 
 

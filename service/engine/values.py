@@ -13,8 +13,16 @@ import pyarrow as pa
 
 from ranking.encoding.batch import Mask, RaggedIds
 from ranking.encoding.columns import tail
-from ranking.encoding.encoder import Encoder
-from ranking.encoding.vocabulary import FloatArray, HashBuckets, IdArray, Vocabulary, hash_column, hash_values
+from ranking.encoding.encoder import Encoder, hash_lists
+from ranking.encoding.vocabulary import (
+    FloatArray,
+    HashBuckets,
+    IdArray,
+    Vocabulary,
+    hash_column,
+    hash_values,
+    stable_hash,
+)
 from ranking.errors import InvalidInputError
 from ranking.schema import NumberFeature, NumericFeature, PooledFeature, SequenceFeature
 
@@ -156,14 +164,35 @@ def hash_ids(values: Values) -> IdArray:
 
 def to_bag(values: Values, feature: PooledFeature, encoder: Encoder) -> RaggedIds:
     """Map lists of ids to embedding rows; an absent list becomes one missing id, None inside a list is dropped."""
+    values = _without_nulls(values, feature)
+    if isinstance(values, pa.Array):
+        return encoder.encode_bag(values, feature)
+    id_mapping = encoder.id_mappings[feature.table]
+    assert isinstance(id_mapping, Vocabulary | HashBuckets)
+    embedding_rows = id_mapping.rows_from_values(list(chain.from_iterable(values)), feature.column)
+    return RaggedIds(embedding_rows, _lengths(values))
+
+
+def hash_bag(values: Values, feature: PooledFeature) -> RaggedIds:
+    """Hash lists of ids as ``hash_lists`` does."""
+    values = _without_nulls(values, feature)
+    if isinstance(values, pa.Array):
+        return hash_lists(values)
+    ids = list(chain.from_iterable(values))
+    hashes = {value: 0 if value is None else stable_hash(value) for value in set(ids)}
+    return RaggedIds(np.array([hashes[value] for value in ids], np.int64), _lengths(values))
+
+
+def _without_nulls(values: Values, feature: PooledFeature) -> Values:
+    """Return lists in their maximum length; outside Arrow, an absent list becomes [None], other None are dropped."""
     if isinstance(values, pa.Array):
         if isinstance(feature, SequenceFeature) and not pa.types.is_null(values.type):
             values = tail(values, feature.max_length)
-        return encoder.encode_bag(values, feature)
+        return values
     if isinstance(feature, SequenceFeature):
         values = [ids and ids[-feature.max_length :] for ids in values]
-    lists = [[None] if ids is None else [value for value in ids if value is not None] for ids in values]
-    id_mapping = encoder.id_mappings[feature.table]
-    assert isinstance(id_mapping, Vocabulary | HashBuckets)
-    embedding_rows = id_mapping.rows_from_values(list(chain.from_iterable(lists)), feature.column)
-    return RaggedIds(embedding_rows, np.array([len(ids) for ids in lists], np.int64))
+    return [[None] if ids is None else [value for value in ids if value is not None] for ids in values]
+
+
+def _lengths(lists: Values) -> IdArray:
+    return np.array([len(ids) for ids in lists], np.int64)

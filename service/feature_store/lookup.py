@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from service.engine.request import EMPTY, StoreFeatures
 from service.engine.request_encoder import RequestEncoder
 from service.engine.validation import ParsedRequest
 from service.engine.values import Values, to_list
+from service.feature_store.counters import CounterLookup
 from service.feature_store.decode import DEGRADING_FAULTS, Fault, ObjectDecoder
 from service.feature_store.key_value_store import KeyValueStore, KeyValueStoreError
 from service.settings import Settings
@@ -92,7 +94,8 @@ class StoreLookup:
             decoders = {owner: ObjectDecoder(model.ranker, owner) for owner in owners}
             self._decoders[model.encoder] = decoders
         ids_to_read = _ids_to_read(decoders, request)
-        if not ids_to_read:
+        counters = CounterLookup.for_request(model, request, self._prefix)
+        if not ids_to_read and not counters.keys:
             return EMPTY
         if not self._breaker.allows():
             self._count("breaker_open")
@@ -102,13 +105,18 @@ class StoreLookup:
             prefix = key_prefix(self._prefix, model.name, owner)
             keys += [f"{prefix}{entity_id}" for entity_id in ids]
         try:
-            values = await self._store.read(keys)
+            values = await self._store.read([*keys, *counters.keys])
         except KeyValueStoreError as error:
             self._record_failure(error)
             return DEGRADED
         if self._breaker.record_success():
             log.warning("store %s is available again", self._store.address)
-        return self._decode(decoders, ids_to_read, values)
+        features = self._decode(decoders, ids_to_read, values[: len(keys)])
+        sums, undecodable = counters.decode(values[len(keys) :])
+        if undecodable:
+            self._count("undecodable")
+            self._log_faults([f"{undecodable} values of counters cannot be decoded"])
+        return replace(features, sums=sums, degraded=features.degraded or undecodable > 0)
 
     async def close(self) -> None:
         """Close the connections to the store."""

@@ -196,6 +196,8 @@ def rank_summary(
         "version": model.version,
         "degraded": degraded,
     }
+    if result.counters_as_of is not None:
+        summary["counters_as_of"] = result.counters_as_of
     if options.explain:
         summary["explain"] = {
             "experts_run": result.experts_run,

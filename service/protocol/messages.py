@@ -42,7 +42,26 @@ OBJECTIVE = (
     "tasks, else the first task alone"
 )
 DEADLINE = "milliseconds from arrival; if they pass before scoring starts, the response is 504"
+TIME = "time of the impressions, as of which counters are computed (default: time of arrival)"
 LABELS = "values by label column of the log, such as 1 for a click, or the seconds watched"
+
+
+def _parse_time(text: Any) -> datetime:
+    """Parse an ISO 8601 time with a time zone, and convert it to UTC.
+
+    Raises:
+        ValueError: the text is not such a time.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError("must be a time with a time zone, such as 2026-01-31T09:30:00Z")
+
+
+Time = Annotated[datetime, BeforeValidator(_parse_time)]
 
 
 class _Message(BaseModel):
@@ -80,6 +99,7 @@ class RankOptions(_Message):
     request_id: Annotated[str, Field(max_length=256)] | None = None
     user: User = User()
     context: Features = {}
+    time: Annotated[Time | None, Field(description=TIME)] = None
     tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
     objective: Annotated[Annotated[Objective, Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
     top_n: Annotated[StrictInt, Field(gt=0)] | None = None
@@ -145,12 +165,17 @@ class Explanation(_Message):
 
 
 class RankSummary(_Message):
-    """A response without its items; in an Arrow stream, JSON in the schema metadata under ``response``."""
+    """A response without its items; in an Arrow stream, JSON in the schema metadata under ``response``.
+
+    ``counters_as_of``: time of the last impression in the counters and histories, if the model has any; without an
+    offset if the log has no time zone.
+    """
 
     request_id: str
     model: str
     version: str
     degraded: bool
+    counters_as_of: str | None = None
     explain: Explanation | None = None
 
 
@@ -172,22 +197,6 @@ class IndexRequest(_Message):
     ready: StrictBool = False
 
 
-def _parse_time(text: Any) -> datetime:
-    """Parse an ISO 8601 time with a time zone, and convert it to UTC.
-
-    Raises:
-        ValueError: the text is not such a time.
-    """
-    try:
-        time = datetime.fromisoformat(text)
-        if time.tzinfo is not None:
-            return time.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError("must be a time with a time zone, such as 2026-01-31T09:30:00Z")
-
-
-Time = Annotated[datetime, BeforeValidator(_parse_time)]
 MAX_LABELS = 64
 """Maximum number of labels of one event."""
 LabelName = Annotated[str, Field(min_length=1, max_length=128)]

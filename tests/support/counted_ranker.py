@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from ranking.counters.combine import combine, impression_records
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.history_state import write_history_state
-from ranking.counters.keys import PartHashes, counter_keys, root_part
-from ranking.counters.state import StateClock, bucket_numbers, row_type, write_counter_state
+from ranking.counters.keys import PartHashes, root_part
+from ranking.counters.state import StateClock, write_counter_state
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import hash_column
@@ -23,7 +24,7 @@ from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import SoftmaxConfig
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
-from ranking.schema import Counter, Owner, Schema
+from ranking.schema import Owner, Schema
 
 ZONE = "Europe/Berlin"
 NOW = 1_750_000_000_000_000
@@ -48,6 +49,7 @@ COUNTED: dict[str, Any] = {
         {"name": "tab", "kind": "categorical", "owner": "context", "dim": 2},
         {"name": "tags", "kind": "bag", "owner": "item", "dim": 4},
         {"name": "country_tab", "kind": "cross", "of": ["country", "tab"], "hash_buckets": 13, "dim": 3},
+        {"name": "activity", "column": "user_id_count", "kind": "buckets", "owner": "user", "boundaries": [5, 40]},
         {"name": "price", "kind": "numeric", "owner": "item", "transform": "log1p"},
     ],
     "tasks": [{"name": "click", "kind": "binary"}, {"name": "watch", "kind": "regression"}],
@@ -80,11 +82,11 @@ def make_tables(*, text: bool) -> dict[Owner, FeatureTable]:
     return {"user": FeatureTable(users, "user_id"), "item": FeatureTable(items, "item_id")}
 
 
-def draw_events(rows: int, seed: int, *, text: bool) -> pa.Table:
-    """Draw rows of a log before ``NOW``."""
+def draw_events(rows: int, seed: int, *, text: bool, end: int = NOW) -> pa.Table:
+    """Draw rows of a log with different times in the six days before ``end``, in the order of time."""
     random = np.random.default_rng(seed)
     users, items = user_ids(text=text), item_ids(text=text)
-    times = np.sort(NOW - random.integers(0, 6 * 86_400, rows) * 1_000_000)
+    times = end - np.sort(random.choice(6 * 86_400, rows, replace=False))[::-1] * 1_000_000
     return pa.table(
         {
             "time": pa.array(times, pa.timestamp("us", ZONE)),
@@ -103,12 +105,11 @@ def write_state(folder: Path, schema: Schema, events: pa.Table, tables: dict[Own
     hashes = PartHashes.from_table(completed, schema)
     times = events["time"].cast(pa.int64()).to_numpy()
     for counter in schema.counters:
-        keys = counter_keys(counter, hashes)
         part = root_part(counter, schema)
         roots = hashes.singles[part] if part is not None else np.zeros(len(times), np.int64)
-        rows = _sums(counter, events, keys.keys, roots[keys.rows], times, keys.rows)
-        base = _sums(counter, events, np.zeros_like(times), np.zeros_like(times), times, np.arange(len(times)))
-        write_counter_state(folder, counter, rows, base)
+        labels = np.stack([events[label].to_numpy().astype(float) for label in counter.labels], 1)
+        records, base = impression_records(counter, hashes, roots, times, labels, ZONE)
+        write_counter_state(folder, counter, combine(counter, records), combine(counter, base))
     for history in schema.histories:
         clicked = events.filter(pa.array(events[history.label].to_numpy() == history.value))
         lists: dict[int, list[Any]] = {}
@@ -119,28 +120,7 @@ def write_state(folder: Path, schema: Schema, events: pa.Table, tables: dict[Own
         kind = pa.large_list(events["item_id"].type)
         items = pa.array([values[-history.max_length :] for values in lists.values()], kind)
         write_history_state(folder, history, np.array(list(lists), np.int64), items)
-    StateClock(int(times.max()), ZONE).write(folder)
-
-
-def _sums(counter: Counter, events: pa.Table, keys: Any, roots: Any, times: Any, rows: Any) -> Any:
-    """Add the events [rows] of each key, one record per key and bucket."""
-    labels = np.stack([events[label].to_numpy().astype(float) for label in counter.labels], 1)
-    records: dict[tuple[int, int], Any] = {}
-    bucket_of = bucket_numbers(counter, times, ZONE) if counter.buckets is not None else np.zeros_like(times)
-    latest: dict[tuple[int, int], int] = {}
-    for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
-        cell = (key, int(bucket_of[row]))
-        latest[cell] = max(latest.get(cell, 0), int(times[row]))
-    for key, root, row in zip(keys.tolist(), roots.tolist(), rows.tolist(), strict=True):
-        cell = (key, int(bucket_of[row]))
-        record = records.setdefault(cell, np.zeros((), row_type(counter)))
-        age = (latest[cell] - times[row]) / 1e6
-        weight = 1.0 if counter.half_life_seconds is None else 2.0 ** (-age / counter.half_life_seconds)
-        record["key"], record["root"], record["bucket"], record["last"] = key, root, cell[1], latest[cell]
-        record["count"] += weight
-        record["label_counts"] += weight
-        record["label_sums"] += weight * labels[row]
-    return np.array(list(records.values()), row_type(counter))
+    StateClock(int(times.max(initial=0)), ZONE).write(folder)
 
 
 def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> FrozenRanker:
@@ -167,8 +147,8 @@ def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> Fro
         model = MMoE(config, len(schema.tasks), embeddings, encoder.dense_size)
         with torch.no_grad():
             for table in schema.tables:
-                embeddings.weight(table).normal_()
+                embeddings.weight(table).normal_(std=0.3)
             for parameter in model.parameters():
-                parameter.normal_()
+                parameter.normal_(std=0.3)
     ranker = freeze(model.eval(), encoder, side if tables else {}, {"click": 1.0}, {"made_by": "test"})
     return replace(ranker, body=onnx_body(ranker.graph, encoder), derived=derived)

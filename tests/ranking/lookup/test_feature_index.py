@@ -111,7 +111,7 @@ def assert_lookup_equals_encoding(table: pa.Table, queries: list[Any]) -> None:
     ids = pa.array([query if query in known_ids else None for query in queries], known.type)
     whole = encoder.encode(fill_features(pa.table({"item_id": ids, "tab": tabs}), SCHEMA, {"item": features}))
     assert_equal_batches(index.take(rows), select_features(whole, ITEM_FEATURES))
-    hashes = dict(zip(index.cross_parts, index.cross_hashes(rows).T, strict=True)) | {"tab": hash_column(tabs)}
+    hashes = dict(zip(index.parts, index.part_hashes(rows)[0].T, strict=True)) | {"tab": hash_column(tabs)}
     for cross in SCHEMA.crosses:
         buckets = encoder.id_mappings[cross.name]
         assert isinstance(buckets, HashBuckets)
@@ -181,7 +181,7 @@ def test_index_of_no_ids_returns_no_rows(ids: Any) -> None:
     taken = index.take(index.rows(ids))
     assert len(taken) == 0
     assert [len(bag.values) for bag in taken.bags] == [0, 0]
-    assert index.cross_hashes(index.rows(ids)).shape == (0, 2)
+    assert index.part_hashes(index.rows(ids))[0].shape == (0, 2)
 
 
 @pytest.mark.parametrize("ids", [["7", "seven"], [7, 2**63]])
@@ -225,16 +225,16 @@ def test_unknown_id_is_missing_and_takes_defaults() -> None:
     assert bags["words"].values.tolist() == HashBuckets(5).rows(pa.array(["none"]), "words").tolist()
 
 
-def test_index_schema_and_cross_parts_describe_its_columns() -> None:
+def test_index_schema_and_parts_describe_its_columns() -> None:
     index = index_of(ITEMS)
     assert [feature.name for feature in index.schema.features] == ITEM_FEATURES
-    assert index.cross_parts == ["brand", "shop"]
+    assert index.parts == ["brand", "shop"]
 
 
 def test_cross_hash_of_null_is_0_without_a_default() -> None:
     index = index_of(ITEMS)
     default = hash_column(pa.array(["other"]))[0]
-    assert index.cross_hashes(index.rows([-2, 99])).tolist() == [[0, default], [0, default]]
+    assert index.part_hashes(index.rows([-2, 99]))[0].tolist() == [[0, default], [0, default]]
 
 
 @pytest.mark.parametrize(("price", "reason"), [(np.nan, "is NaN or infinite"), (-1.0, "is −1 or less")])

@@ -1,0 +1,74 @@
+"""Sums of counters in the feature store: the keys that a request needs, and the decoding of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
+from ranking.counters.stored_sums import Root, StateValue, StoredSums, decode_value
+from ranking.errors import InvalidInputError
+from service.engine.errors import InvalidRequestError
+from service.engine.model import LoadedModel
+from service.engine.validation import ParsedRequest, validate
+
+
+class CounterLookup:
+    """Sums of counters that one request reads from the store.
+
+    Args:
+        model: version that will score the request.
+        roots: roots to read, as kind and hash.
+        prefix: prefix of the keys of the store.
+
+    Attributes:
+        keys: keys to read; none if the version has no counters.
+    """
+
+    def __init__(self, model: LoadedModel, roots: Sequence[tuple[Root, int]], prefix: str) -> None:
+        self._until, self._roots = model.encoder.counters_until, roots
+        start = counter_prefix(prefix, model.name)
+        self.keys = [f"{start}state", *(counter_key(start, root, root_hash) for root, root_hash in roots)]
+        self.keys = self.keys if roots else []
+
+    @classmethod
+    def for_request(cls, model: LoadedModel, request: ParsedRequest, prefix: str) -> CounterLookup:
+        """Find the roots of a parsed request; none if it is not valid, because validation will reject it."""
+        roots: dict[Root, set[int]] = {}
+        if model.encoder.counters_until is not None and len(request.candidates):
+            try:
+                roots = model.encoder.counter_roots(validate(request, model.encoder.readable))
+            except (InvalidRequestError, InvalidInputError):
+                roots = {}
+        return cls(model, [(root, root_hash) for root, hashes in roots.items() for root_hash in sorted(hashes)], prefix)
+
+    def decode(self, values: Sequence[bytes | None]) -> tuple[StoredSums | None, int]:
+        """Return the sums, and the number of values that cannot be decoded.
+
+        Args:
+            values: values of ``keys``.
+
+        Returns:
+            None instead of sums if the store holds none, or older ones than the bundle: the bundle's sums count then.
+        """
+        if not values or values[0] is None or self._until is None:
+            return None, 0
+        try:
+            state = StateValue.decode(values[0])
+        except ValueError:
+            return None, 1
+        if state.until < self._until:
+            return None, 0
+        sums, undecodable = StoredSums(state), 0
+        for (root, root_hash), value in zip(self._roots, values[1:], strict=True):
+            if value is None:
+                continue
+            try:
+                sections = decode_value(value, state.generation)
+            except ValueError:
+                undecodable += 1
+                continue
+            if sections is not None:
+                sums.roots.setdefault(root, []).append(root_hash)
+                for identifier, data in sections:
+                    sums.sections.setdefault(identifier, []).append(data)
+        return sums, undecodable
