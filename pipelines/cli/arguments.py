@@ -249,6 +249,20 @@ def build_parser() -> argparse.ArgumentParser:
             "--ttl", type=positive_int, metavar="SECONDS", help="lifetime of the values (default: unlimited)"
         )
 
+    counters = commands.add_parser("counters", help="load counters into a feature store, and add impressions to them")
+    counter_actions = counters.add_subparsers(title="actions", required=True, metavar="ACTION")
+    load_counters = command("load", "write the counters of a published model to a feature store", counter_actions)
+    load_counters.set_defaults(command="counters load")
+    load_counters.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
+    _add_counter_store(load_counters)
+    apply_counters = command(
+        "apply", "add the impressions of a log to the counters in a feature store", counter_actions
+    )
+    apply_counters.set_defaults(command="counters apply")
+    apply_counters.add_argument("logs", type=location, metavar="LOG", help="Parquet file or folder, a path or URI")
+    apply_counters.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
+    _add_counter_store(apply_counters)
+
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -362,6 +376,22 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version('dselect-ranker')}")
         parser.exit()
+
+
+def _add_counter_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--to",
+        type=store_address,
+        metavar="URL",
+        default=os.environ.get("RANKER_STORE"),
+        help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
+    )
+    parser.add_argument("--model", help="name of the model (default: the default model of the repository)")
+    parser.add_argument(
+        "--prefix",
+        default=DEFAULT_KEY_PREFIX,
+        help=f"prefix of the keys; the setting store_prefix of the service (default: {DEFAULT_KEY_PREFIX})",
+    )
 
 
 def _add_bad_row_limit(command: argparse.ArgumentParser) -> None:

@@ -247,12 +247,38 @@ def load_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.load_features import load_features
     from ranking.artifacts import bundle
 
-    if arguments.to is None:
-        raise UsageError("name the store with --to redis://HOST:PORT/DB or the variable RANKER_STORE")
+    url = _store(arguments)
     ranker = bundle.load(arguments.bundle)
     model = ranker.schema.name if arguments.model is None else arguments.model
-    url, prefix, ttl = arguments.to, arguments.prefix, arguments.ttl
+    prefix, ttl = arguments.prefix, arguments.ttl
     print(dump_json(load_features(arguments.rows, arguments.owner, ranker, model, url, prefix, ttl)))
+
+
+def counters_load_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker counters load``."""
+    from pipelines.jobs.load_counters import load_counters
+
+    url = _store(arguments)
+    print(dump_json(load_counters(arguments.repository, url, arguments.model, arguments.prefix)))
+
+
+def counters_apply_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker counters apply``."""
+    from pipelines.jobs.apply_counters import apply_log
+
+    url = _store(arguments)
+    print(dump_json(apply_log(arguments.logs, arguments.repository, url, arguments.model, arguments.prefix)))
+
+
+def _store(arguments: argparse.Namespace) -> str:
+    """Return the address of the feature store.
+
+    Raises:
+        UsageError: neither ``--to`` nor the variable gives one.
+    """
+    if arguments.to is None:
+        raise UsageError("name the store with --to redis://HOST:PORT/DB or the variable RANKER_STORE")
+    return str(arguments.to)
 
 
 def serve_command(arguments: argparse.Namespace) -> None:
@@ -348,6 +374,8 @@ COMMANDS: dict[str, Command] = {
     "release": release_command,
     "score": score_command,
     "load": load_command,
+    "counters load": counters_load_command,
+    "counters apply": counters_apply_command,
     "serve": serve_command,
     "new": keys_new_command,
     "list": keys_list_command,

@@ -11,15 +11,14 @@ import redis
 from pipelines.config.uri import Uri, single_line
 from pipelines.console import Progress, print_status
 from pipelines.data.side_table import SideTableChunk, SideTableReader
-from ranking.artifacts.feature_store_keys import key_prefix, redact_address, unsupported_option_message
-from ranking.errors import OutputError, UsageError
+from pipelines.jobs.store_client import connect
+from ranking.artifacts.feature_store_keys import key_prefix, redact_address
+from ranking.errors import OutputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
 
 BATCH_SIZE = 1_000
 """Number of values per pipelined batch of commands."""
-TIMEOUT_SECONDS = 30.0
-"""Timeout of connecting and of each response in seconds."""
 
 
 def load_features(
@@ -91,21 +90,7 @@ class Writer:
     """
 
     def __init__(self, url: str, ttl: int | None) -> None:
-        self._ttl = ttl
-        try:
-            self._redis = redis.Redis.from_url(
-                url, protocol=2, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
-            )
-            self._redis.connection_pool.make_connection()
-        except (TypeError, ValueError, redis.RedisError):
-            raise UsageError(unsupported_option_message(url)) from None
-        try:
-            self._redis.ping()
-        except redis.RedisError as error:
-            raise OutputError(
-                f"{redact_address(url)}: cannot be reached ({single_line(error)}); "
-                "check the address, the password and the network"
-            ) from None
+        self._ttl, self._redis = ttl, connect(url)
 
     def write(self, values: dict[str, bytes]) -> None:
         """Set each key to its value.

@@ -405,6 +405,7 @@ def test_check_writes_bad_rows_to_the_quarantine_file(workflow: Workflow, tmp_pa
         "score bundle --logs log",
         "score bundle --logs log --out x --tasks",
         "serve",
+        "counters apply log",
         "serve repository --port door",
     ],
 )
@@ -421,7 +422,9 @@ def test_invalid_arguments_print_the_usage_and_exit_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, "serve", "completion", "logs synthetic", "logs kuairand"])
+@pytest.mark.parametrize(
+    "command", ["", *COMMANDS, "serve", "completion", "logs synthetic", "logs kuairand", "counters apply"]
+)
 def test_help_prints_the_usage_and_exits_with_0(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
@@ -546,6 +549,7 @@ def test_completion_script_of_every_shell_contains_commands_and_options(shell: s
         (["che"], ["check"]),
         (["logs", "syn"], ["synthetic"]),
         (["serve", "repository", "--ba"], ["--backend"]),
+        (["counters", "app"], ["apply"]),
         (["serve", "repository", "--backend", "o"], ["onnxruntime"]),
         (["check", "rank"], ["ranker.toml"]),
     ],

@@ -1,0 +1,207 @@
+"""``ranker counters apply``: adds the impressions of a log to the counters in the feature store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import redis
+
+from pipelines.config.uri import Uri
+from pipelines.console import Progress, print_status
+from pipelines.data.log_schema import to_float64
+from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
+from pipelines.jobs.counter_store import CounterStore, load_served
+from pipelines.jobs.counter_values import counters_by_root, decode_roots, encode_roots, with_roots
+from ranking.artifacts.feature_store_keys import counter_key
+from ranking.counters.combine import Records, combine, impression_records, within_window
+from ranking.counters.features import in_zone, to_microseconds
+from ranking.counters.keys import PartHashes, root_part
+from ranking.counters.stored_sums import StateValue, decode_records, definition, encode_records
+from ranking.encoding.vocabulary import FloatArray, IdArray
+from ranking.errors import OutputError
+from ranking.schema import Counter, Schema
+
+
+def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -> dict[str, Any]:
+    """Add the impressions of a log that are newer than the loaded state.
+
+    Each chunk of the log changes its sums, and is recorded as applied, in one transaction. A repeated call, also after
+    a crash, skips the chunks that are applied.
+
+    Args:
+        logs: Parquet file or folder.
+        path: the repository; the counters are those of the current version.
+        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        model: name of the model; default: the default model of the repository.
+        prefix: prefix of the keys.
+
+    Returns:
+        The address, the time of the state, and the number of impressions: ``applied``, ``old`` (not newer than the
+        loaded state), ``repeated`` (in chunks that were applied before) and ``bad``.
+
+    Raises:
+        BundleError: the model cannot be read.
+        LogError: the log cannot be read.
+        OutputError: the store cannot be reached, rejects a command, or holds no counters of this model.
+        UsageError: the address has an unsupported option, or the model has no counters.
+    """
+    name, ranker, derived = load_served(path, model)
+    assert derived.clock is not None
+    writer = ChunkWriter(CounterStore(url, prefix, name), ranker.schema, derived.clock.zone)
+    counts = {"applied": 0, "old": 0, "repeated": 0, "bad": 0}
+    progress = Progress("applying", unit="rows")
+    state = writer.read_state()
+    for chunk in LogReader(logs, ranker.schema.logged, dict(ranker.tables)).scan():
+        marker = f"{chunk.chunk.digest}:{chunk.chunk.group}:{chunk.chunk.start}"
+        counts["bad"] += chunk.bad.num_rows
+        if writer.is_applied(marker):
+            counts["repeated"] += chunk.rows.num_rows
+        else:
+            state, applied = writer.apply(chunk, marker)
+            counts["applied"] += applied
+            counts["old"] += chunk.rows.num_rows - applied
+        progress.advance(chunk.rows.num_rows)
+    progress.close()
+    if counts["bad"]:
+        print_status(f"{counts['bad']:,} bad rows were not applied; 'ranker check' shows the reasons")
+    return {"to": writer.store.address, "counters_as_of": replace(derived.clock, until=state.until).text, **counts}
+
+
+class ChunkWriter:
+    """Adds chunks of a log to the sums in the store.
+
+    Args:
+        store: the store.
+        schema: schema of the counters.
+        zone: time zone of the state.
+    """
+
+    def __init__(self, store: CounterStore, schema: Schema, zone: str | None) -> None:
+        self.store, self._schema, self._zone = store, schema, zone
+        self._groups = counters_by_root(schema)
+        self._hint = "what is written is consistent: fix the store and apply the log again"
+
+    def read_state(self) -> StateValue:
+        """Read the sums over all keys.
+
+        Raises:
+            OutputError: the store holds no state, or a state without one of the counters.
+        """
+        with self.store.errors(self._hint):
+            value: Any = self.store.client.get(self.store.state)
+        try:
+            state = None if value is None else StateValue.decode(value)
+        except ValueError:
+            state = None
+        counters = [counter for counters in self._groups.values() for counter in counters]
+        if state is None or any(definition(counter) not in state.base for counter in counters):
+            reason = "holds no counters" if state is None else "holds other counters than the current version"
+            raise OutputError(f"{self.store.address} {reason} of this model: run 'ranker counters load' first")
+        return state
+
+    def is_applied(self, marker: str) -> bool:
+        """Return whether a chunk is applied."""
+        with self.store.errors(self._hint):
+            return bool(self.store.client.sismember(self.store.applied, marker))
+
+    def apply(self, chunk: ScannedChunk, marker: str) -> tuple[StateValue, int]:
+        """Add the impressions of a chunk that are newer than the loaded state, in one transaction.
+
+        Returns:
+            The new state and the number of impressions.
+
+        Raises:
+            LogError: a column has the wrong type.
+            OutputError: the store rejects a command, or another program changes it at the same time.
+        """
+        with self.store.errors(self._hint), self.store.client.pipeline(transaction=True) as pipeline:
+            try:
+                pipeline.watch(self.store.state)  # type: ignore[no-untyped-call]
+                state = self.read_state()
+                with as_log_error(chunk.file):
+                    rows, times = self._newer(chunk.rows, state)
+                values: dict[str, bytes] = {}
+                if len(times):
+                    state = replace(state, until=max(state.until, int(times.max())))
+                    with as_log_error(chunk.file):
+                        values, base = self._new_values(rows, times, state)
+                    state = replace(state, base=base)
+                pipeline.multi()
+                if values:
+                    pipeline.mset(values)
+                    pipeline.set(self.store.state, state.encode())
+                pipeline.sadd(self.store.applied, marker)
+                pipeline.execute()
+            except redis.WatchError:
+                raise OutputError(
+                    f"{self.store.address}: another program writes counters of this model; apply the log again"
+                ) from None
+        return state, len(times)
+
+    def _newer(self, rows: pa.Table, state: StateValue) -> tuple[pa.Table, IdArray]:
+        """Return the rows that are newer than the loaded state, and their times in microseconds [rows]."""
+        times = to_microseconds(in_zone(rows[self._schema.columns.time].combine_chunks(), self._zone), 0)
+        newer = times > state.loaded_until
+        return rows.filter(pa.array(newer)), times[newer]
+
+    def _new_values(
+        self, rows: pa.Table, times: IdArray, state: StateValue
+    ) -> tuple[dict[str, bytes], dict[int, bytes]]:
+        """Return the new values by key, and the new sums over all keys by definition."""
+        hashes = PartHashes.from_table(rows, self._schema)
+        values: dict[str, bytes] = {}
+        base = dict(state.base)
+        for root, counters in self._groups.items():
+            added: dict[str, Records] = {}
+            for counter in counters:
+                part = root_part(counter, self._schema)
+                roots = np.zeros(len(times), np.int64) if part is None else hashes.singles[part]
+                labels = labels_of(counter, rows, self._schema)
+                records, totals = impression_records(counter, hashes, roots, times, labels, self._zone)
+                added[counter.name] = combine(counter, with_roots(root, records))
+                stored = decode_records(counter, base[definition(counter)])
+                base[definition(counter)] = self._encoded(counter, np.append(stored, totals), state)
+            affected = np.unique(np.concatenate([records["root"] for records in added.values()]))
+            if not len(affected):
+                continue
+            keys = [counter_key(self.store.start, root, root_hash) for root_hash in affected.tolist()]
+            replies: Any = self.store.client.mget(keys)
+            stored_sums = decode_roots(counters, affected, replies, state.generation)
+            sums = {
+                counter.name: within_window(
+                    counter,
+                    combine(counter, np.append(stored_sums[counter.name], added[counter.name])),
+                    state.until,
+                    self._zone,
+                )
+                for counter in counters
+            }
+            encoded = encode_roots(counters, sums, state.generation, affected)
+            values |= {key: value for key, (_, value) in zip(keys, encoded, strict=True)}
+        return values, base
+
+    def _encoded(self, counter: Counter, totals: Records, state: StateValue) -> bytes:
+        combined = within_window(counter, combine(counter, totals), state.until, self._zone)
+        return encode_records(counter, combined).tobytes()
+
+
+def labels_of(counter: Counter, rows: pa.Table, schema: Schema) -> FloatArray:
+    """Return the labels of a counter [rows, labels]; NaN where null or masked.
+
+    Raises:
+        InvalidInputError: a label or a mask is not a number.
+    """
+    tasks = {task.name: task for task in schema.tasks}
+    columns = []
+    for name in counter.labels:
+        task = tasks[name]
+        label = to_float64(rows, task.label, f"the label of '{name}'").to_numpy(zero_copy_only=False)
+        if task.mask is not None:
+            mask = to_float64(rows, task.mask, f"the mask of '{name}'").to_numpy(zero_copy_only=False)
+            label = np.where(mask == 1.0, label, np.nan)
+        columns.append(label)
+    return np.stack(columns, 1)

@@ -1,0 +1,82 @@
+"""Connection of ``ranker counters`` to the feature store of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from pipelines.config.uri import single_line
+from pipelines.jobs.store_client import connect
+from ranking.artifacts import bundle, repository
+from ranking.artifacts.default_model import read_default_model
+from ranking.artifacts.feature_store_keys import counter_prefix, redact_address
+from ranking.counters.features import DerivedFeatures
+from ranking.errors import OutputError, UsageError
+from ranking.frozen.ranker import FrozenRanker
+
+
+class CounterStore:
+    """Client of the values of one model's counters.
+
+    Args:
+        url: address of the store.
+        prefix: prefix of the keys of the service.
+        model: name of the model.
+
+    Attributes:
+        start: start of all keys.
+        state: key of the sums over all keys.
+        applied: key of the set of applied chunks of logs.
+        client: Redis client.
+
+    Raises:
+        OutputError: the store cannot be reached.
+        UsageError: the address has an unsupported option.
+    """
+
+    def __init__(self, url: str, prefix: str, model: str) -> None:
+        self._url = url
+        self.start = counter_prefix(prefix, model)
+        self.state, self.applied = f"{self.start}state", f"{self.start}applied"
+        self.client = connect(url)
+
+    @property
+    def address(self) -> str:
+        """Address of the store without user name and password."""
+        return redact_address(self._url)
+
+    @contextmanager
+    def errors(self, hint: str) -> Iterator[None]:
+        """Convert errors of the store to OutputError, whose message ends with the hint."""
+        try:
+            yield
+        except redis.RedisError as error:
+            raise OutputError(f"{self.address}: cannot be written ({single_line(error)}); {hint}") from None
+
+
+def load_served(path: Path, model: str | None) -> tuple[str, FrozenRanker, DerivedFeatures]:
+    """Load the current version of a model with its state.
+
+    Args:
+        path: the repository.
+        model: name of the model; default: the default model of the repository.
+
+    Returns:
+        The name, the ranker and its counters.
+
+    Raises:
+        BundleError: the model does not exist or cannot be read.
+        UsageError: the model has no counters.
+    """
+    names = repository.list_models(path)
+    name = model or read_default_model(path) or (names[0] if names else None)
+    if name is None or name not in names:
+        raise UsageError(f"{path} has no model '{name}': it has {', '.join(names) or 'none'}")
+    version = repository.read_release(path, name).version
+    ranker = bundle.load(repository.bundle_folder(path, name, version))
+    if ranker.derived is None or not ranker.schema.counters:
+        raise UsageError(f"version {version} of {name} has no counters: declare [[counters]] and train it again")
+    return name, ranker, ranker.derived

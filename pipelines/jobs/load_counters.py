@@ -1,0 +1,109 @@
+"""``ranker counters load``: writes the counters of a published model to the feature store of the service."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.console import Progress
+from pipelines.jobs.counter_store import CounterStore, load_served
+from pipelines.jobs.counter_values import counters_by_root, encode_roots, with_roots
+from ranking.artifacts.feature_store_keys import counter_key
+from ranking.counters.combine import combine
+from ranking.counters.stored_sums import HEADER, StateValue, decode_value, definition, encode_records
+
+BATCH_SIZE = 5_000
+"""Number of values per command."""
+
+
+def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[str, Any]:
+    """Write the sums of all counters, grouped by user, item or key, then remove those of an earlier load.
+
+    The service uses the new values together, from the last command on; until then it uses the sums of its bundle.
+
+    Args:
+        path: the repository; the state is that of the current version.
+        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        model: name of the model; default: the default model of the repository.
+        prefix: prefix of the keys.
+
+    Returns:
+        The address, the key pattern, the time of the state, and the number and bytes of values.
+
+    Raises:
+        BundleError: the model cannot be read.
+        OutputError: the store cannot be reached or rejects a command.
+        UsageError: the address has an unsupported option, or the model has no counters.
+    """
+    name, ranker, derived = load_served(path, model)
+    assert derived.clock is not None
+    store, generation = CounterStore(url, prefix, name), time.time_ns()
+    written = size = 0
+    progress = Progress("loading counters", unit="values")
+    with store.errors("the service uses the counters of its bundle: fix the store and load again"):
+        for root, counters in counters_by_root(ranker.schema).items():
+            sums = {
+                counter.name: combine(counter, with_roots(root, derived.counters[counter.name].rows))
+                for counter in counters
+            }
+            roots = np.unique(np.concatenate([records["root"] for records in sums.values()]))
+            for start in range(0, len(roots), BATCH_SIZE):
+                values = {
+                    counter_key(store.start, root, root_hash): value
+                    for root_hash, value in encode_roots(counters, sums, generation, roots[start : start + BATCH_SIZE])
+                }
+                store.client.mset(values)
+                written += len(values)
+                size += sum(map(len, values.values()))
+                progress.advance(len(values))
+        base = {
+            definition(counter): encode_records(counter, derived.counters[counter.name].base).tobytes()
+            for counter in ranker.schema.counters
+        }
+        state = StateValue(generation, derived.clock.until, derived.clock.until, base)
+        with store.client.pipeline(transaction=True) as pipeline:
+            pipeline.set(store.state, state.encode())
+            pipeline.delete(store.applied)
+            pipeline.execute()
+        removed = _remove_obsolete(store, generation)
+    progress.close()
+    result = {"to": store.address, "keys": f"{store.start}*", "counters_as_of": derived.clock.text}
+    return result | {"values": written, "bytes": size, "removed": removed}
+
+
+def _remove_obsolete(store: CounterStore, generation: int) -> int:
+    """Remove the values of other generations and return their number."""
+    removed = 0
+    keys: list[bytes] = []
+    for key in store.client.scan_iter(match=_pattern(store.start), count=BATCH_SIZE):
+        if key.decode() not in (store.state, store.applied):
+            keys.append(key)
+        if len(keys) == BATCH_SIZE:
+            removed += _remove_batch(store, keys, generation)
+            keys = []
+    return removed + _remove_batch(store, keys, generation)
+
+
+def _remove_batch(store: CounterStore, keys: list[bytes], generation: int) -> int:
+    pipeline = store.client.pipeline(transaction=False)
+    for key in keys:
+        pipeline.getrange(key, 0, HEADER.size - 1)
+    obsolete = [key for key, head in zip(keys, pipeline.execute(), strict=True) if not _is_current(head, generation)]
+    if obsolete:
+        store.client.unlink(*obsolete)
+    return len(obsolete)
+
+
+def _is_current(header: bytes, generation: int) -> bool:
+    try:
+        return decode_value(header, generation) is not None
+    except ValueError:
+        return False
+
+
+def _pattern(start: str) -> str:
+    """Return the pattern of all keys with this start, whose special characters match themselves."""
+    return "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in start) + "*"

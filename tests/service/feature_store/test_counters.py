@@ -1,0 +1,345 @@
+"""Counters in a real Redis: ``ranker counters load`` and ``apply``, and what the service reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import redis
+from fastapi.testclient import TestClient
+
+import ranking
+from pipelines.cli.main import main
+from pipelines.data.reader import LogReader
+from pipelines.jobs.apply_counters import ChunkWriter
+from pipelines.jobs.counter_store import CounterStore
+from pipelines.jobs.publish import publish
+from ranking.artifacts import bundle
+from ranking.counters.features import DerivedFeatures
+from ranking.counters.keys import PartHashes
+from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, definition
+from ranking.frozen.ranker import FrozenRanker
+from service.app import create_app
+from service.settings import Settings
+from tests.support.counted_ranker import NOW, ZONE, draw_events, item_ids, make_counted_ranker, make_tables, write_state
+from tests.support.redis_server import RedisServer
+
+pytestmark = pytest.mark.parts
+
+TIME = "2025-06-20T15:06:40Z"
+AT = NOW + 5 * 86_400_000_000
+"""The time of the requests, in microseconds: five days after ``NOW``."""
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("counted")
+    ranker = make_counted_ranker(folder / "counters", text=True)
+    bundle.write_bundle(ranker, ranker.complete(draw_events(16, 3, text=True)), folder / "bundle")
+    publish(folder / "bundle", folder / "repository")
+    return folder / "repository"
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Path:
+    """A log of two files, most of whose impressions are newer than the state."""
+    folder = tmp_path / "later"
+    folder.mkdir()
+    events = draw_events(300, 8, text=True, end=NOW + 5 * 86_400_000_000)
+    pq.write_table(events.slice(0, 200), folder / "a.parquet", row_group_size=64)
+    pq.write_table(events.slice(200), folder / "b.parquet")
+    return folder
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def counters(*arguments: object, server: RedisServer, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Run ``ranker counters`` and return its result."""
+    assert run("counters", *arguments, "--to", server.url) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+@contextmanager
+def service(repository: Path, url: str) -> Iterator[TestClient]:
+    settings = Settings(repository=repository, store=url, store_timeout_ms=2_000)
+    with TestClient(create_app(settings)) as client:
+        yield client
+
+
+def rank(client: TestClient, user: str) -> dict[str, Any]:
+    items = item_ids(text=True)
+    body = {"user": {"id": user}, "context": {"tab": "home"}, "time": TIME, "items": [{"id": item} for item in items]}
+    answer = client.post("/v1/rank", json=body)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def scores(document: dict[str, Any]) -> np.ndarray[Any, Any]:
+    by_id = {item["id"]: [item["scores"]["click"], item["scores"]["watch"]] for item in document["items"]}
+    return np.array([by_id[item] for item in item_ids(text=True)])
+
+
+def library_scores(ranker: FrozenRanker, user: str) -> np.ndarray[Any, Any]:
+    items = item_ids(text=True)
+    time = pa.array([AT] * len(items), pa.timestamp("us", ZONE))
+    table = pa.table({"time": time, "user_id": [user] * len(items), "item_id": items, "tab": ["home"] * len(items)})
+    result = ranker.score(table)
+    return np.stack([column.to_numpy() for column in result.columns], 1)
+
+
+def applied_ranker(repository: Path, later: Path, folder: Path) -> FrozenRanker:
+    """The ranker with the state after its own impressions and the newer ones of the later log."""
+    ranker = ranking.load(repository / "counted" / "1")
+    first = draw_events(400, 0, text=True)
+    until = first["time"].cast(pa.int64()).to_numpy().max()
+    rows = pq.read_table(later)
+    newer = rows.filter(pa.array(rows["time"].cast(pa.int64()).to_numpy() > until)).select(first.column_names)
+    write_state(folder, ranker.schema, pa.concat_tables([first, newer.cast(first.schema)]), make_tables(text=True))
+    assert ranker.derived is not None
+    derived = DerivedFeatures.open(folder, ranker.schema)
+    return replace(ranker, derived=replace(derived, histories=ranker.derived.histories))
+
+
+def test_loaded_counters_give_the_scores_of_the_bundle(
+    repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = counters("load", repository, server=empty_redis, capsys=capsys)
+    assert loaded["values"] + 1 == len(empty_redis.client.keys("ranker:counted:counters:*"))
+    ranker = ranking.load(repository / "counted" / "1")
+    with service(repository, empty_redis.url) as client:
+        for user in ("u1", "new"):
+            answer = rank(client, user)
+            assert not answer["degraded"]
+            np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
+            assert answer["counters_as_of"] == loaded["counters_as_of"]
+
+
+def test_applied_impressions_change_the_scores_as_a_new_state_would(
+    repository: Path, later: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    applied = counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    assert applied["applied"] > 200
+    assert applied["applied"] + applied["old"] == 300
+    ranker = applied_ranker(repository, later, tmp_path / "state")
+    before = ranking.load(repository / "counted" / "1")
+    with service(repository, empty_redis.url) as client:
+        for user in ("u1", "u7", "new"):
+            answer = rank(client, user)
+            np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
+            assert not np.allclose(scores(answer), library_scores(before, user))
+            assert answer["counters_as_of"] == applied["counters_as_of"] > "2025-06-20T1"
+
+
+def test_log_applied_twice_counts_once(
+    repository: Path, later: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    before = dump(empty_redis)
+    again = counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    assert (again["applied"], again["repeated"]) == (0, 300)
+    assert dump(empty_redis) == before
+
+
+def test_apply_continues_after_a_crash(
+    repository: Path,
+    later: Path,
+    empty_redis: RedisServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    expected_before = dump(empty_redis)
+    execute, calls = redis.client.Pipeline.execute, []
+
+    def crash(self: Any, raise_on_error: bool = True) -> Any:
+        calls.append(self)
+        if len(calls) == 3:
+            raise redis.ConnectionError("killed")
+        return execute(self, raise_on_error)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", crash)
+    assert run("counters", "apply", later, "--repository", repository, "--to", empty_redis.url) == 1
+    assert "apply the log again" in capsys.readouterr().err
+    monkeypatch.undo()
+    result = counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    assert result["repeated"] == 128
+    interrupted = dump(empty_redis)
+    empty_redis.client.flushall()
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    assert without_generation(dump(empty_redis)) == without_generation(expected_before)
+    counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    assert without_generation(dump(empty_redis)) == without_generation(interrupted)
+
+
+def dump(server: RedisServer) -> dict[bytes, Any]:
+    """Return all keys and values."""
+    strings = {key: server.client.get(key) for key in server.client.scan_iter() if not key.endswith(b":applied")}
+    applied = server.client.smembers("ranker:counted:counters:applied")
+    return {**strings, b"applied": applied}
+
+
+def without_generation(values: dict[bytes, Any]) -> dict[bytes, Any]:
+    return {key: value if key == b"applied" else value[9:] for key, value in values.items()}
+
+
+def test_second_load_replaces_all_values(
+    repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = counters("load", repository, server=empty_redis, capsys=capsys)
+    empty_redis.client.rename(next(empty_redis.client.scan_iter("*:user:*")), "ranker:counted:counters:user:abc")
+    second = counters("load", repository, server=empty_redis, capsys=capsys)
+    assert (first["removed"], second["removed"]) == (0, 1)
+    assert second["values"] == first["values"]
+    assert not empty_redis.client.exists("ranker:counted:counters:user:abc")
+
+
+def test_store_that_fails_degrades_to_the_bundle(
+    repository: Path, later: Path, server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.client.flushall()
+    counters("load", repository, server=server, capsys=capsys)
+    counters("apply", later, "--repository", repository, server=server, capsys=capsys)
+    ranker = ranking.load(repository / "counted" / "1")
+    with service(repository, server.url) as client:
+        assert not rank(client, "u1")["degraded"]
+        server.stop()
+        try:
+            answer = rank(client, "u1")
+        finally:
+            server.start()
+        assert answer["degraded"]
+        assert all(item["missing"] == [] or "user_id_count" not in item["missing"] for item in answer["items"])
+        np.testing.assert_allclose(scores(answer), library_scores(ranker, "u1"), rtol=0, atol=TOLERANCE)
+
+
+def test_damaged_value_degrades_to_the_bundle(
+    repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    for key in empty_redis.client.scan_iter("*:user:*"):
+        empty_redis.client.set(key, b"\x01damaged")
+    ranker = ranking.load(repository / "counted" / "1")
+    with service(repository, empty_redis.url) as client:
+        answer = rank(client, "u1")
+        assert answer["degraded"]
+        np.testing.assert_allclose(scores(answer), library_scores(ranker, "u1"), rtol=0, atol=TOLERANCE)
+
+
+def test_store_older_than_the_bundle_is_not_used(
+    repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    state = StateValue.decode(empty_redis.client.get("ranker:counted:counters:state"))
+    empty_redis.client.set("ranker:counted:counters:state", replace(state, until=state.until - 1).encode())
+    for key in empty_redis.client.scan_iter("*:user:*"):
+        empty_redis.client.set(key, b"\x01damaged")
+    with service(repository, empty_redis.url) as client:
+        assert not rank(client, "u1")["degraded"]
+
+
+def test_apply_without_loaded_counters_fails(
+    repository: Path, later: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("counters", "apply", later, "--repository", repository, "--to", empty_redis.url) == 1
+    assert "holds no counters of this model: run 'ranker counters load' first" in capsys.readouterr().err
+
+
+def test_model_without_counters_is_a_usage_error(
+    repository_with_tables: Path, server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("counters", "load", repository_with_tables, "--to", server.url) == 2
+    assert "version 1 of feed has no counters" in capsys.readouterr().err
+
+
+def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: RedisServer, tmp_path: Path) -> None:
+    ranker = make_counted_ranker(tmp_path / "fitted", text=True)
+    events = draw_events(120, 6, text=True)
+    write_state(tmp_path / "empty", ranker.schema, events.slice(0, 0), make_tables(text=True))
+    derived = DerivedFeatures.open(tmp_path / "empty", ranker.schema)
+    store = CounterStore(empty_redis.url, "ranker", "counted")
+    writer = ChunkWriter(store, ranker.schema, ZONE)
+    store.client.set(store.state, StateValue(1, 0, 0, dict.fromkeys(definitions(ranker), b"")).encode())
+    pq.write_table(events, tmp_path / "events.parquet", row_group_size=1)
+    actual, times = [], events["time"].cast(pa.int64()).to_numpy()
+    for position, chunk in enumerate(
+        LogReader(str(tmp_path / "events.parquet"), ranker.schema.logged, dict(ranker.tables)).scan()
+    ):
+        hashes = PartHashes.from_table(chunk.rows, ranker.schema)
+        now = times[position : position + 1]
+        actual.append(derived.numbers(hashes, now, ranker.schema.counters, stored_sums(empty_redis))[0])
+        writer.apply(chunk, str(position))
+    expected = naive_values(ranker, events)
+    np.testing.assert_array_equal(np.stack(actual).astype(np.float32), expected.astype(np.float32))
+
+
+def definitions(ranker: FrozenRanker) -> list[int]:
+    return [definition(counter) for counter in ranker.schema.counters]
+
+
+def stored_sums(server: RedisServer) -> StoredSums:
+    """Read all values of the store."""
+    start = "ranker:counted:counters:"
+    sums = StoredSums(StateValue.decode(server.client.get(f"{start}state")))
+    for root in ("user", "item", "key"):
+        for key in server.client.scan_iter(f"{start}{root}:*"):
+            sums.roots.setdefault(root, []).append(int(key.decode().rpartition(":")[2], 16))  # type: ignore[arg-type]
+            for identifier, data in decode_value(server.client.get(key), sums.state.generation) or ():
+                sums.sections.setdefault(identifier, []).append(data)
+    return sums
+
+
+def naive_values(ranker: FrozenRanker, events: pa.Table) -> np.ndarray[Any, Any]:
+    """Values of all counters for each event from the events before it, computed one by one."""
+    rows = events.to_pylist()
+    sides = {owner: {row[table.key]: row for row in table.table.to_pylist()} for owner, table in ranker.tables.items()}
+    for row in rows:
+        row |= sides["user"][row["user_id"]] | sides["item"][row["item_id"]]
+    values = []
+    for i, row in enumerate(rows):
+        values.append([value for counter in ranker.schema.counters for value in naive_counter(counter, row, rows[:i])])
+    return np.array(values, np.float64)
+
+
+def keys_of(counter: Any, row: dict[str, Any]) -> set[tuple[Any, ...]]:
+    keys: set[tuple[Any, ...]] = {()}
+    for name in counter.of:
+        elements = row[name] if isinstance(row[name], list) else [row[name]]
+        keys = {(*key, element) for key in keys for element in elements if element is not None}
+    return keys
+
+
+def naive_counter(counter: Any, row: dict[str, Any], earlier: list[dict[str, Any]]) -> list[float]:
+    def weight(event: dict[str, Any]) -> float:
+        if counter.buckets is not None:
+            return float((row["time"].date() - event["time"].date()).days < counter.buckets)
+        if counter.half_life_seconds is not None:
+            seconds = (row["time"] - event["time"]).total_seconds()
+            return float(2.0 ** (-seconds / counter.half_life_seconds))
+        return 1.0
+
+    pairs = [(event, key) for key in keys_of(counter, row) for event in earlier if key in keys_of(counter, event)]
+    pairs = [(event, key) for event, key in pairs if weight(event) > 0]
+    known = [event for event in earlier if weight(event) > 0]
+    result = []
+    for label in counter.labels:
+        base = sum(weight(e) * e[label] for e in known) / sum(map(weight, known)) if known else np.nan
+        total, count = sum(weight(e) * e[label] for e, _ in pairs), sum(weight(e) for e, _ in pairs)
+        result.append((total + counter.prior * base) / (count + counter.prior))
+    last = max((event["time"] for event, _ in pairs), default=None)
+    age = np.nan if last is None else (row["time"] - last).total_seconds()
+    return [*result, sum(weight(event) for event, _ in pairs), age]
