@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from pipelines.evaluation.evaluate import evaluate_all
 from pipelines.evaluation.sources import resolve_scorers
 from pipelines.features.joined import joined_columns
 from pipelines.jobs.check import check
+from pipelines.jobs.daily import daily
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
+from pipelines.training.warm_start import WarmStart
 from ranking.artifacts.bundle import load
+from ranking.artifacts.repository import bundle_folder
 from ranking.counters.features import DerivedFeatures
 from ranking.errors import ConfigError, LogError
 from tests.pipelines.conftest import Shop
@@ -144,3 +147,21 @@ def test_half_life_that_is_too_short_for_the_log_is_rejected(shop: Shop) -> None
     counters = [{"of": ["item_id"], "labels": ["click"], "half_life": "1m"}]
     with pytest.raises(ConfigError, match=r"counter 'item_id': half_life = '1m' is too short for a log of 10 days"):
         check(shop.config(counters=counters))
+
+
+def test_daily_counts_the_rows_of_earlier_days(shop: Shop, tmp_path: Path) -> None:
+    config = shop.config(counters=COUNTERS, histories=HISTORIES)
+    runs, repository = tmp_path / "runs", tmp_path / "repository"
+    for day in (9, 10):
+        record = daily(config, runs, repository, date(2026, 1, day), margin=10.0)
+    assert record["from"] == "2026-01-09"
+    assert record["version"] == 2
+    served = load(bundle_folder(repository, "shop", 2))
+    assert served.derived is not None
+    assert served.derived.counters["user_id"].rows["count"].sum() == 2_000
+
+
+def test_warm_start_rejects_other_counters(run: RunFolder, shop: Shop) -> None:
+    changed = [{**COUNTERS[0], "delay": "2h"}, *COUNTERS[1:]]
+    with pytest.raises(ConfigError, match=r"\[counters\] differs from that of"):
+        WarmStart(run, reopen=False).require_compatible(shop.config(counters=changed, histories=HISTORIES))
