@@ -24,6 +24,7 @@ import torch
 from pipelines.config.config import Config, load_config
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader, load_tables
+from pipelines.features.joined import joined_columns
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
 from pipelines.training.embedding_tables import EmbeddingTables
@@ -106,13 +107,15 @@ def main() -> None:
     schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     fitter = EncoderFitter(schema)
-    profile = profile_log(reader, config.logs, schema, on_train=fitter.add)
-    encoder = fitter.encoder()
     settings = config.training.model_copy(update={"batch_size": arguments.batch})
-    loader = BatchLoader(
-        reader, profile.index, partial(LabeledBatch.from_table, encoder=encoder), config.logs, settings
-    )
-    batches = list(itertools.islice(loader.epoch(0), 20))
+    with joined_columns(reader, schema) as joined:
+        reader = reader.with_joined(joined)
+        profile = profile_log(reader, config.logs, schema, on_train=fitter.add)
+        encoder = fitter.encoder()
+        loader = BatchLoader(
+            reader, profile.index, partial(LabeledBatch.from_table, encoder=encoder), config.logs, settings
+        )
+        batches = list(itertools.islice(loader.epoch(0), 20))
     print(f"batches of {arguments.batch}, {torch.get_num_threads()} threads\n")
     print("| experts | n | union | all experts, ms | selected only, ms | speedup | n / union |\n" + 7 * "|---" + "|")
     for layers, n, union in SHAPES:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pipelines.config.config import Config, load_config
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import TimeRange
+from pipelines.features.joined import joined_columns
 from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.encoding.encoder_fitter import EncoderFitter
 
@@ -63,10 +64,12 @@ def prepare(config: Path, folder: Path) -> None:
     schema = loaded.serving_schema
     reader = LogReader(loaded.logs.path, schema, load_tables(loaded.logs, schema))
     fitter = EncoderFitter(schema)
-    for cleaned in reader.scan(TimeRange(until=loaded.logs.validation_from)):
-        fitter.add(cleaned.rows)
-    encoder = fitter.encoder()
-    batch = LabeledBatch.concat(list(read_split(reader, loaded.logs, encoder, "train")))
+    with joined_columns(reader, schema) as joined:
+        reader = reader.with_joined(joined)
+        for cleaned in reader.scan(TimeRange(until=loaded.logs.validation_from)):
+            fitter.add(cleaned.rows)
+        encoder = fitter.encoder()
+        batch = LabeledBatch.concat(list(read_split(reader, loaded.logs, encoder, "train")))
     sizes = {name: mapping.size for name, mapping in encoder.id_mappings.items()}
     write(folder, loaded, batch, sizes)
 

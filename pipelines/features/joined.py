@@ -87,11 +87,20 @@ def joined_columns(
         return
     if computed is not None:
         joined = JoinedColumns.read(computed)
-        if joined.definition == definition(schema) and joined.matches(reader.files):
+        if belongs_to(joined, reader, schema):
             yield joined
             return
     with TemporaryDirectory(prefix="ranker-counters-") as folder:
         yield write_joined_columns(reader, schema, Path(folder), earlier=earlier)
+
+
+def belongs_to(joined: JoinedColumns, reader: LogReader, schema: Schema) -> bool:
+    """Return whether columns were computed for this schema and for the present files of this log.
+
+    Raises:
+        LogError: a file of the log cannot be read.
+    """
+    return joined.definition == definition(schema) and joined.matches(reader.files)
 
 
 def definition(schema: Schema) -> str:

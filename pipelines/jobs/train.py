@@ -47,6 +47,7 @@ def train(
     overwrite: bool = False,
     warm_start: WarmStart | None = None,
     on_check: OnCheck | None = None,
+    columns_from: RunFolder | None = None,
     command: Sequence[str] = (),
 ) -> RunFolder:
     """Train on the configured log; the single-task baseline trains its models one after the other.
@@ -60,6 +61,7 @@ def train(
         overwrite: replace an unfinished run in the folder.
         warm_start: earlier run to start from.
         on_check: callback for each line of metrics.jsonl; an exception that it raises ends the training.
+        columns_from: run whose columns of counters and histories are reused if they belong to this log and schema.
         command: arguments of the command line, stored in the run; empty if the training was started from Python.
 
     Raises:
@@ -79,7 +81,7 @@ def train(
             if run.finished:
                 print_status(f"{folder}: training has already finished")
             else:
-                _train_with_trackers(config, run, context, warm_start, on_check)
+                _train_with_trackers(config, run, context, warm_start, on_check, columns_from)
     return run
 
 
@@ -134,7 +136,12 @@ def _require_divisible(config: Config, context: DistContext) -> None:
 
 
 def _train_with_trackers(
-    config: Config, run: RunFolder, context: DistContext, warm_start: WarmStart | None, on_check: OnCheck | None
+    config: Config,
+    run: RunFolder,
+    context: DistContext,
+    warm_start: WarmStart | None,
+    on_check: OnCheck | None,
+    columns_from: RunFolder | None,
 ) -> None:
     """Train, and record the training with the configured trackers."""
     with Trackers(config, run) as trackers:
@@ -144,15 +151,20 @@ def _train_with_trackers(
             if on_check is not None:
                 on_check(line)
 
-        _train_model(config, run, context, warm_start, log_check)
+        _train_model(config, run, context, warm_start, log_check, columns_from)
         if context.is_main:
             trackers.finish()
 
 
 def _train_model(
-    config: Config, run: RunFolder, context: DistContext, warm_start: WarmStart | None, on_check: OnCheck | None
+    config: Config,
+    run: RunFolder,
+    context: DistContext,
+    warm_start: WarmStart | None,
+    on_check: OnCheck | None,
+    columns_from: RunFolder | None,
 ) -> None:
-    data = prepare(config, run, context, warm_start)
+    data = prepare(config, run, context, warm_start, columns_from)
     torch.manual_seed(config.training.seed + context.rank)
     model = build_model(config, data.encoder, data.position_encoder)
     continuation = None

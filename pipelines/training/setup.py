@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipelines.data.label_bounds import estimate_label_bounds
 from pipelines.data.profile import profile_log
 from pipelines.data.quality import find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.features.joined import write_joined_columns
+from pipelines.features.joined import belongs_to, write_joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
 from pipelines.training.memory import require_memory
@@ -55,7 +56,13 @@ class TrainingData:
     survey: dict[str, Any]
 
 
-def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: WarmStart | None = None) -> TrainingData:
+def prepare(
+    config: Config,
+    run: RunFolder,
+    context: DistContext,
+    warm_start: WarmStart | None = None,
+    columns_from: RunFolder | None = None,
+) -> TrainingData:
     """Profile the log and fit the encoders on the main rank, then load the result on every rank.
 
     Args:
@@ -63,6 +70,7 @@ def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: Wa
         run: folder for profile and encoders; those of an earlier attempt are reused.
         context: the ranks, which must all see the run folder.
         warm_start: earlier run whose encoders are extended; None to fit new ones.
+        columns_from: run whose columns of counters and histories are reused if they belong to this log and schema.
 
     Raises:
         LogError: the log cannot be used or contains nothing to learn.
@@ -72,7 +80,7 @@ def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: Wa
     schema = config.training_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     if context.is_main and not run.encoder.exists():
-        _profile(config, run, reader, warm_start)
+        _profile(config, run, reader, warm_start, columns_from)
     context.barrier()
     if not run.encoder.exists():
         raise LogError(
@@ -84,7 +92,13 @@ def prepare(config: Config, run: RunFolder, context: DistContext, warm_start: Wa
     return TrainingData(reader, encoder, position_encoder, LogIndex.read(run.index), json.loads(run.survey.read_text()))
 
 
-def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: WarmStart | None) -> None:
+def _profile(
+    config: Config,
+    run: RunFolder,
+    reader: LogReader,
+    warm_start: WarmStart | None,
+    columns_from: RunFolder | None,
+) -> None:
     """Profile the log and fit the encoders; the encoder is written last and marks the pass as complete."""
     fitter = EncoderFitter(config.serving_schema)
     position_fitter = None if config.position_schema is None else EncoderFitter(config.position_schema)
@@ -95,7 +109,7 @@ def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: Warm
             position_fitter.add(rows)
 
     schema = estimate_label_bounds(reader, config.logs, config.training_schema)
-    reader = reader.with_schema(schema).with_joined(_joined_columns(reader, schema, run))
+    reader = reader.with_schema(schema).with_joined(_joined_columns(reader, schema, run, columns_from))
     profile = profile_log(reader, config.logs, schema, run.quarantine, on_train=fit)
     require_learnable(profile, config)
     if profile.bad:
@@ -115,15 +129,21 @@ def _profile(config: Config, run: RunFolder, reader: LogReader, warm_start: Warm
     _write_encoder(encoder, run.encoder, None if earlier is None else earlier.encoder)
 
 
-def _joined_columns(reader: LogReader, schema: Schema, run: RunFolder) -> JoinedColumns | None:
-    """Compute the columns of counters and histories and their state, unless an earlier attempt did."""
+def _joined_columns(
+    reader: LogReader, schema: Schema, run: RunFolder, earlier: RunFolder | None
+) -> JoinedColumns | None:
+    """Compute the columns of counters and histories and their state, unless an earlier attempt or run did."""
     if not schema.derived:
         return None
     if not (run.features.exists() and run.counters.exists()):
         for folder in (run.features, run.counters):
             shutil.rmtree(folder, ignore_errors=True)
         with atomic_directory(run.counters) as state, atomic_directory(run.features) as columns:
-            write_joined_columns(reader, schema, columns, state)
+            if earlier is not None and belongs_to(JoinedColumns.read(earlier.features), reader, schema):
+                shutil.copytree(earlier.features, columns, copy_function=os.link, dirs_exist_ok=True)
+                shutil.copytree(earlier.counters, state, copy_function=os.link, dirs_exist_ok=True)
+            else:
+                write_joined_columns(reader, schema, columns, state)
     return JoinedColumns.read(run.features)
 
 

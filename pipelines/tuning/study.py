@@ -141,6 +141,11 @@ class StudyFolder:
         """Return the path of a trial's run folder."""
         return self.path / "trials" / str(number)
 
+    def run_with_columns(self) -> RunFolder | None:
+        """Return the run of the first trial that has computed the columns of counters and histories."""
+        runs = (RunFolder(self.run_folder(trial.number)) for trial in self.trials())
+        return next((run for run in runs if run.features.is_dir() and run.counters.is_dir()), None)
+
     def lease(self, total: int, worker: int) -> TrialLease | None:
         """Lease the next trial to this process; None if ``total`` trials have ended or are running."""
         with _file_lock(self.path / "lock"):

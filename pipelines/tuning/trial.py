@@ -65,7 +65,8 @@ def run_trial(study: StudyFolder, lease: TrialLease) -> str:
 def _train(study: StudyFolder, lease: TrialLease, callback: _CheckCallback) -> tuple[str, str]:
     """Return the outcome of the training, and the reason if it is not converged."""
     try:
-        run = train(override(study.config, lease.values), study.run_folder(lease.trial.number), on_check=callback)
+        config, folder = override(study.config, lease.values), study.run_folder(lease.trial.number)
+        run = train(config, folder, on_check=callback, columns_from=study.run_with_columns())
         selection = run.load_selection()
     except PrunedError:
         return PRUNED, ""

@@ -165,3 +165,12 @@ def test_warm_start_rejects_other_counters(run: RunFolder, shop: Shop) -> None:
     changed = [{**COUNTERS[0], "delay": "2h"}, *COUNTERS[1:]]
     with pytest.raises(ConfigError, match=r"\[counters\] differs from that of"):
         WarmStart(run, reopen=False).require_compatible(shop.config(counters=changed, histories=HISTORIES))
+
+
+def test_run_reuses_the_columns_of_another_run_of_the_same_log(run: RunFolder, shop: Shop) -> None:
+    config = shop.config(counters=COUNTERS, histories=HISTORIES, training={"seed": 1})
+    again = train(config, shop.folder / "again", columns_from=run)
+    name = Path("files", "a", "part-0.parquet")
+    assert (again.features / name).samefile(run.features / name)
+    other = train(shop.config(counters=COUNTERS[:1]), shop.folder / "other", columns_from=run)
+    assert not (other.features / name).samefile(run.features / name)

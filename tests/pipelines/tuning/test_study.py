@@ -30,7 +30,9 @@ def fake_trainings(monkeypatch: pytest.MonkeyPatch, *trainings: FakeTraining | E
     """Replace ``train`` by fakes that run in this order."""
     remaining: Iterator[FakeTraining | Exception] = iter(trainings)
 
-    def train(config: Config, folder: Path, *, on_check: Callable[[dict[str, Any]], None]) -> RunFolder:
+    def train(
+        config: Config, folder: Path, *, on_check: Callable[[dict[str, Any]], None], columns_from: RunFolder | None
+    ) -> RunFolder:
         training = next(remaining)
         run = RunFolder.create(folder, config)
         run.encoder.mkdir()
