@@ -83,9 +83,10 @@ def test_gate_of_every_kind_trains_on_kuairand_and_serves_the_scores_of_the_dens
     ranker = ranking.load(repository / "kuairand" / "1")
     folder = RunFolder.open(run)
     config = folder.load_config()
-    reader = LogReader(config.logs.path, config.serving_schema, load_tables(config.logs, config.serving_schema))
+    logged = config.serving_schema.logged
+    reader = LogReader(config.logs.path, logged, load_tables(config.logs, logged))
     rows = next(part.rows for part in reader.scan(split_range(config.logs, "test")) if part.rows.num_rows > 50)
-    rows = rows.slice(0, 50)
+    rows = ranker.complete(rows.slice(0, 50))
     model, encoder = load_model(folder, config)
     with torch.inference_mode():
         dense = to_probabilities(model(TorchBatch.from_numpy(encoder.encode(rows))).numpy(), config.tasks)

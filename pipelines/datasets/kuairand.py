@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.dataset as ds
 
-from pipelines.datasets.write import feature, task, write_logs
+from pipelines.datasets.write import counter, feature, task, write_logs
 from ranking.artifacts.atomic_files import check_creatable
 from ranking.errors import LogError
 
@@ -34,6 +34,12 @@ SIGNALS = {
     "hate": ("is_hate", 10.0, "satisfaction"),
 }
 """Label column, loss weight and group of each task. Rare signals have larger weights: see docs/results.md."""
+
+COUNTED = ["click", "long_view", "like", "profile_enter", "watch_time"]
+"""Tasks whose rates are features. The other signals are too rare."""
+
+HISTORIES = [("video_id", "click"), ("author_id", "click"), ("video_id", "like")]
+"""Item feature and label of each history."""
 
 OBJECTIVE = {"click": 1.0, "long_view": 1.0, "like": 5.0, "follow": 10.0, "forward": 10.0, "hate": -10.0}
 
@@ -149,6 +155,11 @@ def _config() -> dict[str, Any]:
         for name, (label, weight, group) in SIGNALS.items()
     ]
     tasks += [task("watch_time", "regression", transform="log1p", group="engagement")]
+    # Counters of users are as of midnight, so that they do not follow the labels that are compared within a day.
+    counters = [counter(of, COUNTED) for of in (["user_id"], ["user_id", "tab"], ["user_id", "tag"])]
+    counters += [counter(["user_id"], COUNTED, half_life="1d", name="user_recent")]
+    counters += [counter(of, COUNTED, delay="1h") for of in (["video_id"], ["video_id", "tab"])]
+    histories = [{"of": of, "label": label, "max_length": 20} for of, label in HISTORIES]
     return {
         "name": "kuairand",
         "columns": {"time": "time", "user": "user_id", "item": "video_id"},
@@ -156,6 +167,8 @@ def _config() -> dict[str, Any]:
         "model": {"gate": {"kind": "dselect_k"}},
         "training": {"batch_size": 256},
         "serving": {"objective": OBJECTIVE},
+        "counters": counters,
+        "histories": histories,
         "features": features,
         "tasks": tasks,
     }

@@ -27,6 +27,11 @@ def task(name: str, kind: str, **options: Any) -> dict[str, Any]:
     return {"name": name, "kind": kind, **options}
 
 
+def counter(of: list[str], labels: list[str], **options: Any) -> dict[str, Any]:
+    """Return a ``[[counters]]`` entry."""
+    return {"of": of, "labels": labels, **options}
+
+
 def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table, items: pa.Table) -> None:
     """Write ``ranker.toml``, ``log/date=YYYY-MM-DD/part-0.parquet``, ``users.parquet`` and ``items.parquet``.
 

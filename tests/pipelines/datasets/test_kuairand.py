@@ -46,7 +46,7 @@ def log(converted: Path) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def profile(config: Config) -> LogProfile:
-    schema = config.serving_schema
+    schema = config.serving_schema.logged
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     return profile_log(reader, config.logs, schema)
 
@@ -204,7 +204,7 @@ def sample(raw: pa.Table, kuairand_raw: Path) -> dict[str, pa.Table]:
 def read_rows(folder: Path) -> pa.Table:
     """Return the log as training reads it, completed with users and items, sorted by time."""
     config = load_config(folder / "ranker.toml")
-    schema = config.serving_schema
+    schema = config.serving_schema.logged
     chunks = LogReader(config.logs.path, schema, load_tables(config.logs, schema)).scan()
     columns = [feature.column for feature in schema.features] + [task.label for task in schema.tasks]
     table = pa.concat_tables([chunk.rows.select(["time", *columns]) for chunk in chunks], promote_options="default")
