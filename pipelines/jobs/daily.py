@@ -23,16 +23,18 @@ from pipelines.evaluation.promotion import find_regressions
 from pipelines.evaluation.sources import resolve_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
+from pipelines.jobs.refresh_counters import refresh_counters
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.warm_start import WarmStart
 from ranking.artifacts import repository
 from ranking.artifacts.atomic_files import write_json
+from ranking.artifacts.bundle import COUNTERS
 from ranking.artifacts.checksums import CHECKSUM_FILE
 from ranking.artifacts.release import CURRENT
 from ranking.errors import LogError, QualityGateError, UsageError
 
-BUNDLE = "bundle"
+BUNDLE, REFRESHED = "bundle", "refreshed_bundle"
 RECORD = "daily.json"
 
 
@@ -60,10 +62,12 @@ def daily(
     Returns:
         ``daily.json``: ``day``, ``model``, ``from`` (day of the run that training started from, or None), ``against``
         (the version that it was compared with, or None), ``worse`` (the regressions beyond the margin), ``intervals``
-        (the units that the intervals of the comparison draw, or None) and ``version``.
+        (the units that the intervals of the comparison draw, or None), ``version`` and ``refreshed`` (the version with
+        the served model and the counters of the day, or None).
 
     Raises:
-        QualityGateError: the model is worse than the served one by more than the margin; nothing is published.
+        QualityGateError: the model is worse than the served one by more than the margin. It is not published, but the
+            served model is published again with the counters of the day, if it has counters or histories.
         LogError: the log has no row of the day, or no row of it has a label.
         UsageError: the day is not later than that of the served run, or no day is left to train on.
         RankerError: a step failed.
@@ -96,18 +100,30 @@ def daily(
         "worse": [regression.to_json() for regression in regressions],
         "intervals": intervals,
         "version": None,
+        "refreshed": None,
     }
     _record(folder, record)
     if regressions:
+        assert served is not None
+        refreshed = _refresh_counters(repository.bundle_folder(repo, name, served), run, repo)
+        _record(folder, record | {"refreshed": refreshed})
+        continued = "" if refreshed is None else f" Version {refreshed} is version {served} with the counters of {day}."
         raise QualityGateError(
             f"{day} is not published: it is worse than version {served} of {name} by more than {100 * margin:g}%: "
             f"{'; '.join(map(str, regressions))} ({describe_intervals(intervals)}). The run is kept in {folder}; "
-            "fix the log or the settings, or increase --margin"
+            f"fix the log or the settings, or increase --margin.{continued}"
         )
     if not (folder / BUNDLE).exists():
         freeze_run(folder, folder / BUNDLE)
     _, version = publish(folder / BUNDLE, repo)
     return _record(folder, record | {"version": version})
+
+
+def _refresh_counters(served: Path, run: RunFolder, repo: Path) -> int | None:
+    """Publish the served bundle with the counters of a run, unless an interrupted job already did."""
+    out = run.path / REFRESHED
+    published = _version_of(out, repo, served.parent.name)
+    return refresh_counters(served, run, out, repo) if published is None else published
 
 
 def _version_of(bundle: Path, repo: Path, name: str) -> int | None:
@@ -119,14 +135,26 @@ def _version_of(bundle: Path, repo: Path, name: str) -> int | None:
 
 
 def _run_of(published: Path, runs: Path) -> RunFolder | None:
-    """Return the run that a published bundle was frozen from; None if it is not in ``runs``."""
-    return next((RunFolder.open(b.parent) for b in sorted(runs.glob(f"*/{BUNDLE}")) if _is_copy(b, published)), None)
+    """Return the run that a published bundle was frozen from; None if it is not in ``runs``.
+
+    Its counters may be those of a later day.
+    """
+    model = _checksums(published, without=COUNTERS)
+    bundles = (bundle for bundle in sorted(runs.glob(f"*/{BUNDLE}")) if _checksums(bundle, without=COUNTERS) == model)
+    return next((RunFolder.open(bundle.parent) for bundle in bundles), None)
 
 
 def _is_copy(bundle: Path, other: Path) -> bool:
     """Return whether two bundles have the same content."""
-    sums = [folder / CHECKSUM_FILE for folder in (bundle, other)]
-    return all(file.exists() for file in sums) and sums[0].read_bytes() == sums[1].read_bytes()
+    checksums = _checksums(bundle)
+    return bool(checksums) and checksums == _checksums(other)
+
+
+def _checksums(bundle: Path, without: str | None = None) -> list[str]:
+    """Return the lines of SHA256SUMS, except for files in the folder ``without``; empty if there is no such file."""
+    file = bundle / CHECKSUM_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [line for line in lines if without is None or f"  {without}/" not in line]
 
 
 def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfig:

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ranking.artifacts.atomic_files import atomic_directory
-from ranking.artifacts.checksums import file_signature, verify_files, write_checksums
+from ranking.artifacts.checksums import CHECKSUM_FILE, file_signature, verify_files, write_checksums
 from ranking.counters.features import DerivedFeatures
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import LazyFeatureTables
@@ -100,6 +100,25 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
         pq.write_table(pa.table(rows), draft / "golden.parquet")
+        write_checksums(draft)
+
+
+def replace_state(source: Path, state: Path, folder: Path) -> None:
+    """Copy a bundle with another state of its counters and histories, atomically.
+
+    Args:
+        source: the bundle.
+        state: folder of the state, see ``ranking.counters``.
+        folder: the copy; must not exist.
+
+    Raises:
+        BundleError: a file of the bundle is missing or altered.
+        OutputError: the folder exists or cannot be written.
+    """
+    verify_files(source)
+    with atomic_directory(folder) as draft:
+        shutil.copytree(source, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(COUNTERS, CHECKSUM_FILE))
+        shutil.copytree(state, draft / COUNTERS)
         write_checksums(draft)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,8 @@ def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed) -> Non
     record = feed.record(TENTH)
     assert record.pop("intervals")["unit"] == "user"
     assert record == {
-        "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2
+        "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2,
+        "refreshed": None,
     }  # fmt: skip
     logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
     assert logs.train_from == datetime(2026, 1, 8)
@@ -195,9 +196,63 @@ def test_worse_model_is_not_published_with_exit_code_3(spoiled: Feed, capsys: py
     assert spoiled.current == 1
     record = spoiled.record(TENTH)
     assert record["version"] is None
+    assert record["refreshed"] is None, "the model has no counters"
     assert {"task": "click", "measure": "auc"}.items() <= record["worse"][0].items()
 
     assert spoiled.daily(TENTH, *POISON, "--margin", "1.0") == 0  # the run was kept, and is not trained again
     assert "training has already finished" in capsys.readouterr().err
     assert spoiled.published == [1, 2]
     bundle.load(repository.bundle_folder(spoiled.repository, "feed", 2))
+
+
+# Counters.
+
+
+COUNTERS = """
+[[counters]]
+of = ["user_id"]
+labels = ["click"]
+
+[[histories]]
+of = "item_id"
+label = "click"
+"""
+
+
+@pytest.fixture
+def counted(logs: Path, tmp_path: Path) -> Feed:
+    """A feed with counters after its first job, with the log of 10 January."""
+    feed = Feed(tmp_path / "counted")
+    shutil.copytree(logs, feed.folder / "logs")
+    with (feed.folder / "logs" / "ranker.toml").open("a") as stream:
+        stream.write(COUNTERS)
+    shutil.move(feed.partition(TENTH), feed.folder / "tenth")
+    assert feed.daily(NINTH) == 0
+    shutil.move(feed.folder / "tenth", feed.partition(TENTH))
+    return feed
+
+
+def test_day_that_is_not_published_still_continues_the_counters(
+    counted: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in (date(2026, 1, 8), NINTH):
+        counted.rewrite(day, flip_clicks)
+    assert counted.daily(TENTH, *POISON) == 3
+    assert "Version 2 is version 1 with the counters of 2026-01-10." in capsys.readouterr().err
+    first, second = (bundle.load(repository.bundle_folder(counted.repository, "feed", v)) for v in (1, 2))
+    assert (counted.published, counted.current) == ([1, 2], 2)
+    record = counted.record(TENTH)
+    assert (record["version"], record["refreshed"]) == (None, 2)
+    assert first.derived is not None
+    assert second.derived is not None
+    assert first.derived.clock is not None
+    assert second.derived.clock is not None
+    assert datetime.fromtimestamp(first.derived.clock.until / 1e6, UTC).date() == NINTH
+    assert datetime.fromtimestamp(second.derived.clock.until / 1e6, UTC).date() == TENTH
+    assert first.weights.keys() == second.weights.keys()
+    assert all((first.weights[name] == second.weights[name]).all() for name in first.weights)
+
+    assert counted.daily(TENTH, *POISON) == 3
+    assert counted.published == [1, 2], "the counters of a day are published once"
+    assert counted.daily(TENTH, *POISON, "--margin", "1.0") == 0
+    assert counted.published == [1, 2, 3]
