@@ -171,13 +171,14 @@ class BodyLimiter:
         try:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
-                if self._lease is not None and message.get("more_body", False):
-                    pause = self._lease.next_pause(len(message["body"]), asyncio.get_running_loop().time())
-                    if pause:
-                        await asyncio.sleep(pause)
         except TimeoutError:
             reason = f"the body took more than {self._seconds:g} s: send it faster, or fewer candidates"
             raise Problem(408, reason, headers={"Connection": "close"}) from None
+        if self._lease is not None and message.get("more_body", False):
+            pause = self._lease.next_pause(len(message["body"]), asyncio.get_running_loop().time())
+            if pause:
+                self._deadline += pause  # The client did not cause it.
+                await asyncio.sleep(pause)
         if self._lease is not None and self._lease.rejected:
             raise bodies_full()
         self._complete = not message.get("more_body", False)
