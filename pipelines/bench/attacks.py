@@ -24,6 +24,7 @@ END_OF_HEAD = b"\r\n"
 LARGE_BODIES, LARGE_BODY_BYTES = 250, 8_000_000
 """Number and announced size of the bodies that ``arriving_bodies`` sends."""
 RETRIES = "2,500 clients that retry at once"
+FLOOD = "feedback as fast as possible"
 """Name of the attack by clients without back-off; the service must reject other clients, too."""
 RETRYING_CLIENTS, RETRY_CANDIDATES = 2_500, 10
 """Default number of these clients, and the candidates of each of their requests."""
@@ -185,7 +186,7 @@ ATTACKS: dict[str, Attack] = {
     "headers of 1 MB": large_headers,
     "truncated bodies": truncated_bodies,
     "250 bodies of 8 MB that never end": arriving_bodies,
-    "feedback as fast as possible": feedback_flood,
+    FLOOD: feedback_flood,
     RETRIES: retries_without_backoff,
 }
 

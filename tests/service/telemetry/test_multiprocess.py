@@ -69,6 +69,8 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
         "ranker_requests_in_flight": 0,
         "ranker_queue_rows": 0,
     }
+    # Telemetry is recorded after the response, so that a worker could be suspended before it.
+    service.wait_until(lambda: samples(service.metrics()).items() >= expected.items())
     for other in (first, second):
         with suspended(other):
             assert samples(service.metrics()).items() >= expected.items()
