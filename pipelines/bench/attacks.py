@@ -24,8 +24,9 @@ END_OF_HEAD = b"\r\n"
 LARGE_BODIES, LARGE_BODY_BYTES = 250, 8_000_000
 """Number and announced size of the bodies that ``arriving_bodies`` sends."""
 RETRIES = "2,500 clients that retry at once"
-FLOOD = "feedback as fast as possible"
 """Name of the attack by clients without back-off; the service must reject other clients, too."""
+FLOOD = "feedback as fast as possible"
+"""Name of the attack by clients whose feedback the service accepts."""
 RETRYING_CLIENTS, RETRY_CANDIDATES = 2_500, 10
 """Default number of these clients, and the candidates of each of their requests."""
 FLOOD_CLIENTS, FLOOD_EVENTS = 16, 100
