@@ -102,7 +102,7 @@ def flip_clicks(table: pa.Table) -> pa.Table:
 def test_first_day_trains_from_scratch_and_publishes(first: Feed) -> None:
     assert first.record(NINTH) == {
         "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "intervals": None,
-        "version": 1,
+        "version": 1, "refreshed": None,
     }  # fmt: skip
     assert first.current == 1
 
