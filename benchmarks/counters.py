@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from pipelines.data.splits import split_range
 from pipelines.evaluation.compare import metric_difference
 from pipelines.evaluation.evaluate import bootstrap_metrics
 from pipelines.evaluation.predict import Predictions, predict
-from pipelines.evaluation.sources import LogRange, run_scorers
+from pipelines.evaluation.sources import run_scorers
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.metrics import Array, UnitDraws
@@ -49,7 +50,7 @@ def trained(config: Config, folder: Path, seed: int) -> RunFolder:
 def scored(run: RunFolder, config: Config, split: str) -> Predictions:
     """Return the predictions of a run on one split of its log."""
     (scorer,) = run_scorers(run)
-    return predict(scorer, LogRange(config.logs.path, split_range(config.logs, split)))
+    return predict(scorer, replace(scorer.log_range(None), time_range=split_range(config.logs, split)))
 
 
 def measured(predictions: Predictions, draws: UnitDraws, config: Config) -> Metrics:

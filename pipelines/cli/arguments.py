@@ -27,6 +27,7 @@ CONFIG = "path of the ranker.toml"
 BUNDLE = "folder written by 'ranker freeze', or a published version"
 RUN = "folder written by 'ranker train'"
 REPOSITORY = "folder of published models"
+COUNTED_MODEL = "name of the model (default: the default model of the repository)"
 NEW_FOLDER = "new folder"
 JSON = "print the result as JSON"
 KEY_FILE = "file with the hashes of the API keys of the service"
@@ -232,19 +233,7 @@ def build_parser() -> argparse.ArgumentParser:
             help=f"Parquet file or folder with one row per {owner}",
         )
         load.add_argument("--bundle", type=Path, required=True, help=f"bundle that uses the features: {BUNDLE}")
-        load.add_argument(
-            "--to",
-            type=store_address,
-            metavar="URL",
-            default=os.environ.get("RANKER_STORE"),
-            help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
-        )
-        load.add_argument("--model", help="name under which the bundle is served (default: the name in the bundle)")
-        load.add_argument(
-            "--prefix",
-            default=DEFAULT_KEY_PREFIX,
-            help=f"prefix of the keys; the setting store_prefix of the service (default: {DEFAULT_KEY_PREFIX})",
-        )
+        _add_store(load, "name under which the bundle is served (default: the name in the bundle)")
         load.add_argument(
             "--ttl", type=positive_int, metavar="SECONDS", help="lifetime of the values (default: unlimited)"
         )
@@ -254,14 +243,14 @@ def build_parser() -> argparse.ArgumentParser:
     load_counters = command("load", "write the counters of a published model to a feature store", counter_actions)
     load_counters.set_defaults(command="counters load")
     load_counters.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
-    _add_counter_store(load_counters)
+    _add_store(load_counters, COUNTED_MODEL)
     apply_counters = command(
         "apply", "add the impressions of a log to the counters in a feature store", counter_actions
     )
     apply_counters.set_defaults(command="counters apply")
     apply_counters.add_argument("logs", type=location, metavar="LOG", help="Parquet file or folder, a path or URI")
     apply_counters.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
-    _add_counter_store(apply_counters)
+    _add_store(apply_counters, COUNTED_MODEL)
 
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
@@ -378,7 +367,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add_counter_store(parser: argparse.ArgumentParser) -> None:
+def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
+    """Add the address, the model and the prefix of the keys in a store; ``model`` is the help of ``--model``."""
     parser.add_argument(
         "--to",
         type=store_address,
@@ -386,7 +376,7 @@ def _add_counter_store(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("RANKER_STORE"),
         help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
     )
-    parser.add_argument("--model", help="name of the model (default: the default model of the repository)")
+    parser.add_argument("--model", help=model)
     parser.add_argument(
         "--prefix",
         default=DEFAULT_KEY_PREFIX,

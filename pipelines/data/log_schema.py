@@ -225,6 +225,19 @@ def _mark_label(reasons: pa.Array, table: pa.Table, task: Task) -> pa.Array:
     return add_reason(reasons, outside, reason)
 
 
+def masked_labels(table: pa.Table, task: Task) -> pa.Array:
+    """Return the labels of a task [rows] float64 before its transform; null where null or masked.
+
+    Raises:
+        InvalidInputError: the label or the mask does not hold numbers.
+    """
+    labels = to_float64(table, task.label, f"the label of '{task.name}'")
+    if task.mask is None:
+        return labels
+    mask = to_float64(table, task.mask, f"the mask of '{task.name}'")
+    return pc.if_else(pc.fill_null(pc.equal(mask, 1.0), False), labels, pa.scalar(None, pa.float64()))
+
+
 def _not_binary(column: pa.Array) -> pa.Array:
     return pc.and_(pc.not_equal(column, 0.0), pc.not_equal(column, 1.0))
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.features.database import BATCH_ROWS
-from pipelines.features.events import MICROSECONDS, OWNERS, Events, has_list
+from pipelines.features.events import MICROSECONDS, OWNERS, Events, has_list, known_until
 from ranking.counters.keys import root_part
 from ranking.counters.state import CounterState, bucket_numbers, row_type
 from ranking.counters.values import NEVER, Sums, counter_values
@@ -100,10 +100,9 @@ class CounterQuery:
     def _create_views(self, schema: Schema) -> None:
         """Create the views ``base_events`` and ``key_events``, the latter with a row per event and key."""
         counter, i = self._counter, schema.counters.index(self._counter)
-        delay, half_life, windowed = counter.delay_seconds, counter.half_life_seconds, counter.buckets is not None
+        half_life, windowed, until = counter.half_life_seconds, counter.buckets is not None, known_until(counter)
         root = root_part(counter, schema)
         owners = {feature.name: owner for owner in OWNERS if (feature := schema.key_feature(owner)) is not None}
-        until = "day" if delay is None else f"t - {delay * MICROSECONDS}"
         columns = {
             "row": "row",
             "t": "t",

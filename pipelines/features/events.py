@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.console import Progress
-from pipelines.data.log_schema import to_float64
+from pipelines.data.log_schema import masked_labels
 from pipelines.data.parquet import LogFile
 from pipelines.data.reader import LogReader, as_log_error
 from ranking.counters.features import to_microseconds
@@ -108,6 +108,11 @@ class Events:
 def has_list(counter: Counter, schema: Schema) -> bool:
     """Return whether a part of a counter's key is a list."""
     return any(feature.name in counter.of for feature in schema.bags)
+
+
+def known_until(entry: Counter | History) -> str:
+    """Return the time before which events are known to an impression, as SQL on the columns of events."""
+    return "day" if entry.delay_seconds is None else f"t - {entry.delay_seconds * MICROSECONDS}"
 
 
 def label_tasks(schema: Schema) -> list[Task]:
@@ -226,7 +231,7 @@ class _Extractor:
                 columns[f"bucket_{i}"] = buckets
                 columns[f"from_{i}"] = self._start(buckets - counter.buckets + 1, counter.bucket_seconds)
         for task in label_tasks(schema):
-            columns[f"label_{schema.tasks.index(task)}"] = _labels(rows, task)
+            columns[f"label_{schema.tasks.index(task)}"] = masked_labels(rows, task)
         for k, history in enumerate(schema.histories):
             columns[f"id_{k}"] = self._history_ids(rows, history)
         return pa.table(columns)
@@ -266,12 +271,3 @@ def _key_column(keys: CounterKeys, rows: int, is_list: bool) -> pa.Array:
     ranks = np.arange(len(keys.rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     values[(ends - np.maximum(lengths, 1))[keys.rows] + ranks] = keys.keys
     return pa.LargeListArray.from_arrays(np.append(0, ends), pa.array(values, mask=values == NO_KEY))
-
-
-def _labels(rows: pa.Table, task: Task) -> pa.Array:
-    """Return the labels of a task [rows] float64 before the transform; null where null or masked."""
-    labels = to_float64(rows, task.label, f"the label of '{task.name}'")
-    if task.mask is None:
-        return labels
-    mask = to_float64(rows, task.mask, f"the mask of '{task.name}'")
-    return pc.if_else(pc.fill_null(pc.equal(mask, 1.0), False), labels, pa.scalar(None, pa.float64()))

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.features.database import BATCH_ROWS
-from pipelines.features.events import MICROSECONDS, Events
+from pipelines.features.events import Events, known_until
 from ranking.counters.features import DerivedFeatures
+from ranking.encoding.batch import ragged_arange
 from ranking.encoding.vocabulary import IdArray, hash_column
 from ranking.schema import History, Schema
 
@@ -56,10 +57,9 @@ class HistoryRanges:
 
 def _lists(items: pa.Array, starts: IdArray, lengths: npt.NDArray[np.int32]) -> pa.LargeListArray:
     """Return ranges of an array as lists; an empty range gives null."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-    offsets = pa.array(np.append(0, ends), pa.int64())
-    return pa.LargeListArray.from_arrays(offsets, items.take(pa.array(positions)), mask=pa.array(lengths == 0))
+    offsets = pa.array(np.append(0, np.cumsum(lengths, dtype=np.int64)), pa.int64())
+    positions = pa.array(ragged_arange(starts, lengths.astype(np.int64)))
+    return pa.LargeListArray.from_arrays(offsets, items.take(positions), mask=pa.array(lengths == 0))
 
 
 def history_ranges(
@@ -97,9 +97,9 @@ def history_ranges(
         "stop": stops,
     }
     connection.register("known_items", pa.table(known))
-    until = "day" if history.delay_seconds is None else f"t - {history.delay_seconds * MICROSECONDS}"
     reader = connection.sql(
-        f'SELECT e.row, known.first, known.stop FROM (SELECT row, "user", {until} AS until FROM events) AS e '
+        "SELECT e.row, known.first, known.stop "
+        f'FROM (SELECT row, "user", {known_until(history)} AS until FROM events) AS e '
         'ASOF JOIN known_items AS known ON e."user" = known."user" AND e.until > known.t'
     ).to_arrow_reader(BATCH_ROWS)
     starts, lengths = np.zeros(events.rows, np.int64), np.zeros(events.rows, np.int32)

@@ -12,7 +12,7 @@ import redis
 
 from pipelines.config.uri import Uri
 from pipelines.console import Progress, print_status
-from pipelines.data.log_schema import to_float64
+from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
 from pipelines.jobs.counter_store import CounterStore, load_served
 from pipelines.jobs.counter_values import counters_by_root, decode_roots, encode_roots, with_roots
@@ -196,12 +196,5 @@ def labels_of(counter: Counter, rows: pa.Table, schema: Schema) -> FloatArray:
         InvalidInputError: a label or a mask is not a number.
     """
     tasks = {task.name: task for task in schema.tasks}
-    columns = []
-    for name in counter.labels:
-        task = tasks[name]
-        label = to_float64(rows, task.label, f"the label of '{name}'").to_numpy(zero_copy_only=False)
-        if task.mask is not None:
-            mask = to_float64(rows, task.mask, f"the mask of '{name}'").to_numpy(zero_copy_only=False)
-            label = np.where(mask == 1.0, label, np.nan)
-        columns.append(label)
-    return np.stack(columns, 1)
+    labels = [masked_labels(rows, tasks[name]) for name in counter.labels]
+    return np.stack([column.to_numpy(zero_copy_only=False) for column in labels], 1)

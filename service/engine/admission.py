@@ -36,7 +36,7 @@ class Admission:
         self.rows = self.requests = 0
 
     def is_full(self, *, busy: bool = False) -> bool:
-        """Whether there is no room for a request that has not been parsed yet.
+        """Whether the limits reject a request that has not been parsed yet.
 
         Args:
             busy: whether the request has followed the last response of its connection at once.

@@ -77,7 +77,7 @@ class ParsedBody:
         """Count a body with its decompressed size, if that is larger.
 
         Raises:
-            QueueFullError: There is no room for so many bytes beside others.
+            QueueFullError: The bytes do not fit beside those of other requests.
         """
         if size > self._size:
             self._bodies.require_room(self._size, size - self._size)

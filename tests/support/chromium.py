@@ -26,11 +26,16 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+]
+"""Options for no window, no sandbox (not available to root), and no background traffic of the browser."""
+
+PAGE_OPTIONS = [
+    *OPTIONS,
     "--window-size=1200,1600",
     "--remote-debugging-pipe",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
-"""Options for no window, no sandbox (not available to root), no background traffic, and no other hosts."""
+"""Options for a page that the test controls through a pipe, and that can reach no other hosts."""
 
 
 def chromium() -> str:
@@ -126,7 +131,7 @@ def open_browser(profile: Path) -> Iterator[Page]:
         os.dup2(messages, 4)
 
     process = subprocess.Popen(
-        [chromium(), *OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+        [chromium(), *PAGE_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
         preexec_fn=connect_pipes,
         close_fds=False,
         stdout=subprocess.DEVNULL,

@@ -58,7 +58,7 @@ class Key(BaseModel):
         sha256: Hexadecimal SHA-256 of the key.
         scopes: Operations that the key permits.
         expires: Time from which the key is invalid, or None if it never expires.
-        max_requests_per_second: Maximum rate of the key's requests per process, or None if there is no maximum.
+        max_requests_per_second: Maximum rate of the key's requests per process, or None for no maximum.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -20,21 +18,9 @@ import pytest
 
 from pipelines.report.page import write_report
 from tests.pipelines.report.conftest import write_run
+from tests.support import chromium
 
 pytestmark = pytest.mark.parts
-
-CHROMIUM_OPTIONS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-]
-"""Options for no window, no sandbox (not available to root), and no background traffic of the browser."""
 
 WRAPPER = """<!DOCTYPE html><title>wrapper</title>
 <iframe src="/page.html" style="width:{width}px;height:800px;border:0"></iframe><pre id="results"></pre>
@@ -64,11 +50,7 @@ addEventListener("load", () => setTimeout(() => {{
 @pytest.fixture(scope="module")
 def browser() -> str:
     """Return the path of Chromium, which is required in CI."""
-    path = shutil.which("chromium")
-    if path is None:
-        message = "Chromium is not installed: apt-get install chromium"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
-    return path
+    return chromium.chromium()
 
 
 @contextmanager
@@ -93,7 +75,7 @@ def measure_page(browser: str, folder: Path, width: int) -> dict[str, Any]:
     with serve_folder(folder) as (address, requested):
         command = [
             browser,
-            *CHROMIUM_OPTIONS,
+            *chromium.OPTIONS,
             f"--user-data-dir={folder / 'profile'}",
             f"--window-size={width + 200},900",
         ]
@@ -145,7 +127,7 @@ def test_measure_page_of_a_wide_page_with_requests_detects_both(browser: str, tm
 def test_page_prints_on_a_few_sheets(browser: str, tmp_path: Path) -> None:
     page, pdf = tmp_path / "page.html", tmp_path / "page.pdf"
     write_report(write_run(tmp_path / "run").path, page)
-    command = [browser, *CHROMIUM_OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", "--no-pdf-header-footer"]
+    command = [browser, *chromium.OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", "--no-pdf-header-footer"]
     subprocess.run([*command, f"--print-to-pdf={pdf}", page.as_uri()], check=True, capture_output=True, timeout=120)
     pages = re.findall(rb"/Type\s*/Page\b", pdf.read_bytes())
     assert len(pages) in range(3, 12)
