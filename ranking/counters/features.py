@@ -77,6 +77,10 @@ class DerivedFeatures:
         """Return the values of all histories by column [rows]; ``users`` are hashes of user ids [rows]."""
         return {name: state.lists(users) for name, state in self.histories.items()}
 
+    def item_lists(self, users: IdArray) -> dict[str, list[list[int | str] | None]]:
+        """Return the same as ``lists`` as Python objects, faster for a few users."""
+        return {name: state.item_lists(users) for name, state in self.histories.items()}
+
     def complete(self, table: pa.Table) -> pa.Table:
         """Add the columns that a completed table does not have; existing values are kept.
 

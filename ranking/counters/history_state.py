@@ -50,6 +50,11 @@ class HistoryState:
         rows = self._index.rows_from_values(users)
         return self.items.take(pa.array(rows, mask=rows == NOT_FOUND))
 
+    def item_lists(self, users: IdArray) -> list[list[int | str] | None]:
+        """Return the same as ``lists`` as Python objects, faster for a few users."""
+        rows = self._index.rows_from_values(users).tolist()
+        return [None if row == NOT_FOUND else self.items[row].as_py() for row in rows]
+
 
 def write_history_state(folder: Path, history: History, users: IdArray, items: pa.LargeListArray) -> None:
     """Write the state of one history to a new folder ``folder/NAME``.

@@ -45,17 +45,15 @@ class Sums:
         """
         labels = self.label_sums.shape[1]
         last = np.full(count, NEVER, np.int64)
-        np.maximum.at(last, rows, self.last)
-        return Sums(
-            _add(self.count, rows, count),
-            np.stack([_add(self.label_counts[:, i], rows, count) for i in range(labels)], 1),
-            np.stack([_add(self.label_sums[:, i], rows, count) for i in range(labels)], 1),
-            last,
-        )
-
-
-def _add(values: FloatArray, rows: IdArray, count: int) -> FloatArray:
-    return np.bincount(rows, values, count).astype(np.float64)
+        pooled = Sums(np.zeros(count), np.zeros((count, labels)), np.zeros((count, labels)), last)
+        if len(rows):
+            first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+            present = rows[first]
+            pooled.count[present] = np.add.reduceat(self.count, first)
+            pooled.label_counts[present] = np.add.reduceat(self.label_counts, first)
+            pooled.label_sums[present] = np.add.reduceat(self.label_sums, first)
+            pooled.last[present] = np.maximum.reduceat(self.last, first)
+        return pooled
 
 
 def decay(seconds: FloatArray, counter: Counter) -> FloatArray:

@@ -58,7 +58,7 @@ class DerivedEncoder:
                 items = self._part_hashes(["item"], entities, len(request_index))
                 hashes, times = shared.take(request_index) | items, now[request_index]
             if owner == "user" and self._user is not None:
-                lists = self._derived.lists(shared.singles[self._user])
+                lists = self._derived.item_lists(shared.singles[self._user])
             if counters or lists:
                 numbers = self._derived.numbers(hashes, times, counters, request.sums)
                 encoder.write_derived(entities[owner], request.owners[owner], self._columns[owner], numbers, lists)

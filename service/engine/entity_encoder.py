@@ -171,7 +171,7 @@ class EntityEncoder:
         features: RawFeatures,
         columns: tuple[str, ...],
         numbers: FloatArray,
-        lists: Mapping[str, pa.LargeListArray],
+        lists: Mapping[str, Values],
     ) -> None:
         """Write the features of counters and histories, except for the values that the request sends.
 

@@ -111,6 +111,12 @@ def test_history_lists_the_items_of_a_known_user(derived: DerivedFeatures) -> No
     assert completed(derived)["click_item_id_history"] == [[5, 7], None]
 
 
+def test_item_lists_known_and_unknown_user_equal_the_arrow_lists(derived: DerivedFeatures) -> None:
+    users = np.array([stable_hash(1), stable_hash(2)])
+    assert derived.item_lists(users) == {"click_item_id_history": [[5, 7], None]}
+    assert derived.lists(users)["click_item_id_history"].to_pylist() == [[5, 7], None]
+
+
 def test_values_of_the_table_are_kept(derived: DerivedFeatures) -> None:
     table = pa.table({"user_id": [1], "item_id": [7], "tab": [0], "tag_count": [9.0], "tag": [["a"]]})
     assert derived.complete(table)["tag_count"].to_pylist() == [9.0]
