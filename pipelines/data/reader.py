@@ -19,6 +19,7 @@ from pydantic_core import to_json
 
 from pipelines.config.config import LogsConfig
 from pipelines.config.uri import Uri, open_uri, redact_uri, single_line
+from pipelines.data.dated_table import feature_table
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.joined import JoinedColumns, JoinedFile
@@ -58,14 +59,14 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
     """Load the side tables of users and items that the configuration names.
 
     Raises:
-        LogError: a file cannot be read, has no id column, or contains an id twice.
+        LogError: a file cannot be read, has no id column, or contains an id twice (with a column ``valid_from``: an id
+            and time).
     """
     tables: dict[Owner, FeatureTable] = {}
     locations: tuple[tuple[Owner, Uri | None], ...] = (("user", logs.users), ("item", logs.items))
     for owner, where in locations:
         if where is None:
             continue
-        key = str(schema.id_column(owner))
         filesystem, path, kind = open_uri(where)
         if kind == FileType.NotFound:
             raise LogError(f"{redact_uri(where)}: does not exist; correct or remove logs.{owner}s")
@@ -73,9 +74,8 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
             for file in find_files(where):
                 file.open().close()  # checks the names of its columns
             table = pq.read_table(path, filesystem=filesystem)
-            columns = [c for c in schema.columns_of(owner) if c in table.column_names]
             with as_log_error(redact_uri(where)):
-                tables[owner] = FeatureTable(table.select([key, *columns]) if key in table.column_names else table, key)
+                tables[owner] = feature_table(table, schema, owner)
                 fill_features(table.slice(0, 1), schema, {})  # checks the types
         except (OSError, pa.ArrowException) as error:
             raise LogError(f"{redact_uri(where)}: cannot be read as Parquet ({single_line(error)})") from None

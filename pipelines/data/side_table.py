@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.config.uri import Uri, redact_uri
-from pipelines.data.dedup import DuplicateFilter
+from pipelines.data.dated_table import VALID_FROM, RowDates, is_dated, time_zone, valid_times
+from pipelines.data.dedup import DuplicateFilter, hash_values
 from pipelines.data.parquet import LogFile, find_files
 from pipelines.data.reader import as_log_error
+from ranking.counters.state import StateClock
 from ranking.encoding.columns import canonical_ids, cast_ids, holds_integers, invalid_rows
 from ranking.encoding.feature_table import fill_features
+from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError, LogError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
@@ -30,9 +35,15 @@ class SideTableChunk:
     ids: pa.Array
     features: pa.Table
 
+    def filter(self, rows: npt.NDArray[np.bool_]) -> SideTableChunk:
+        """Return the rows for which the mask [rows] is set."""
+        return SideTableChunk(self.ids.filter(pa.array(rows)), self.features.filter(pa.array(rows)))
+
 
 class SideTableReader:
     """Reader of one side table.
+
+    Of a table with several rows per id (see ``dated_table``) it yields the row of each id that is valid now.
 
     Args:
         where: Parquet file or folder.
@@ -40,8 +51,8 @@ class SideTableReader:
         owner: owner of the features.
 
     Attributes:
-        num_rows: number of rows.
-        known_rows: number of rows with known ids among those that ``check`` has read.
+        num_rows: number of rows; after ``check`` of those that the reader yields.
+        known_rows: number of these rows with known ids; set by ``check``.
         columns: columns that are read, without the id column.
         ignored_columns: columns of the files that no feature uses.
         missing_columns: columns that features use but no file has.
@@ -75,6 +86,10 @@ class SideTableReader:
                 f"{redact_uri(where)}: has no column that the ranker reads for {owner}s "
                 f"({', '.join(required) or 'it reads none'})"
             )
+        self._dated = is_dated(list(names), required)
+        self.ignored_columns = [column for column in self.ignored_columns if not (self._dated and column == VALID_FROM)]
+        self._zone: str | None = None
+        self._current: npt.NDArray[np.bool_] | None = None
         inputs = [feature for feature in schema.inputs if feature.owner == owner]
         self._features = [(feature.name, feature.column) for feature in inputs]
 
@@ -85,43 +100,73 @@ class SideTableReader:
             LogError: a value has the wrong type or is NaN, or an id is null, a duplicate, or of a type that the ranker
                 cannot know; names file, column and row.
         """
-        seen = DuplicateFilter()
+        seen, dates = DuplicateFilter(), RowDates()
         for file in self._files:
             start = 0
-            for chunk in self._read(file):
-                new = seen.first_seen(pa.table({self._key: chunk.ids}))
+            for chunk, times in self._read(file):
+                keys = {self._key: chunk.ids} if times is None else {self._key: chunk.ids, VALID_FROM: pa.array(times)}
+                new = seen.first_seen(pa.table(keys))
                 if not new.all():
                     with as_log_error(file.display_name):
-                        duplicate = start + int(new.argmin())
-                        raise InvalidInputError(
-                            self._key, "the id is a duplicate of an earlier row: keep one row per id", duplicate
-                        )
-                if self._known_ids is not None:
-                    self.known_rows += len(chunk.ids) - self._ranker.count_unseen(self._owner, chunk.ids)
+                        rule = f"row per {'id' if times is None else f'id and {VALID_FROM}'}"
+                        reason = f"the id is a duplicate of an earlier row: keep one {rule}"
+                        raise InvalidInputError(self._key, reason, start + int(new.argmin()))
+                if times is None:
+                    self._count_known(chunk)
+                else:
+                    dates.add(hash_values(chunk.ids), times)
                 start += len(chunk.ids)
                 yield len(chunk.ids)
+        if self._dated:
+            self._current = dates.current(StateClock(0, self._zone).now())
+            self.num_rows = int(np.count_nonzero(self._current))
+            for chunk in self:
+                self._count_known(chunk)
 
     def __iter__(self) -> Iterator[SideTableChunk]:
-        """Yield the rows in chunks.
+        """Yield the rows in chunks; call ``check`` before.
 
         Raises:
             LogError: as for ``check``, except for duplicate ids.
         """
-        for file in self._files:
-            yield from self._read(file)
-
-    def _read(self, file: LogFile) -> Iterator[SideTableChunk]:
         start = 0
+        for file in self._files:
+            for chunk, _ in self._read(file):
+                stop = start + len(chunk.ids)
+                yield chunk if self._current is None else chunk.filter(self._current[start:stop])
+                start = stop
+
+    def _count_known(self, chunk: SideTableChunk) -> None:
+        if self._known_ids is not None:
+            self.known_rows += len(chunk.ids) - self._ranker.count_unseen(self._owner, chunk.ids)
+
+    def _read(self, file: LogFile) -> Iterator[tuple[SideTableChunk, IdArray | None]]:
+        """Yield the rows of a file in chunks, with the time from which each is valid; None without dates."""
+        start = 0
+        columns = [self._key, *self.columns, *([VALID_FROM] if self._dated else [])]
         try:
             with file.open() as parquet:
                 for group in range(len(parquet.row_group_sizes)):
-                    for table in parquet.chunks(group, [self._key, *self.columns], None, threads=True):
+                    for table in parquet.chunks(group, columns, None, threads=True):
                         with as_log_error(file.display_name):
                             chunk = self._check_chunk(table, start)
-                        yield chunk
+                            times = self._valid_times(table, start) if self._dated else None
+                        yield chunk, times
                         start += table.num_rows
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None
+
+    def _valid_times(self, table: pa.Table, start: int) -> IdArray:
+        """Return the time from which each row of a chunk is valid; the chunk begins at row ``start`` of its file."""
+        if VALID_FROM not in table.column_names:
+            raise InvalidInputError(VALID_FROM, "is missing in this file, but another file of the table has it")
+        self._zone = time_zone(table[VALID_FROM].type)
+        try:
+            return valid_times(table[VALID_FROM])
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                error.field, error.reason, None if error.row is None else start + error.row
+            ) from None
 
     def _check_chunk(self, table: pa.Table, start: int) -> SideTableChunk:
         """Check and convert the rows of a chunk that begins at row ``start`` of its file."""

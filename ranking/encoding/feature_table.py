@@ -66,6 +66,12 @@ class FeatureTable:
         rows = unique_rows.take(encoded.indices)
         return {c: self.table[c].combine_chunks().take(rows) for c in columns if c in self.table.column_names}
 
+    def values(self, table: pa.Table, columns: list[str]) -> dict[str, pa.Array]:
+        """Return these columns for the rows of another table, looked up by its id column; empty if it has none."""
+        if self.key not in table.column_names:
+            return {}
+        return self.columns(cast_ids(table[self.key].combine_chunks(), self.key_type, self.key), columns)
+
 
 class LazyFeatureTables(Mapping[Owner, FeatureTable]):
     """Feature tables of a bundle, read on first access because the service needs only the feature indexes.
@@ -117,10 +123,7 @@ def fill_features(table: pa.Table, schema: Schema, tables: Mapping[Owner, Featur
         features.setdefault(feature.column, feature)
     fallbacks: dict[str, pa.Array] = {}
     for owner, feature_table in tables.items():
-        id_column = schema.id_column(owner)
-        if id_column in table.column_names:
-            ids = cast_ids(table[id_column].combine_chunks(), feature_table.key_type, str(id_column))
-            fallbacks |= feature_table.columns(ids, schema.columns_of(owner))
+        fallbacks |= feature_table.values(table, schema.columns_of(owner))
     for name, feature in features.items():
         fallback = to_canonical(fallbacks[name], feature) if name in fallbacks else pa.nulls(table.num_rows)
         if name in table.column_names:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from pipelines.data.dated_table import DatedFeatureTable
 from pipelines.data.reader import LogReader
 from pipelines.features.joined import write_joined_columns
 from ranking.counters.features import DerivedFeatures
@@ -187,6 +188,30 @@ def test_label_of_the_future_changes_no_earlier_value(tmp_path: Path) -> None:
         results.append(joined_rows(folder, log))
     assert results[0][:11] == results[1][:11]
     assert results[0][11:] != results[1][11:]
+
+
+def test_key_uses_the_attribute_as_of_the_impression(tmp_path: Path) -> None:
+    """An item changes its brand; the counter of a brand counts the impressions during which the item had it."""
+    times = [datetime(2026, 1, 1, hour) for hour in range(4)]
+    log = {"time": times, "user_id": [1] * 4, "item_id": ["a"] * 4, "tab": [0] * 4, "click": [1, 0, 0, 0]}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet")
+    schema = Schema.model_validate(
+        {
+            "name": "shop",
+            "counters": [{"of": ["brand"], "labels": ["click"], "delay": "0s"}],
+            "features": [
+                {"name": "user_id", "kind": "categorical", "owner": "user"},
+                {"name": "item_id", "kind": "categorical", "owner": "item"},
+                {"name": "brand", "kind": "categorical", "owner": "item"},
+            ],
+            "tasks": [{"name": "click", "kind": "binary"}],
+        }
+    )
+    brands = pa.table({"item_id": ["a", "a"], "valid_from": [times[2], times[0]], "brand": [8, 7]})
+    reader = LogReader(tmp_path / "log.parquet", schema, {"item": DatedFeatureTable(brands, "item_id", "time")})
+    (tmp_path / "joined").mkdir()
+    joined = write_joined_columns(reader, schema, tmp_path / "joined")
+    assert pq.read_table(joined.file("log.parquet"))["brand_count"].to_pylist() == [0, 1, 0, 1]
 
 
 def check_state(folder: Path, naive: Naive, zone: str | None) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,36 @@ def test_invalid_row_is_named_before_any_write(
     code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith(f"ranker: {file}: {message}")
+    assert empty_redis.client.dbsize() == 0
+
+
+def test_rows_with_dates_are_stored_as_of_now(empty_redis: RedisServer, bundle: Path, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    times = [now - timedelta(days=2), now - timedelta(days=1), now + timedelta(days=1), now + timedelta(days=1)]
+    rows = {"item_id": [7, 7, 7, 8], "price": [1.0, 2.0, 3.0, 4.0], "valid_from": times}
+    file = write_table(tmp_path / "items.parquet", rows, row_group_size=1)
+    code, out, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url, "--model", "feed")
+    assert (code, "ignored" in err) == (0, False)
+    assert stored(empty_redis) == {"ranker:feed:item:7": {"price": 2.0}}
+    assert (json.loads(out)["items"], json.loads(out)["known"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        ([datetime(2026, 1, 1)] * 2, "column 'item_id', row 1: the id is a duplicate of an earlier row: keep one row"),
+        ([datetime(2026, 1, 1), None], "column 'valid_from', row 1: is null: every row needs a time"),
+        ([1, 2], "column 'valid_from': holds int64: write timestamps or dates"),
+    ],
+)
+def test_invalid_dates_are_named_before_any_write(
+    empty_redis: RedisServer, bundle: Path, tmp_path: Path, times: list[Any], says: str
+) -> None:
+    rows = {"item_id": [7, 7], "price": [1.0, 2.0], "valid_from": times}
+    file = write_table(tmp_path / "items.parquet", rows, row_group_size=1)
+    code, _, err = load("items", "load", file, "--bundle", bundle, "--to", empty_redis.url)
+    assert code == 1
+    assert err.splitlines()[-1].startswith(f"ranker: {file}: {says}")
     assert empty_redis.client.dbsize() == 0
 
 
