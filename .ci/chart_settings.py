@@ -14,8 +14,8 @@ from service.settings import Settings
 
 SCHEMA_FILE = Path(__file__).parents[1] / "deploy" / "helm" / "values.schema.json"
 BLOCK = re.compile(r'^    "settings": \{\n.*?^    \}', re.MULTILINE | re.DOTALL)
-SET_BY_THE_CHART = {"repository", "keys", "no_keys", "operations_port", "store"}
-"""Settings that other values of the chart determine."""
+SET_BY_THE_CHART = {"repository", "keys", "no_keys", "operations_port", "store", "served_log_user_key"}
+"""Settings that other values of the chart determine. A secret is read from a Secret by an entry of ``env``."""
 
 OVERRIDES: dict[str, Any] = {
     # The chart adds these up to the termination grace period, in whole seconds.
@@ -23,6 +23,7 @@ OVERRIDES: dict[str, Any] = {
     "grace_seconds": {"type": "integer", "minimum": 1},
     # Settings are environment variables, whose lists are separated by commas.
     "feedback_reject": {"type": "string", "pattern": "^[a-z_]+(,[a-z_]+)*$"},
+    "served_log_exclude": {"type": "string"},
 }
 
 

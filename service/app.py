@@ -31,6 +31,7 @@ from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry, StartupBarrier
 from service.models.shadow import ShadowScorer
 from service.models.watcher import Watcher
+from service.served.writer import ServedLog
 from service.server.context import STATE_KEY, Lifecycle, ServerContext
 from service.settings import Settings
 from service.telemetry import tracing
@@ -71,11 +72,12 @@ def create_app(
         BundleError: No model can be served, and models are not loaded in the background; names the bundle and the
             reason.
         ConfigError: The key file cannot be read, or the store's address is not valid.
-        OutputError: The feedback folder is not writable.
+        OutputError: The folder of feedback or of the served log is not writable.
     """
     keyring = Keyring(settings.keys) if settings.keys else None
     models, metrics, tracer = ModelRegistry(settings.default_model, barrier), Metrics(), tracing.from_environment()
     writer = FeedbackWriter.from_settings(settings, metrics)
+    served_log = ServedLog.from_settings(settings, metrics)
     if answers is None:
         answers = AnsweredRequests.from_settings(settings)
     if answers is not None:
@@ -106,6 +108,8 @@ def create_app(
             await feature_store.close()
         if writer is not None:
             writer.close()
+        if served_log is not None:
+            served_log.close()
         if tracer is not None:
             tracer.close()
 
@@ -128,7 +132,7 @@ def create_app(
         return app
 
     main = [
-        ranking_routes(settings, models, engine, shadows, answers),
+        ranking_routes(settings, models, engine, shadows, answers, served_log),
         model_list_routes(models),
         model_routes(models),
         feedback_routes(settings, writer, checks, metrics),

@@ -114,6 +114,15 @@ class Settings(BaseModel):
             for other reasons is only counted. ``none``: no feedback is rejected.
         feedback_memory_bytes: Memory for the most recent answers, against which feedback is checked; all processes
             share it. 0: feedback is not compared with answers.
+        served_log: Folder for the served log. Without it, nothing is logged of the requests that are answered.
+        served_share: Share of the users whose requests are in the served log, completely or not at all. Requests
+            without a user are sampled by their id.
+        served_log_seconds: Maximum seconds until an answered request is in a finished file of the served log.
+        served_log_max_bytes: Size in memory of a process's requests at which they are written earlier.
+        served_log_max_total_bytes: Maximum size of all files in the served log. Beyond it requests are not logged.
+        served_log_days: Age in days at which files of the served log are deleted.
+        served_log_user_key: Key of the hashes that replace user ids in the served log. Default: the ids themselves.
+        served_log_exclude: Columns of features that the served log leaves out, separated by commas.
         server_timing: Add a Server-Timing header with the time of each stage to responses.
         slow_ms: Requests slower than this are logged with the time of each stage.
         log_format: Format of log lines. Default: text on a terminal, otherwise JSON.
@@ -163,6 +172,14 @@ class Settings(BaseModel):
     feedback_max_key_bytes: PositiveInt = 5 * 1024**3
     feedback_reject: Annotated[frozenset[SuspectReason], BeforeValidator(_split)] = frozenset({"value", "time"})
     feedback_memory_bytes: NonNegativeInt = 64 * 1024 * 1024
+    served_log: Path | None = None
+    served_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    served_log_seconds: Annotated[float, Field(ge=1)] = 10.0
+    served_log_max_bytes: PositiveInt = 64 * 1024 * 1024
+    served_log_max_total_bytes: PositiveInt = 10 * 1024**3
+    served_log_days: PositiveFloat = 30.0
+    served_log_user_key: SecretStr | None = None
+    served_log_exclude: Annotated[frozenset[str], BeforeValidator(_split)] = frozenset()
     server_timing: bool = False
     slow_ms: PositiveFloat = 1000.0
     log_format: LogFormat | None = None

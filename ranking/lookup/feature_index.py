@@ -93,6 +93,9 @@ class FeatureIndex:
         rows: record of each id, then the record of an unknown id [ids + 1], of type ``layout.row_dtype``.
         values: embedding rows of all lists [values] int32.
         hashes: hashes of the same ids [values] int64; None without ``layout.list_parts``.
+
+    Attributes:
+        id_type: type of the ids.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class FeatureIndex:
     ) -> None:
         self._layout = layout
         self._index = index
-        self._id_type = id_type
+        self.id_type = id_type
         self._rows = rows
         self._values = values
         self._hashes = hashes
@@ -132,12 +135,12 @@ class FeatureIndex:
         Raises:
             InvalidInputError: an id is not an integer, but the ids of the index are.
         """
-        if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and self._id_type == pa.int64():
+        if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and self.id_type == pa.int64():
             return self._index.rows_from_values(ids)
-        if isinstance(ids, list) and set(map(type, ids)) == {int if self._id_type == pa.int64() else str}:
+        if isinstance(ids, list) and set(map(type, ids)) == {int if self.id_type == pa.int64() else str}:
             with suppress(OverflowError):  # An integer exceeds 64 bits.
                 return self._index.rows_from_values(ids)  # Arrow would cost more than the lookup of a request's ids.
-        return self._index.rows(cast_ids(to_id_array(ids), self._id_type, self._layout.id_column))
+        return self._index.rows(cast_ids(to_id_array(ids), self.id_type, self._layout.id_column))
 
     def take(self, rows: RowArray) -> EncodedBatch:
         """Return the encoded features of these rows [n]; row −1 is encoded like a row of nulls."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.keys import NO_KEY, PartHashes, counter_keys, root_part
 from ranking.counters.stored_sums import Root, root_of
 from ranking.encoding.batch import RaggedIds
-from ranking.encoding.vocabulary import IdArray
+from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.schema import Counter, Owner
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures, EntityHashes
 from service.engine.request import FeatureRequest
@@ -22,6 +23,9 @@ class DerivedEncoder:
     Args:
         derived: state of the ranker's counters and histories.
         encoders: encoders by owner.
+
+    Attributes:
+        columns: columns of the counters of each owner.
     """
 
     def __init__(self, derived: DerivedFeatures, encoders: Mapping[Owner, EntityEncoder]) -> None:
@@ -30,20 +34,26 @@ class DerivedEncoder:
         self._counters: dict[Owner, list[Counter]] = {owner: [] for owner in encoders}
         for counter in schema.counters:
             self._counters[counter.owner(schema.features)].append(counter)
-        self._columns = {
+        self.columns = {
             owner: tuple(column for counter in counters for column in counter.columns)
             for owner, counters in self._counters.items()
         }
         user = schema.key_feature("user")
         self._user = user.name if user is not None and schema.histories else None
 
-    def write(self, request: FeatureRequest, entities: Mapping[Owner, EntityFeatures], request_index: IdArray) -> None:
+    def write(
+        self, request: FeatureRequest, entities: Mapping[Owner, EntityFeatures], request_index: IdArray
+    ) -> tuple[dict[Owner, FloatArray], dict[str, pa.LargeListArray]]:
         """Write the features into encoded rows.
 
         Args:
             request: the features, not encoded.
             entities: encoded features by owner; modified.
             request_index: index of the request of each candidate [candidates].
+
+        Returns:
+            The values of counters by owner, as ``DerivedFeatures.numbers`` returns them, and of histories by column,
+            whether or not the request sends others.
 
         Raises:
             InvalidInputError: as for ``EntityEncoder.encode``.
@@ -52,6 +62,8 @@ class DerivedEncoder:
         count = len(request.counts)
         now = np.array(request.times, np.int64) if request.times else np.full(count, self._derived.clock.now())
         shared = self._part_hashes(["user", "context"], entities, count)
+        all_numbers: dict[Owner, FloatArray] = {}
+        all_lists: dict[str, pa.LargeListArray] = {}
         for owner, encoder in self._encoders.items():
             counters, hashes, times, lists = self._counters[owner], shared, now, {}
             if owner == "item" and counters:
@@ -61,7 +73,10 @@ class DerivedEncoder:
                 lists = self._derived.item_lists(shared.singles[self._user])
             if counters or lists:
                 numbers = self._derived.numbers(hashes, times, counters, request.sums)
-                encoder.write_derived(entities[owner], request.owners[owner], self._columns[owner], numbers, lists)
+                encoder.write_derived(entities[owner], request.owners[owner], self.columns[owner], numbers, lists)
+                all_numbers[owner] = numbers
+                all_lists |= lists
+        return all_numbers, all_lists
 
     def roots(self, request: FeatureRequest) -> dict[Root, set[int]]:
         """Return the hashes of the roots whose sums a single request needs, by kind.

@@ -129,8 +129,9 @@ class Engine:
         """Score a request in one or more batches and sort its candidates."""
         features, requested = prepared.request, [task.name for task in prepared.tasks]
         if not len(features):
-            (missing,) = model.encoder.missing(model.encoder(features), features.counts)
-            return sort_candidates(prepared, np.empty((0, len(requested)), np.float32), missing)
+            batch, computed = model.encoder.encode(features)
+            (missing,) = model.encoder.missing(batch, features.counts)
+            return sort_candidates(prepared, np.empty((0, len(requested)), np.float32), missing, computed)
         tasks = tuple(sorted(requested))
         deadline = timer.arrived + deadline_ms / 1000
         self._metrics.queue_rows.inc(len(features))
@@ -142,7 +143,8 @@ class Engine:
         finally:
             self._metrics.queue_rows.dec(len(features))
         scored = RequestScores.concat(parts)
-        return sort_candidates(prepared, scored.scores[:, [tasks.index(task) for task in requested]], scored.missing)
+        scores = scored.scores[:, [tasks.index(task) for task in requested]]
+        return sort_candidates(prepared, scores, scored.missing, scored.computed)
 
     def close(self) -> None:
         """Score the queued requests, then stop the inference thread."""

@@ -42,6 +42,7 @@ class EntityFeatures:
         hashes: hashes of the ids in ``IndexLayout.parts`` [rows, parts] int64.
         list_hashes: hashes of the ids in ``IndexLayout.list_parts``.
         unseen: whether the ranker has never seen the id of each row [rows]; None if it does not know any id.
+        known: whether the table of the owner has the id of each row [rows]; None without a table or ids.
     """
 
     ids: IdArray
@@ -51,6 +52,7 @@ class EntityFeatures:
     hashes: IdArray
     list_hashes: list[RaggedIds]
     unseen: Mask | None = None
+    known: Mask | None = None
 
     @classmethod
     def from_encoded(cls, encoded: EncodedBatch, hashes: IdArray, list_hashes: list[RaggedIds]) -> EntityFeatures:
@@ -128,6 +130,7 @@ class EntityEncoder:
             encoded, known = EntityFeatures.from_encoded(self._index.take(rows), hashes, lists), rows >= 0
         else:
             encoded = self._unknown.repeat(count)
+        encoded.known = known
         if self._id_is_feature and features.ids is not None and (known is None or not known.all()):
             ids = to_id_array(features.ids).to_pylist() if isinstance(features.ids, list) else features.ids
             self._overwrite(encoded, {str(self._id_column): ids}, keep=known)

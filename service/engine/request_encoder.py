@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ranking.counters.stored_sums import Root, StoredSums
 from ranking.encoding.batch import EncodedBatch, Mask
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedItemSplitter
-from ranking.encoding.vocabulary import HashBuckets, IdArray
+from ranking.encoding.vocabulary import FloatArray, HashBuckets, IdArray
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import CrossFeature, Owner, Schema
 from service.engine.derived_encoder import DerivedEncoder
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures
 from service.engine.request import FeatureRequest
+from service.engine.used_features import ComputedFeatures
 
 USER_ID, ITEM_ID = "user.id", "items.id"
 """Names of the ids among missing features: the fields of a request that hold them."""
@@ -133,6 +135,7 @@ class RequestEncoder:
     Attributes:
         splitter: splits features into those that candidates share and those of items.
         readable: feature that defines the type of each column, by owner and column; an id feature takes precedence.
+        counter_columns: columns of the counters of each owner.
     """
 
     def __init__(self, ranker: FrozenRanker) -> None:
@@ -152,6 +155,7 @@ class RequestEncoder:
         self._names = tuple(dict.fromkeys([*(name for name in fields if name not in derived), *known_ids]))
         self._clock = None if ranker.derived is None else ranker.derived.clock
         self._derived = None if ranker.derived is None else DerivedEncoder(ranker.derived, self._encoders)
+        self.counter_columns = {} if self._derived is None else self._derived.columns
         groups = ((self.splitter.shared, USER_ID), (self.splitter.items, ITEM_ID))
         self._missing_columns = [
             MissingColumns(self._names, [fields[i] for i in group.missing], id_name) for group, id_name in groups
@@ -159,7 +163,11 @@ class RequestEncoder:
         self.readable = {owner: encoder.readable for owner, encoder in self._encoders.items()}
 
     def __call__(self, request: FeatureRequest) -> RequestBatch:
-        """Encode a request, or several concatenated requests.
+        """Encode a request, or several concatenated requests; see ``encode``."""
+        return self.encode(request)[0]
+
+    def encode(self, request: FeatureRequest) -> tuple[RequestBatch, ComputedFeatures]:
+        """Encode a request, or several concatenated requests, and return with them what the requests do not contain.
 
         Raises:
             InvalidInputError: a number is not finite or outside the domain of its transform, or text is not an
@@ -170,8 +178,10 @@ class RequestEncoder:
             owner: encoder.encode(request.owners[owner], len(request_index if owner == "item" else request.counts))
             for owner, encoder in self._encoders.items()
         }
+        numbers: Mapping[Owner, FloatArray] = {}
+        lists: Mapping[str, pa.LargeListArray] = {}
         if self._derived is not None:
-            self._derived.write(request, entities, request_index)
+            numbers, lists = self._derived.write(request, entities, request_index)
         hashes = {
             owner: {name: entities[owner].hashes[:, i] for i, name in enumerate(encoder.parts)}
             for owner, encoder in self._encoders.items()
@@ -179,7 +189,9 @@ class RequestEncoder:
         shared_hashes = hashes["user"] | hashes["context"]
         item_hashes = hashes["item"] | {name: column[request_index] for name, column in shared_hashes.items()}
         shared, items = self._shared.assemble(entities, shared_hashes), self._items.assemble(entities, item_hashes)
-        return RequestBatch(shared, items, request_index, entities["user"].unseen, entities["item"].unseen)
+        batch = RequestBatch(shared, items, request_index, entities["user"].unseen, entities["item"].unseen)
+        known = {owner: part.known for owner, part in entities.items() if part.known is not None}
+        return batch, ComputedFeatures(known, {owner: v.astype(np.float32) for owner, v in numbers.items()}, lists)
 
     def with_counters(self, request: FeatureRequest, time: datetime | None, sums: StoredSums | None) -> FeatureRequest:
         """Return a single request with what its counters need, if the ranker has counters or histories.

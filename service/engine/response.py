@@ -13,6 +13,7 @@ from ranking.schema import Task
 from service.engine.errors import InvalidRequestError, ScoringError
 from service.engine.request import EMPTY, FeatureRequest, StoreFeatures
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
+from service.engine.used_features import ComputedFeatures, UsedFeatures
 from service.engine.validation import ParsedRequest, to_invalid_request, validate
 from service.engine.values import Values, take
 
@@ -54,6 +55,7 @@ class RankResult:
         tasks: names of the columns of ``scores``.
         experts: weight of each expert by task, if the request asks for an explanation; else empty.
         degraded: see ``StoreFeatures``.
+        used: features with which the candidates were scored.
         counters_as_of: as in ``PreparedRequest``.
     """
 
@@ -64,6 +66,7 @@ class RankResult:
     tasks: list[str]
     experts: dict[str, dict[int, float]]
     degraded: bool
+    used: UsedFeatures
     counters_as_of: str | None = None
 
     @property
@@ -101,13 +104,19 @@ def prepare(
     return PreparedRequest(ids, features, tasks, weights, top_n, experts, stored.degraded, as_of)
 
 
-def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], missing: MissingFeatures) -> RankResult:
+def sort_candidates(
+    prepared: PreparedRequest,
+    scores: npt.NDArray[np.float32],
+    missing: MissingFeatures,
+    computed: ComputedFeatures,
+) -> RankResult:
     """Sort the candidates of a request by the objective; ties keep the order of the request.
 
     Args:
         prepared: prepared request.
         scores: scores [candidates, tasks].
         missing: missing features of the candidates.
+        computed: features that the request does not contain.
 
     Raises:
         ScoringError: a score is not finite, so that the candidates have no order.
@@ -127,6 +136,7 @@ def sort_candidates(prepared: PreparedRequest, scores: npt.NDArray[np.float32], 
         [task.name for task in prepared.tasks],
         prepared.experts,
         prepared.degraded,
+        UsedFeatures(prepared.request, computed, best),
         prepared.counters_as_of,
     )
 

@@ -15,6 +15,7 @@ from service.backends.base import Scores
 from service.engine.model import LoadedModel
 from service.engine.request import FeatureRequest
 from service.engine.request_encoder import MissingFeatures, RequestEncoder
+from service.engine.used_features import ComputedFeatures
 from service.telemetry.stage_timer import StageTimer
 
 BatchKey: TypeAlias = tuple[LoadedModel, tuple[str, ...]]
@@ -36,11 +37,13 @@ class RequestScores:
         scores: scores [candidates, tasks] float32.
         missing: missing features of the candidates.
         unseen: number of candidates with unseen ids.
+        computed: features that the request does not contain.
     """
 
     scores: Scores
     missing: MissingFeatures
     unseen: UnseenIds
+    computed: ComputedFeatures
 
     @staticmethod
     def concat(parts: Sequence[RequestScores]) -> RequestScores:
@@ -49,7 +52,8 @@ class RequestScores:
             return parts[0]
         scores = np.concatenate([part.scores for part in parts])
         unseen = UnseenIds(sum(part.unseen.user for part in parts), sum(part.unseen.item for part in parts))
-        return RequestScores(scores, MissingFeatures.concat([part.missing for part in parts]), unseen)
+        missing = MissingFeatures.concat([part.missing for part in parts])
+        return RequestScores(scores, missing, unseen, ComputedFeatures.concat([part.computed for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def score_batch(key: BatchKey, requests: Sequence[QueuedRequest]) -> list[Reques
     model, tasks = key
     _end_stage("queue", requests)
     results: dict[int, RequestScores | Exception] = {}
-    encoded: list[tuple[Sequence[int], RequestBatch]] = []
+    encoded: list[tuple[Sequence[int], EncodedRequests]] = []
     for indices in _group_by_signature([queued.request.signature for queued in requests]):
         try:
             encoded.append((indices, _encode(model.encoder, [requests[index] for index in indices])))
@@ -96,9 +100,10 @@ def score_batch(key: BatchKey, requests: Sequence[QueuedRequest]) -> list[Reques
                     results[index] = error
     _end_stage("look-up", requests)
     if encoded:
-        batch = RequestBatch.concat([part for _, part in encoded])
+        batch = RequestBatch.concat([part.batch for _, part in encoded])
         order = [index for indices, _ in encoded for index in indices]
-        scored = _score(model, batch, tasks, [len(requests[index].request) for index in order])
+        computed = [values for _, part in encoded for values in part.computed]
+        scored = _score(model, batch, tasks, [len(requests[index].request) for index in order], computed)
         results |= zip(order, scored, strict=True)
     _end_stage("forward", requests)
     return [results[index] for index in range(len(requests))]
@@ -112,16 +117,40 @@ def _group_by_signature(signatures: Sequence[Hashable]) -> Iterator[list[int]]:
     return iter(groups.values())
 
 
-def _encode(encoder: RequestEncoder, requests: Sequence[QueuedRequest]) -> RequestBatch:
+class EncodedRequests(NamedTuple):
+    """Requests that were encoded together, and the features that each of them does not contain."""
+
+    batch: RequestBatch
+    computed: list[ComputedFeatures]
+
+
+def _encode(encoder: RequestEncoder, requests: Sequence[QueuedRequest]) -> EncodedRequests:
     try:
-        return encoder(FeatureRequest.concat([queued.request for queued in requests]))
+        batch, computed = encoder.encode(FeatureRequest.concat([queued.request for queued in requests]))
     except InvalidInputError as error:
         row = None if error.row is None else error.row + requests[0].offset
         raise InvalidInputError(error.field, error.reason, row) from None
+    stops = np.cumsum([len(queued.request) for queued in requests]).tolist()
+    rows = map(slice, [0, *stops], stops)
+    return EncodedRequests(batch, [computed.of_request(request, part) for request, part in enumerate(rows)])
 
 
-def _score(model: LoadedModel, batch: RequestBatch, tasks: Sequence[str], counts: list[int]) -> Iterator[RequestScores]:
-    """Score encoded requests; ``counts`` holds the number of candidates of each."""
+def _score(
+    model: LoadedModel,
+    batch: RequestBatch,
+    tasks: Sequence[str],
+    counts: list[int],
+    computed: Sequence[ComputedFeatures],
+) -> Iterator[RequestScores]:
+    """Score encoded requests.
+
+    Args:
+        model: version that scores.
+        batch: encoded requests.
+        tasks: tasks to score.
+        counts: number of candidates of each request.
+        computed: features that each request does not contain.
+    """
     scores = model.backend.scores(batch, tasks)
     if len(scores) != sum(counts):
         raise ValueError(f"{len(scores)} scores for {sum(counts)} candidates")
@@ -130,7 +159,7 @@ def _score(model: LoadedModel, batch: RequestBatch, tasks: Sequence[str], counts
         rows = slice(stop - count, stop)
         users = count if batch.unseen_users is not None and batch.unseen_users[request] else 0
         items = 0 if batch.unseen_items is None else int(np.count_nonzero(batch.unseen_items[rows]))
-        yield RequestScores(scores[rows], missing, UnseenIds(users, items))
+        yield RequestScores(scores[rows], missing, UnseenIds(users, items), computed[request])
 
 
 def _end_stage(stage: Literal["queue", "look-up", "forward"], requests: Sequence[QueuedRequest]) -> None:

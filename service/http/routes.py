@@ -26,6 +26,8 @@ from service.models.registry import LOADING, ModelRegistry, ModelRouting, ModelU
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.messages import ModelMetadata, RankOptions
 from service.protocol.problems import unavailable
+from service.served.record import ServedRequest
+from service.served.writer import ServedLog
 from service.server.context import Lifecycle
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -63,6 +65,7 @@ def ranking_routes(
     engine: Engine,
     shadows: ShadowScorer,
     answers: AnsweredRequests | None = None,
+    served_log: ServedLog | None = None,
 ) -> APIRouter:
     """``POST …/rank`` for the default model, a model, and a version of a model.
 
@@ -72,6 +75,7 @@ def ranking_routes(
         engine: Scores requests.
         shadows: Scores requests again with shadow versions.
         answers: Remembers answers to check feedback, or None.
+        served_log: Logs answered requests, or None.
     """
     router = APIRouter(tags=["ranking"], route_class=RawRoute)
     parsed_bodies = ParsedBodies(settings.body_budget // PARSED_SHARE)
@@ -112,6 +116,9 @@ def ranking_routes(
         response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
         if answers is not None:
             answers.add(summary["request_id"], result.ids)
+        if served_log is not None:
+            answered = summary["request_id"], options.time, timer.arrived, options.user.id, degraded
+            served_log.add(ServedRequest(model, *answered, result))
         timer.end("write")
         if routing.shadow is not None and routing.shadow is not model:
             shadows.submit(ShadowRequest(routing.shadow, request, result, model.version))

@@ -119,6 +119,11 @@ class Metrics:
         feedback_folder_bytes: Size of the feedback files at the last scan of their folder.
         feedback_folder_limit_bytes: Maximum size of the feedback files, 0 if the service collects no feedback.
         feedback_unfinished_since: Unix time of the creation of the oldest unfinished feedback file, or infinity.
+        served_requests: Requests in finished files of the served log.
+        served_dropped: Requests that the served log lacks by reason.
+        served_bytes: Bytes of finished files of the served log.
+        served_finished: Unix time at which the last file of the served log was finished, or of the start.
+        served_queue_rows: Candidates that wait to be written to the served log.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -232,6 +237,20 @@ class Metrics:
             multiprocess_mode="livemin",
         )
         self.feedback_unfinished_since.set(math.inf)
+        self.served_requests = counter("served_requests", "Requests in finished files of the served log.")
+        self.served_dropped = counter(
+            "served_dropped",
+            "Requests that the served log lacks by reason: queue_full, folder_full or write_failed.",
+            ["reason"],
+        )
+        self.served_bytes = counter("served_bytes", "Bytes of finished files of the served log.")
+        self.served_finished = Gauge(
+            "ranker_served_finished_timestamp_seconds",
+            "Unix time at which the last file of the served log was finished, or of the start.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.served_queue_rows = total("served_queue_rows", "Candidates that wait to be written to the served log.")
         worker_restarts(registry)
         self.scoring_seconds = Gauge(
             "ranker_scoring_seconds",

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from service.engine.request import FeatureRequest
 from service.engine.request_encoder import MissingFeatures
 from service.engine.response import RankResult
+from service.engine.used_features import ComputedFeatures, UsedFeatures
 from service.http.encode import encode_response
 from service.http.media_types import ARROW, JSON
 from service.protocol.messages import ColumnarRankResponse, RankResponse
@@ -34,7 +36,8 @@ def results(draw: st.DrawFn) -> RankResult:
     missing = MissingFeatures(NAMES, [1, 3], [2, 0], np.array(draw(st.tuples(st.booleans(), st.booleans()))), item_mask)
     scores = draw(arrays.arrays(np.float32, (count, len(tasks)), elements=FLOATS))
     total = draw(arrays.arrays(np.float64, count, elements=st.floats(-1e300, 1e300)))
-    return RankResult(ids, total, scores, missing, tasks, {}, degraded=False)
+    used = UsedFeatures(FeatureRequest({}, [count]), ComputedFeatures({}, {}, {}), np.arange(count))
+    return RankResult(ids, total, scores, missing, tasks, {}, degraded=False, used=used)
 
 
 def expected(result: RankResult) -> list[dict[str, Any]]:

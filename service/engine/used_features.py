@@ -1,0 +1,69 @@
+"""What encoding adds to the features of a request, for the served log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ranking.encoding.batch import Float32, Mask
+from ranking.encoding.vocabulary import IdArray
+from ranking.schema import Owner
+from service.engine.request import FeatureRequest
+
+
+@dataclass(frozen=True)
+class ComputedFeatures:
+    """Values that a request does not contain: which ids the bundle's tables know, counters and histories.
+
+    Attributes:
+        known: whether the table of the owner has each id [rows]; owners without a table are absent.
+        numbers: values of the owner's counters, in the order of ``RequestEncoder.counter_columns`` [rows, columns];
+            NaN is null. Owners without counters are absent.
+        lists: values of histories by column [requests].
+    """
+
+    known: Mapping[Owner, Mask]
+    numbers: Mapping[Owner, Float32]
+    lists: Mapping[str, pa.LargeListArray]
+
+    def of_request(self, request: int, candidates: slice) -> ComputedFeatures:
+        """Return the values of one of several requests, whose candidates have these positions."""
+        rows: dict[Owner, slice] = {
+            "user": (shared := slice(request, request + 1)),
+            "context": shared,
+            "item": candidates,
+        }
+        return ComputedFeatures(
+            {owner: known[rows[owner]] for owner, known in self.known.items()},
+            {owner: numbers[rows[owner]] for owner, numbers in self.numbers.items()},
+            {name: lists.slice(request, 1) for name, lists in self.lists.items()},
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[ComputedFeatures]) -> ComputedFeatures:
+        """Join the candidates of all slices of one request."""
+        first = parts[0]
+        known, numbers = dict(first.known), dict(first.numbers)
+        if "item" in known:
+            known["item"] = np.concatenate([part.known["item"] for part in parts])
+        if "item" in numbers:
+            numbers["item"] = np.concatenate([part.numbers["item"] for part in parts])
+        return ComputedFeatures(known, numbers, first.lists)
+
+
+@dataclass(frozen=True)
+class UsedFeatures:
+    """Features with which a request was scored.
+
+    Attributes:
+        request: features of the request and of the feature store.
+        computed: further values.
+        order: position in the request of each candidate of the response [candidates].
+    """
+
+    request: FeatureRequest
+    computed: ComputedFeatures
+    order: IdArray

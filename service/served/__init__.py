@@ -1,0 +1,1 @@
+"""The served log: answered requests and the features used, in Parquet files that one thread per process writes."""

@@ -1,0 +1,231 @@
+"""Thread that converts answered requests to Parquet files, so that requests do not wait for it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from typing import Literal, Self
+from weakref import WeakKeyDictionary
+
+from service.engine.model import LoadedModel
+from service.served.buffer import VersionBuffer
+from service.served.columns import ServedColumns
+from service.served.folder import ServedFolder
+from service.served.record import ServedRequest, UserHash, is_sampled
+from service.settings import Settings
+from service.telemetry.metrics import Metrics
+
+log = logging.getLogger("ranker.service")
+
+MAX_QUEUED_CANDIDATES = 100_000
+"""Maximum number of candidates of requests that wait to be converted. One request may always wait."""
+MAX_QUEUED_VALUES = 2_000_000
+"""Maximum number of their values. A value of a JSON request takes up to 64 bytes."""
+COLLECT_SECONDS = 0.25
+"""Seconds between two conversions: many requests are converted together, and models are not kept for long."""
+CHUNK_CANDIDATES = 10_000
+"""Approximate number of candidates that are converted at once; bounds the time that the interpreter lock is held."""
+EARLY_SHARE = 0.8
+"""Share of ``served_log_seconds`` after which a file is written, so that it is finished within the whole time."""
+MAX_CPU_SHARE = 0.25
+"""Maximum share of a core that the thread takes, because ranking waits while it holds the interpreter lock."""
+SCAN_SECONDS = 10.0
+"""Seconds between two scans of the folder."""
+MAX_SCAN_SHARE = 0.01
+"""Maximum share of the thread's time that scans take in a folder of very many files."""
+LOG_SECONDS = 60.0
+"""Minimum seconds between two log lines about requests that are dropped."""
+CLOSE_SECONDS = 10.0
+"""Maximum seconds to write all requests when the service stops."""
+
+Reason = Literal["queue_full", "folder_full", "write_failed"]
+REASONS: dict[Reason, str] = {
+    "queue_full": "requests arrive faster than they can be written",
+    "folder_full": "its files have reached served_log_max_total_bytes",
+}
+"""Explanation of the reasons for which requests are not queued."""
+
+
+class ServedLog:
+    """Logs answered requests; one instance per process.
+
+    Args:
+        folder: Folder of the files.
+        settings: Limits and options of the log.
+        metrics: Metrics of the service.
+    """
+
+    def __init__(self, folder: ServedFolder, settings: Settings, metrics: Metrics) -> None:
+        self._folder, self._settings, self._metrics = folder, settings, metrics
+        self._share = settings.served_share
+        key = settings.served_log_user_key
+        self._hash_user = None if key is None else UserHash(key.get_secret_value())
+        self._queue: deque[ServedRequest] = deque()
+        self._queued_candidates = self._queued_values = 0  # written by the event loop
+        self._taken_candidates = self._taken_values = 0  # written by the thread
+        self._rejected: Counter[Reason] = Counter()  # counted by the event loop, published by the thread
+        self._published: Counter[Reason] = Counter()
+        self._columns: WeakKeyDictionary[LoadedModel, ServedColumns] = WeakKeyDictionary()
+        self._buffers: dict[ServedColumns, VersionBuffer] = {}
+        self._oldest = math.inf  # time of arrival of the first request in the buffers
+        self._next_log = self._next_scan = -math.inf
+        self._used_bytes = 0
+        self._full = False
+        self._cpu = 0.0
+        self._closed = threading.Event()
+        metrics.served_finished.set(time.time())
+        self._scan()
+        self._thread = threading.Thread(target=self._run, name="served-log", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_settings(cls, settings: Settings, metrics: Metrics) -> Self | None:
+        """Create the log, or return None if ``served_log`` is not set.
+
+        Raises:
+            OutputError: The folder is not writable.
+        """
+        if settings.served_log is None:
+            return None
+        return cls(ServedFolder(settings.served_log, settings.served_log_days), settings, metrics)
+
+    def add(self, request: ServedRequest) -> None:
+        """Queue an answered request, or drop it if the queue or the folder is full. Called by the event loop only."""
+        if not is_sampled(request.user, request.request_id, self._share):
+            return
+        if self._full:
+            self._rejected["folder_full"] += 1
+            return
+        candidates, values = request.candidates, request.values
+        waiting = self._queued_candidates - self._taken_candidates
+        if waiting and (
+            waiting + candidates > MAX_QUEUED_CANDIDATES
+            or self._queued_values - self._taken_values + values > MAX_QUEUED_VALUES
+        ):
+            self._rejected["queue_full"] += 1
+            return
+        self._queued_candidates += candidates
+        self._queued_values += values
+        self._queue.append(request)
+
+    def close(self) -> None:
+        """Write all requests and stop the thread."""
+        self._closed.set()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            log.error("the served log cannot be written: the filesystem does not respond; its last requests are lost")
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._closed.wait(COLLECT_SECONDS):
+            self._step()
+        self._step(closing=True)
+
+    def _step(self, *, closing: bool = False) -> None:
+        """Convert the queued requests, and write files that are due."""
+        self._cpu = time.thread_time()
+        while self._queue:
+            self._convert()
+            self._pause()
+            if self._is_due():
+                self._write_all()
+        if closing or self._is_due():
+            self._write_all()
+        if time.monotonic() >= self._next_scan:
+            self._scan()
+        self._publish()
+
+    def _pause(self) -> None:
+        """Leave the processor to others for a multiple of the time that the thread has used since the last pause."""
+        used = time.thread_time() - self._cpu
+        self._closed.wait(used * (1.0 / MAX_CPU_SHARE - 1.0))
+        self._cpu = time.thread_time()
+
+    def _is_due(self) -> bool:
+        size = sum(buffer.bytes for buffer in self._buffers.values())
+        age = time.monotonic() - self._oldest
+        return age >= EARLY_SHARE * self._settings.served_log_seconds or size >= self._settings.served_log_max_bytes
+
+    def _convert(self) -> None:
+        """Convert the next requests to tables, one per version."""
+        chunk: dict[LoadedModel, list[ServedRequest]] = {}
+        candidates = values = 0
+        self._oldest = min(self._oldest, self._queue[0].arrived)
+        while self._queue and candidates < CHUNK_CANDIDATES:
+            request = self._queue.popleft()
+            candidates += request.candidates
+            values += request.values
+            chunk.setdefault(request.model, []).append(request)
+        for model, requests in chunk.items():
+            try:
+                self._buffer(model).add(requests)
+            except Exception as error:  # the log must neither end nor harm the service
+                self._drop("write_failed", len(requests), f"{type(error).__name__}: {error!s:.200}")
+        self._taken_candidates += candidates
+        self._taken_values += values
+
+    def _buffer(self, model: LoadedModel) -> VersionBuffer:
+        if model not in self._columns:
+            self._columns[model] = ServedColumns(model, self._settings.served_log_exclude, self._hash_user)
+        columns = self._columns[model]
+        if columns not in self._buffers:
+            self._buffers[columns] = VersionBuffer(columns, str(self._settings.repository.absolute()))
+        return self._buffers[columns]
+
+    def _write_all(self) -> None:
+        """Write a file for each version."""
+        buffers, self._buffers, self._oldest = self._buffers, {}, math.inf
+        for buffer in buffers.values():
+            if buffer.requests:
+                try:
+                    self._write(buffer)
+                except OSError as error:
+                    self._drop("write_failed", buffer.requests, error.strerror or str(error))
+                except Exception as error:
+                    self._drop("write_failed", buffer.requests, f"{type(error).__name__}: {error!s:.200}")
+
+    def _write(self, buffer: VersionBuffer) -> None:
+        content, limit = buffer.encode(self._pause), self._settings.served_log_max_total_bytes
+        if self._used_bytes + content.size > limit:
+            self._scan()  # files may have been collected
+        if self._used_bytes + content.size > limit:
+            reason = f"its files have {self._used_bytes} bytes, and served_log_max_total_bytes is {limit}"
+            self._drop("folder_full", buffer.requests, reason)
+            return
+        self._folder.write(memoryview(content))
+        self._used_bytes += content.size
+        self._metrics.served_bytes.inc(content.size)
+        self._metrics.served_requests.inc(buffer.requests)
+        self._metrics.served_finished.set(time.time())
+
+    def _scan(self) -> None:
+        start = time.monotonic()
+        try:
+            self._used_bytes = self._folder.scan()
+        except OSError as error:
+            self._report(f"{self._folder.path}: {error.strerror}")
+        self._full = self._used_bytes >= self._settings.served_log_max_total_bytes
+        end = time.monotonic()
+        self._next_scan = end + max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE)
+
+    def _publish(self) -> None:
+        """Update the metrics of the queue, which the event loop only counts."""
+        for reason, count in list(self._rejected.items()):
+            if count > self._published[reason]:
+                self._drop(reason, count - self._published[reason], REASONS[reason])
+                self._published[reason] = count
+        waiting = self._queued_candidates - self._taken_candidates
+        self._metrics.served_queue_rows.set(waiting + sum(buffer.candidates for buffer in self._buffers.values()))
+
+    def _drop(self, reason: Reason, requests: int, explanation: str) -> None:
+        self._metrics.served_dropped.labels(reason).inc(requests)
+        self._report(explanation)
+
+    def _report(self, explanation: str) -> None:
+        if time.monotonic() >= self._next_log:
+            self._next_log = time.monotonic() + LOG_SECONDS
+            log.error("the served log drops requests: %s", explanation)
