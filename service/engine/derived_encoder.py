@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.keys import NO_KEY, PartHashes, counter_keys, root_part
@@ -15,6 +14,7 @@ from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.schema import Counter, Owner
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures, EntityHashes
 from service.engine.request import FeatureRequest
+from service.engine.values import Values
 
 
 class DerivedEncoder:
@@ -43,7 +43,7 @@ class DerivedEncoder:
 
     def write(
         self, request: FeatureRequest, entities: Mapping[Owner, EntityFeatures], request_index: IdArray
-    ) -> tuple[dict[Owner, FloatArray], dict[str, pa.LargeListArray]]:
+    ) -> tuple[dict[Owner, FloatArray], dict[str, Values]]:
         """Write the features into encoded rows.
 
         Args:
@@ -63,7 +63,7 @@ class DerivedEncoder:
         now = np.array(request.times, np.int64) if request.times else np.full(count, self._derived.clock.now())
         shared = self._part_hashes(["user", "context"], entities, count)
         all_numbers: dict[Owner, FloatArray] = {}
-        all_lists: dict[str, pa.LargeListArray] = {}
+        all_lists: dict[str, Values] = {}
         for owner, encoder in self._encoders.items():
             counters, hashes, times, lists = self._counters[owner], shared, now, {}
             if owner == "item" and counters:

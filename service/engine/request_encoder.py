@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ranking.counters.stored_sums import Root, StoredSums
 from ranking.encoding.batch import EncodedBatch, Mask
@@ -27,6 +26,7 @@ from service.engine.derived_encoder import DerivedEncoder
 from service.engine.entity_encoder import EntityEncoder, EntityFeatures
 from service.engine.request import FeatureRequest
 from service.engine.used_features import ComputedFeatures
+from service.engine.values import Values
 
 USER_ID, ITEM_ID = "user.id", "items.id"
 """Names of the ids among missing features: the fields of a request that hold them."""
@@ -179,7 +179,7 @@ class RequestEncoder:
             for owner, encoder in self._encoders.items()
         }
         numbers: Mapping[Owner, FloatArray] = {}
-        lists: Mapping[str, pa.LargeListArray] = {}
+        lists: Mapping[str, Values] = {}
         if self._derived is not None:
             numbers, lists = self._derived.write(request, entities, request_index)
         hashes = {

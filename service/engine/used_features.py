@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from ranking.encoding.batch import Float32, Mask
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import Owner
 from service.engine.request import FeatureRequest
+from service.engine.values import Values
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ComputedFeatures:
 
     known: Mapping[Owner, Mask]
     numbers: Mapping[Owner, Float32]
-    lists: Mapping[str, pa.LargeListArray]
+    lists: Mapping[str, Values]
 
     def of_request(self, request: int, candidates: slice) -> ComputedFeatures:
         """Return the values of one of several requests, whose candidates have these positions."""
@@ -39,7 +39,7 @@ class ComputedFeatures:
         return ComputedFeatures(
             {owner: known[rows[owner]] for owner, known in self.known.items()},
             {owner: numbers[rows[owner]] for owner, numbers in self.numbers.items()},
-            {name: lists.slice(request, 1) for name, lists in self.lists.items()},
+            {name: lists[shared] for name, lists in self.lists.items()},
         )
 
     @staticmethod

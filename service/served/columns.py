@@ -25,7 +25,8 @@ MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
 """Sources of a value: none, the request, the feature store, a table of the bundle, or a counter or history."""
 TIME = pa.timestamp("us", "UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-ENTITIES: tuple[Owner, Owner] = ("user", "item")
+OWNERS: tuple[Owner, ...] = ("user", "context", "item")
+ENTITIES: tuple[Owner, ...] = ("user", "item")
 """Owners with ids."""
 HashUser = Callable[[int | str], str]
 
@@ -94,9 +95,12 @@ class ServedColumns:
         self._zone = None if clock is None else clock.zone
 
     def table(self, requests: Sequence[ServedRequest]) -> pa.Table:
-        """Convert requests to a table with one row per request; candidates are in the order of the response."""
+        """Convert requests to a table with one row per request; candidates are in the order of the response.
+
+        A column of feature values is absent if no request has a value for it.
+        """
         results = [request.result for request in requests]
-        lengths = [len(result.total) for result in results]
+        offsets = _offsets([len(result.total) for result in results])
         columns: dict[str, pa.Array] = {
             "request_id": pa.array([_text(request.request_id) for request in requests], pa.string()),
             "time": self._times(requests),
@@ -104,18 +108,17 @@ class ServedColumns:
             "degraded": pa.array([request.degraded for request in requests], pa.bool_()),
             "counters_as_of": _as_of([result.counters_as_of for result in results]),
             "tasks": pa.array([result.tasks for result in results], pa.list_(pa.string())),
-            "item_id": _to_lists(self._items(requests), lengths),
-            "score": _to_lists(pa.array(np.concatenate([result.total for result in results])), lengths),
+            "item_id": _to_lists(self._items(requests), offsets),
+            "score": _to_lists(pa.array(np.concatenate([result.total for result in results])), offsets),
         }
-        columns |= _scores(results)
+        columns |= _scores(results, offsets)
         rows = _Rows(requests)
         for column in self.features:
             values, sources = rows.values(column)
             source = pa.array(sources)
-            if column.owner == "item":
-                values, source = _to_lists(values, lengths), _to_lists(source, lengths)
-            columns[column.label] = values
-            columns[f"source.{column.name}"] = source
+            if not pa.types.is_null(values.type):
+                columns[column.label] = _to_lists(values, offsets) if column.owner == "item" else values
+            columns[f"source.{column.name}"] = _to_lists(source, offsets) if column.owner == "item" else source
         return pa.table(columns)
 
     def _times(self, requests: Sequence[ServedRequest]) -> pa.Array:
@@ -166,66 +169,86 @@ class _Rows:
         orders = [part.order for part in used]
         self._order: IdArray = np.concatenate(orders) + np.repeat(starts, list(map(len, orders)))
         self._order_array = pa.array(self._order)
+        self._present = {
+            (owner, attribute): set().union(*(getattr(part.owners[owner], attribute) for part in self._features))
+            for owner in OWNERS
+            for attribute in ("columns", "stored")
+        }
         missing = [request.result.missing for request in requests]
-        self._missing = {
-            "user": np.stack([part.shared for part in missing]),
-            "item": np.concatenate([part.items for part in missing]),
-        }
-        names = missing[0].names
+        names, shared, items = missing[0].names, missing[0].shared_indices, missing[0].item_indices
         self._positions = {
-            "user": {names[index]: i for i, index in enumerate(missing[0].shared_indices)},
-            "item": {names[index]: i for i, index in enumerate(missing[0].item_indices)},
+            "user": {names[index]: i for i, index in enumerate(shared)},
+            "item": {names[index]: i for i, index in enumerate(items)},
         }
-        self._known = {owner: self._join_known(owner) for owner in ENTITIES}
+        self._tables = {
+            "user": self._in_tables("user", np.stack([part.shared for part in missing])),
+            "item": self._in_tables("item", np.concatenate([part.items for part in missing])),
+        }
+
+    def _in_tables(self, owner: Owner, missing: Mask) -> Sources | None:
+        """Return the source of each value that neither the request nor the store has [columns, rows].
+
+        Args:
+            owner: User or item.
+            missing: Which features are missing [rows, columns].
+        """
+        if owner not in self._computed[0].known:
+            return None
+        known = np.concatenate([part.known[owner] for part in self._computed])
+        known = known[self._order] if owner == "item" else known
+        sources: Sources = np.where(known & ~missing.T, np.uint8(BUNDLE), np.uint8(MISSING))
+        return sources
 
     def values(self, column: FeatureColumn) -> tuple[pa.Array, Sources]:
-        """Return the values of a column and their sources [requests] or [candidates of the responses]."""
-        sent, stored = self._join(column, "columns"), self._join(column, "stored")
-        sources = np.where(is_set(sent), REQUEST, np.where(is_set(stored), STORE, MISSING)).astype(np.uint8)
-        values = sent
-        if not pa.types.is_null(stored.type):
-            values = _first_set(sent, stored)
-        if not column.is_computed:
-            self._mark_bundle(column, sources)
-            if pa.types.is_null(values.type):
-                values = values.cast(_default_type(column))
-            return to_id_type(values, column.id_type), sources
-        computed = self._history(column) if column.is_history else self._counter(column)
-        sources[sources == MISSING] = COMPUTED
-        if pa.types.is_null(values.type):
-            return computed, sources
-        return _first_set(values, computed), sources
+        """Return the values of a column and their sources [requests] or [candidates of the responses].
 
-    def _join(self, column: FeatureColumn, attribute: str) -> pa.Array:
+        The values are of the type null if none is set.
+        """
+        sent, stored = self._join(column, "columns"), self._join(column, "stored")
+        sources = self._unsent_sources(column)
+        values = None
+        if sent is not None or stored is not None:
+            values = sent if stored is None else stored if sent is None else _first_set(sent, stored)
+            if stored is not None:
+                sources = np.where(is_set(stored), STORE, sources).astype(np.uint8)
+            if sent is not None:
+                sources = np.where(is_set(sent), REQUEST, sources).astype(np.uint8)
+        if column.is_computed:
+            computed = self._history(column) if column.is_history else self._counter(column)
+            return computed if values is None else _first_set(values, computed), sources
+        return pa.nulls(len(sources)) if values is None else to_id_type(values, column.id_type), sources
+
+    def _unsent_sources(self, column: FeatureColumn) -> Sources:
+        """Return the sources of the values as if neither the request nor the store had any."""
+        if column.is_computed:
+            return np.full(self._rows(column), COMPUTED, np.uint8)
+        tables = self._tables.get(column.owner)
+        if tables is None or column.name not in self._positions[column.owner]:
+            return np.full(self._rows(column), MISSING, np.uint8)
+        sources: Sources = tables[self._positions[column.owner][column.name]]
+        return sources
+
+    def _rows(self, column: FeatureColumn) -> int:
+        return len(self._order) if column.owner == "item" else len(self._counts)
+
+    def _join(self, column: FeatureColumn, attribute: str) -> pa.Array | None:
         """Return the values of a column in the requests or the store, in the order of the responses."""
+        if column.name not in self._present[column.owner, attribute]:
+            return None
         parts: list[Values | None] = [
             getattr(request.owners[column.owner], attribute).get(column.name) for request in self._features
         ]
         is_item = column.owner == "item"
-        if not any(part is not None for part in parts):
-            return pa.nulls(len(self._order) if is_item else len(parts))
         values = join_values(parts, self._counts if is_item else self._ones, column.feature)
         return values.take(self._order_array) if is_item else values
-
-    def _mark_bundle(self, column: FeatureColumn, sources: Sources) -> None:
-        """Mark the values that a table of the bundle supplied."""
-        known = self._known.get(column.owner)
-        if known is not None and column.name in self._positions[column.owner]:
-            absent = self._missing[column.owner][:, self._positions[column.owner][column.name]]
-            sources[(sources == MISSING) & known & ~absent] = BUNDLE
-
-    def _join_known(self, owner: Owner) -> Mask | None:
-        if owner not in self._computed[0].known:
-            return None
-        known = np.concatenate([part.known[owner] for part in self._computed])
-        return known[self._order] if owner == "item" else known
 
     def _counter(self, column: FeatureColumn) -> pa.Array:
         numbers = np.concatenate([part.numbers[column.owner][:, column.counter] for part in self._computed])
         return pa.array(numbers[self._order] if column.owner == "item" else numbers, from_pandas=True)
 
     def _history(self, column: FeatureColumn) -> pa.Array:
-        return concat_arrays([part.lists[column.name] for part in self._computed])
+        lists = join_values([part.lists[column.name] for part in self._computed], self._ones, column.feature)
+        return to_id_type(lists, column.id_type)
 
 
 def _first_set(values: pa.Array, others: pa.Array) -> pa.Array:
@@ -235,22 +258,32 @@ def _first_set(values: pa.Array, others: pa.Array) -> pa.Array:
     return both.take(pa.array(np.where(is_set(values), rows, rows + len(values))))
 
 
-def _scores(results: Sequence[RankResult]) -> dict[str, pa.Array]:
+def _scores(results: Sequence[RankResult], offsets: pa.Array) -> dict[str, pa.Array]:
     """Return the scores of each task; null for requests that did not score it."""
+    if all(result.tasks == results[0].tasks for result in results):
+        scores = np.ascontiguousarray(np.concatenate([result.scores for result in results]).T)
+        return {
+            f"scores.{task}": _to_lists(pa.array(column), offsets)
+            for task, column in zip(results[0].tasks, scores, strict=True)
+        }
     columns = {}
     for task in dict.fromkeys(chain.from_iterable(result.tasks for result in results)):
-        scored = [result.scores[:, result.tasks.index(task)] if task in result.tasks else None for result in results]
-        present = [len(part) if part is not None else 0 for part in scored]
-        values = pa.array(np.concatenate([part for part in scored if part is not None]))
-        mask = np.array([part is None for part in scored])
-        columns[f"scores.{task}"] = _to_lists(values, present, mask if mask.any() else None)
+        scored = [task in result.tasks for result in results]
+        parts = [result.scores[:, result.tasks.index(task)] for result in results if task in result.tasks]
+        lengths = [len(result.scores) if has_task else 0 for result, has_task in zip(results, scored, strict=True)]
+        mask = pa.array(np.logical_not(scored))
+        columns[f"scores.{task}"] = _to_lists(pa.array(np.concatenate(parts)), _offsets(lengths), mask)
     return columns
 
 
-def _to_lists(values: pa.Array, lengths: Sequence[int], mask: Mask | None = None) -> pa.Array:
+def _to_lists(values: pa.Array, offsets: pa.Array, mask: pa.Array | None = None) -> pa.Array:
+    return pa.ListArray.from_arrays(offsets, values, mask=mask)
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=None if mask is None else pa.array(mask))
+    return pa.array(offsets)
 
 
 def _as_of(texts: Sequence[str | None]) -> pa.Array:
@@ -277,11 +310,3 @@ def _owner_id_type(model: LoadedModel, owner: Owner) -> pa.DataType | None:
     if index is not None:
         return index.id_type
     return None if feature is None else _id_type(model, feature)
-
-
-def _default_type(column: FeatureColumn) -> pa.DataType:
-    """Return the type of a column without values."""
-    if isinstance(column.feature, NumberFeature):
-        return pa.float64()
-    dtype = column.id_type or pa.string()
-    return pa.large_list(dtype) if column.feature.kind in ("bag", "sequence") else dtype

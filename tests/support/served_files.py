@@ -50,7 +50,10 @@ def score_again(file: ServedFile, request_id: str, ranker: FrozenRanker) -> npt.
     columns: dict[str, pa.Array] = {ranker.schema.columns.item: to_array(row["item_id"])}
     columns[ranker.schema.columns.user] = to_array([row["user_id"]] * count)
     for column in file.metadata["columns"]:
-        values = row[f"{column['owner']}.{column['name']}"]
+        label = f"{column['owner']}.{column['name']}"
+        if label not in row:  # no request of the file has a value
+            continue
+        values = row[label]
         columns[column["name"]] = to_array(values if column["owner"] == "item" else [values] * count)
     completed = fill_features(pa.table(columns), ranker.schema, ranker.tables)
     scores, _ = ranker.score_completed(completed, ranker.tasks(row["tasks"]))
