@@ -252,6 +252,25 @@ def build_parser() -> argparse.ArgumentParser:
     apply_counters.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
     _add_store(apply_counters, COUNTED_MODEL)
 
+    forget = command("forget", "remove the data of one user from logs and the feature store")
+    forget.add_argument("user", metavar="USER", help="id of the user")
+    forget.add_argument("--served", type=Path, metavar="DIR", help="folder of the served log")
+    forget.add_argument("--feedback", type=Path, metavar="DIR", help="folder of feedback; needs --served")
+    forget.add_argument(
+        "--log", type=Path, action="append", default=[], metavar="LOG", help="Parquet file or folder; may be repeated"
+    )
+    forget.add_argument(
+        "--user-column", default="user_id", metavar="NAME", help="column of the user id in --log (default: user_id)"
+    )
+    forget.add_argument(
+        "--user-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the key that hashes the user ids of the served log (the setting served_log_user_key)",
+    )
+    forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
+    _add_store(forget, "model whose keys are removed from the store (default: all models of the repository)")
+
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")

@@ -270,6 +270,21 @@ def counters_apply_command(arguments: argparse.Namespace) -> None:
     print(dump_json(apply_log(arguments.logs, arguments.repository, url, arguments.model, arguments.prefix)))
 
 
+def forget_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker forget``."""
+    from pipelines.jobs.forget import forget, forget_in_store, read_user_key
+
+    folders = {"served": arguments.served, "feedback": arguments.feedback, "logs": arguments.log}
+    if not any(folders.values()) and arguments.repository is None:
+        raise UsageError("name what to remove the user from: --served, --feedback, --log, or --repository with --to")
+    key = None if arguments.user_key_file is None else read_user_key(arguments.user_key_file)
+    removed = forget(arguments.user, **folders, user_column=arguments.user_column, user_key=key)
+    if arguments.repository is not None:
+        store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
+        removed["store_keys"] = forget_in_store(arguments.user, *store)
+    print(dump_json(removed))
+
+
 def _store(arguments: argparse.Namespace) -> str:
     """Return the address of the feature store.
 
@@ -376,6 +391,7 @@ COMMANDS: dict[str, Command] = {
     "load": load_command,
     "counters load": counters_load_command,
     "counters apply": counters_apply_command,
+    "forget": forget_command,
     "serve": serve_command,
     "new": keys_new_command,
     "list": keys_list_command,

@@ -1,0 +1,166 @@
+"""``ranker forget``: removes the data of one user from the served log, feedback, joined logs and the feature store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.config.uri import single_line
+from pipelines.console import Progress
+from pipelines.jobs.counter_store import CounterStore
+from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
+from ranking.artifacts import repository
+from ranking.artifacts.feature_store_keys import counter_key, key_prefix
+from ranking.artifacts.user_hash import UserHash
+from ranking.encoding.vocabulary import stable_hash
+from ranking.errors import LogError, UsageError
+
+USER, REQUEST = "user_id", "request_id"
+"""Columns of the served log."""
+
+
+def forget(
+    user: str,
+    *,
+    served: Path | None = None,
+    feedback: Path | None = None,
+    logs: Sequence[Path] = (),
+    user_column: str = USER,
+    user_key: str | None = None,
+) -> dict[str, Any]:
+    """Remove the rows of one user from files.
+
+    The user's feedback is found by the request ids in the served log. Therefore the rows of the served log are removed
+    last, and an interrupted command can be repeated. Files that are being written are not read.
+
+    Args:
+        user: id of the user; the decimal text of an integer id.
+        served: folder of the served log.
+        feedback: folder of feedback.
+        logs: logs, as files or folders, such as those of ``ranker join``.
+        user_column: column of the user id in the logs.
+        user_key: key with which the service hashes the user ids of the served log.
+
+    Returns:
+        The number of removed rows of each folder, and of removed lines of feedback.
+
+    Raises:
+        LogError: a file is damaged, or a folder does not exist.
+        OutputError: a file cannot be replaced.
+        UsageError: feedback is given without the served log.
+    """
+    if feedback is not None and served is None:
+        raise UsageError(
+            "--feedback needs --served: feedback names requests, and only the served log knows their users"
+        )
+    for folder in (served, feedback, *logs):
+        if folder is not None and not folder.exists():
+            raise LogError(f"{folder}: does not exist")
+    names = {user} if user_key is None else {user, UserHash(user_key)(user)}
+    selected = _is_any(names)
+    removed: dict[str, Any] = {}
+    if feedback is not None and served is not None:
+        requests = _requests(served, selected)
+        files = sorted(feedback.glob("feedback-*.jsonl"))
+        removed["feedback_lines"] = _total("removing feedback", files, lambda file: remove_feedback(file, requests))
+    for log in logs:
+        files = parquet_files(log)
+        count = _total(f"removing rows of {log}", files, lambda file: remove_parquet_rows(file, user_column, selected))
+        removed.setdefault("log_rows", {})[str(log)] = count
+    if served is not None:
+        files = parquet_files(served)
+        count = _total("removing requests", files, lambda file: remove_parquet_rows(file, USER, selected))
+        removed["served_requests"] = count
+    return removed
+
+
+def forget_in_store(user: str, path: Path, url: str, model: str | None, prefix: str) -> int:
+    """Remove the features and counters of one user from the feature store of the service.
+
+    Args:
+        user: id of the user; the decimal text of an integer id.
+        path: the repository.
+        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        model: name of the model; default: all models of the repository.
+        prefix: prefix of the keys.
+
+    Returns:
+        The number of removed keys.
+
+    Raises:
+        BundleError: a model cannot be read.
+        OutputError: the store cannot be reached or rejects a command.
+        UsageError: the address has an unsupported option, or there is no such model.
+    """
+    models = repository.list_models(path)
+    if model is not None and model not in models:
+        raise UsageError(f"{path} has no model '{model}': it has {', '.join(models) or 'none'}")
+    removed = 0
+    for name in models if model is None else [model]:
+        store = CounterStore(url, prefix, name)
+        keys = [f"{key_prefix(prefix, name, 'user')}{user}"]
+        keys += [counter_key(store.start, "user", stable_hash(typed)) for typed in _typed(user)]
+        with store.errors("repeat the command"):
+            removed += store.client.delete(*keys)
+    return removed
+
+
+def read_user_key(file: Path) -> str:
+    """Return the key in a file, without the line break at its end.
+
+    Raises:
+        UsageError: the file cannot be read or is empty.
+    """
+    try:
+        key = file.read_text().rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read ({single_line(error)})") from None
+    if not key:
+        raise UsageError(f"{file}: is empty, but it must hold the key that hashes user ids")
+    return key
+
+
+def _typed(user: str) -> list[int | str]:
+    """Return the id as text, and as an integer if it may be one: counters distinguish them."""
+    try:
+        return [user, int(user)] if str(int(user)) == user else [user]
+    except ValueError:
+        return [user]
+
+
+def _is_any(names: set[str]) -> Callable[[pa.Array], pa.Array]:
+    """Return a function that tells which ids are one of these texts, or an integer with such a decimal text."""
+    values = pa.array(sorted(names), pa.string())
+
+    def selected(ids: pa.Array) -> pa.Array:
+        return pc.is_in(ids.cast(pa.string()), values).fill_null(False)
+
+    return selected
+
+
+def _requests(served: Path, selected: Callable[[pa.Array], pa.Array]) -> set[str]:
+    """Return the ids of a user's requests in the served log."""
+    requests: set[str] = set()
+    for file in parquet_files(served):
+        try:
+            table = pq.read_table(file, columns=[USER, REQUEST], partitioning=None)
+        except FileNotFoundError:
+            continue
+        except (OSError, pa.ArrowException) as error:
+            raise LogError(f"{file}: cannot be read as Parquet ({single_line(error)}); restore or delete it") from None
+        requests.update(table.filter(selected(table[USER].combine_chunks()))[REQUEST].to_pylist())
+    return requests
+
+
+def _total(label: str, files: Sequence[Path], remove: Callable[[Path], int]) -> int:
+    progress, total = Progress(label, unit="files", total=len(files)), 0
+    for file in files:
+        total += remove(file)
+        progress.advance(1)
+    progress.close()
+    return total

@@ -1,0 +1,127 @@
+"""Removal of rows from files that other programs read: each file is replaced as a whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.config.uri import single_line
+from ranking.artifacts.atomic_files import fsync, os_error_text
+from ranking.errors import LogError, OutputError
+
+
+def parquet_files(where: Path) -> list[Path]:
+    """Return a Parquet file, or the finished Parquet files below a folder; none if it does not exist."""
+    if where.is_file():
+        return [where]
+    return sorted(file for file in where.rglob("*.parquet") if not file.name.startswith("."))
+
+
+def remove_parquet_rows(file: Path, column: str, selected: Callable[[pa.Array], pa.Array]) -> int:
+    """Remove rows from a Parquet file; a file without remaining rows is deleted.
+
+    Args:
+        file: the file; it may disappear before it is read.
+        column: column that decides.
+        selected: returns whether the row of each value is removed [rows] bool.
+
+    Returns:
+        The number of removed rows.
+
+    Raises:
+        LogError: the file is damaged or has no such column.
+        OutputError: the file cannot be replaced.
+    """
+    try:
+        with pq.ParquetFile(file) as parquet:
+            if column not in parquet.schema_arrow.names:
+                raise LogError(f"{file}: has no column '{column}' (found: {', '.join(parquet.schema_arrow.names)})")
+            masks = [selected(group[column].combine_chunks()) for group in _groups(parquet, [column])]
+            removed: int = sum(mask.true_count for mask in masks)
+            if removed == parquet.metadata.num_rows and removed:
+                file.unlink()
+            elif removed:
+                with _replacement(file) as stream, pq.ParquetWriter(stream, parquet.schema_arrow) as writer:
+                    for group, mask in zip(_groups(parquet), masks, strict=True):
+                        writer.write_table(group.filter(pc.invert(mask)))
+            return removed
+    except FileNotFoundError:  # collected in the meantime
+        return 0
+    except pa.ArrowException as error:
+        raise LogError(f"{file}: cannot be read as Parquet ({single_line(error)}); restore or delete it") from None
+    except OSError as error:
+        raise _output_error(file, error) from None
+
+
+def remove_feedback(file: Path, request_ids: Collection[str]) -> int:
+    """Remove the lines of some requests from a file of feedback; a file without remaining lines is deleted.
+
+    Args:
+        file: the file; it may disappear before it is read.
+        request_ids: ids of the requests.
+
+    Returns:
+        The number of removed lines.
+
+    Raises:
+        LogError: a line is not a JSON object with a request id.
+        OutputError: the file cannot be replaced.
+    """
+    try:
+        with file.open("rb") as lines:
+            removed = [_request_id(file, i, line) in request_ids for i, line in enumerate(lines)]
+        if removed and all(removed):
+            file.unlink()
+        elif any(removed):
+            with _replacement(file) as stream, file.open("rb") as lines:
+                stream.writelines(line for line, is_removed in zip(lines, removed, strict=True) if not is_removed)
+        return sum(removed)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise _output_error(file, error) from None
+
+
+def _groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """Yield the row groups of a file."""
+    for group in range(parquet.num_row_groups):
+        yield parquet.read_row_group(group, columns)
+
+
+def _request_id(file: Path, row: int, line: bytes) -> str:
+    try:
+        request_id: str = orjson.loads(line)["request_id"]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        raise LogError(f"{file}, line {row + 1}: is not feedback (a JSON object with request_id); restore it") from None
+    return request_id
+
+
+@contextmanager
+def _replacement(file: Path) -> Iterator[BinaryIO]:
+    """Yield a stream whose content replaces a file on success, with its permissions."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        shutil.copymode(file, name)
+        Path(name).replace(file)
+        fsync(file.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
+
+
+def _output_error(file: Path, error: OSError) -> OutputError:
+    return OutputError(f"{file}: cannot be replaced ({os_error_text(error)}); fix this, then repeat the command")

@@ -1,0 +1,204 @@
+"""``ranker forget`` on served logs, feedback, joined logs, and a real Redis."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.cli.main import main
+from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
+from ranking.artifacts.user_hash import UserHash
+from ranking.encoding.vocabulary import stable_hash
+from tests.support.redis_server import RedisServer
+
+METADATA = {b"ranker.served": b'{"format": 1}'}
+
+
+def ranker(*argv: object) -> tuple[int, str, str]:
+    """Run ``ranker``; return its exit code, stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main([str(argument) for argument in argv])
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def write_served(file: Path, users: list[Any], first: int = 0) -> None:
+    """Write a file of the served log with one request per user."""
+    file.parent.mkdir(exist_ok=True)
+    requests = [f"r{first + i}" for i in range(len(users))]
+    items = pa.array([["v1", "v2"]] * len(users), pa.list_(pa.string()))
+    table = pa.table({"request_id": requests, "user_id": users, "item_id": items}).replace_schema_metadata(METADATA)
+    pq.write_table(table, file, row_group_size=max(2, len(users) // 4))
+
+
+def write_feedback(file: Path, requests: list[str]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    lines = [{"request_id": r, "key": None, "events": [{"item": "v1", "labels": {"click": 1.0}}]} for r in requests]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Path:
+    """Requests of u1 (r0, r3, r6, r7), u2 and an anonymous user in two files, their feedback, and a joined log."""
+    write_served(tmp_path / "served" / "served-1.parquet", ["u1", "u2", None, "u1", "u3"])
+    write_served(tmp_path / "served" / "served-2.parquet", ["u2", "u1", "u1"], first=5)
+    write_feedback(tmp_path / "feedback" / "feedback-1.jsonl", ["r0", "r1", "r0", "r2"])
+    write_feedback(tmp_path / "feedback" / "feedback-2.jsonl", ["r6"])
+    (tmp_path / "log" / "day=2026-01-01").mkdir(parents=True)
+    rows = pa.table({"user_id": ["u1", "u2", None, "u1"], "click": [1, 0, 1, 0]})
+    pq.write_table(rows, tmp_path / "log" / "day=2026-01-01" / "part-0.parquet")
+    return tmp_path
+
+
+def arguments(loop: Path) -> list[object]:
+    return ["--served", loop / "served", "--feedback", loop / "feedback", "--log", loop / "log"]
+
+
+def content(loop: Path) -> dict[str, Any]:
+    """Return the rows of all files."""
+    tables = {
+        str(file.relative_to(loop)): pq.ParquetFile(file).read().to_pylist() for file in sorted(loop.rglob("*.parquet"))
+    }
+    lines = {
+        file.name: [json.loads(line)["request_id"] for line in file.read_text().splitlines()]
+        for file in sorted(loop.rglob("*.jsonl"))
+    }
+    return tables | lines
+
+
+def test_forget_removes_the_rows_of_one_user_everywhere_and_only_those(loop: Path) -> None:
+    before = content(loop)
+    code, out, _ = ranker("forget", "u1", *arguments(loop))
+    assert code == 0
+    assert json.loads(out) == {"feedback_lines": 3, "log_rows": {str(loop / "log"): 2}, "served_requests": 4}
+    kept = {name: [row for row in rows if row["user_id"] != "u1"] for name, rows in before.items() if "parquet" in name}
+    assert content(loop) == kept | {"feedback-1.jsonl": ["r1", "r2"]}
+    assert not (loop / "feedback" / "feedback-2.jsonl").exists()  # no line remains
+    metadata = pq.read_schema(loop / "served" / "served-1.parquet").metadata
+    assert metadata[b"ranker.served"] == METADATA[b"ranker.served"]
+
+
+def test_forget_repeated_removes_nothing_more(loop: Path) -> None:
+    ranker("forget", "u1", *arguments(loop))
+    files = {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()}
+    code, out, _ = ranker("forget", "u1", *arguments(loop))
+    assert (code, json.loads(out)) == (
+        0,
+        {"feedback_lines": 0, "log_rows": {str(loop / "log"): 0}, "served_requests": 0},
+    )
+    assert {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()} == files
+
+
+def test_forget_integer_user_by_its_decimal_text(tmp_path: Path) -> None:
+    write_served(tmp_path / "served" / "served-1.parquet", [1, 11, None, 1])
+    code, out, _ = ranker("forget", "1", "--served", tmp_path / "served")
+    assert (code, json.loads(out)) == (0, {"served_requests": 2})
+
+
+def test_forget_hashed_user_with_the_key_of_the_service(tmp_path: Path) -> None:
+    write_served(tmp_path / "served" / "served-1.parquet", [UserHash("secret")(7), UserHash("secret")(8)])
+    write_feedback(tmp_path / "feedback" / "feedback-1.jsonl", ["r0", "r1"])
+    (tmp_path / "key").write_text("secret\n")
+    where = ["--served", tmp_path / "served", "--feedback", tmp_path / "feedback"]
+    code, out, _ = ranker("forget", "7", *where)
+    assert (code, json.loads(out)) == (0, {"feedback_lines": 0, "served_requests": 0})
+    code, out, _ = ranker("forget", "7", *where, "--user-key-file", tmp_path / "key")
+    assert (code, json.loads(out)) == (0, {"feedback_lines": 1, "served_requests": 1})
+
+
+def test_forget_ignores_unfinished_and_hidden_files(loop: Path) -> None:
+    (loop / "served" / "served-3.parquet.part").write_bytes(b"torn")
+    (loop / "served" / ".served-3.parquet-abc").write_bytes(b"torn")
+    (loop / "feedback" / "feedback-3.jsonl.part").write_text('{"request_id": "r0"')
+    assert ranker("forget", "u1", *arguments(loop))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda loop: (loop / "served" / "served-1.parquet").write_bytes(b"x"), "served-1.parquet: cannot be read as"),
+        (
+            lambda loop: (loop / "feedback" / "feedback-1.jsonl").write_text('{"request_id": "r0"}\n{"x'),
+            "feedback-1.jsonl, line 2: is not feedback (a JSON object with request_id); restore it",
+        ),
+        (
+            lambda loop: pq.write_table(pa.table({"uid": [1]}), loop / "log" / "part.parquet"),
+            "part.parquet: has no column 'user_id' (found: uid)",
+        ),
+    ],
+)
+def test_forget_damaged_file_is_named_and_nothing_of_it_changes(loop: Path, damage: Any, says: str) -> None:
+    damage(loop)
+    code, out, err = ranker("forget", "u1", *arguments(loop))
+    assert (code, out) == (1, "")
+    assert says in err.splitlines()[-1]
+    assert not list(loop.rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "name what to remove the user from"),
+        (["--feedback", "."], "--feedback needs --served"),
+        (["--log", ".", "--user-key-file", "missing"], "missing: cannot be read"),
+    ],
+)
+def test_forget_with_incomplete_options_is_a_usage_error(options: list[str], says: str) -> None:
+    code, _, err = ranker("forget", "u1", *options)
+    assert (code, says in err.splitlines()[-1]) == (2, True)
+
+
+def test_forget_missing_folder_is_an_error(tmp_path: Path) -> None:
+    code, _, err = ranker("forget", "u1", "--served", tmp_path / "served")
+    assert (code, err) == (1, f"ranker: {tmp_path / 'served'}: does not exist\n")
+
+
+@pytest.mark.slow
+def test_forget_killed_at_any_moment_leaves_complete_files_and_can_be_repeated(tmp_path: Path) -> None:
+    users = [f"u{i % 50}" for i in range(20_000)]
+    for file in range(5):
+        write_served(tmp_path / "served" / f"served-{file}.parquet", users, first=file * len(users))
+    write_feedback(tmp_path / "feedback" / "feedback-1.jsonl", [f"r{i}" for i in range(100_000)])
+    command = [sys.executable, "-m", "pipelines.cli", "forget", "u1"]
+    command += ["--served", str(tmp_path / "served"), "--feedback", str(tmp_path / "feedback")]
+    for kill in range(6):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        time.sleep(0.6 + 0.25 * kill)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        counts = [pq.read_table(file, columns=["user_id"]).num_rows for file in (tmp_path / "served").glob("*.parquet")]
+        assert set(counts) <= {20_000, 19_600}
+    assert subprocess.run(command, check=True, capture_output=True).stdout
+    remaining = {json.loads(line)["request_id"] for line in (tmp_path / "feedback" / "feedback-1.jsonl").open()}
+    assert remaining == {f"r{i}" for i in range(100_000) if i % 50 != 1}
+
+
+@pytest.mark.parts
+def test_forget_removes_features_and_counters_from_the_store(
+    empty_redis: RedisServer, repository_with_tables: Path
+) -> None:
+    kept = ["ranker:feed:user:8", counter_key(counter_prefix("ranker", "feed"), "user", stable_hash(8))]
+    gone = ["ranker:feed:user:7", *(counter_key(counter_prefix("ranker", "feed"), "user", stable_hash(7)),)]
+    for key in [*kept, *gone]:
+        empty_redis.client.set(key, b"{}")
+    where = ["--repository", repository_with_tables, "--to", empty_redis.url]
+    code, out, _ = ranker("forget", "7", *where)
+    assert (code, json.loads(out)) == (0, {"store_keys": 2})
+    assert sorted(key.decode() for key in empty_redis.client.scan_iter()) == sorted(kept)
+    code, _, err = ranker("forget", "7", *where, "--model", "other")
+    assert (code, "has no model 'other': it has feed" in err) == (2, True)
