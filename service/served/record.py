@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,8 +13,6 @@ from service.engine.response import RankResult
 HASH_RANGE = 2.0**64
 SAMPLING_SEED = 1
 """Seed of the hash that samples users, so that the sample is independent of the one that receives a canary."""
-HASH_BYTES = 16
-"""Size of a hashed user id. Two of 10⁹ users have the same hash with a probability below 10⁻²⁰."""
 
 
 class ServedRequest(NamedTuple):
@@ -63,19 +60,3 @@ def is_sampled(user: int | str | None, request_id: str, share: float) -> bool:
         return True
     key = request_id if user is None else str(user)
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"), SAMPLING_SEED) / HASH_RANGE < share
-
-
-class UserHash:
-    """Replaces user ids by keyed hashes, from which the ids cannot be found without the key.
-
-    Args:
-        key: The key; it may have any length.
-    """
-
-    def __init__(self, key: str) -> None:
-        self._key = hashlib.blake2b(key.encode()).digest()
-
-    def __call__(self, user: int | str) -> str:
-        """Return the hash of a user id as 32 hexadecimal digits. An integer has the hash of its decimal text."""
-        text = str(user).encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(text, digest_size=HASH_BYTES, key=self._key).hexdigest()

@@ -10,11 +10,12 @@ from collections import Counter, deque
 from typing import Literal, Self
 from weakref import WeakKeyDictionary
 
+from ranking.artifacts.user_hash import UserHash
 from service.engine.model import LoadedModel
 from service.served.buffer import VersionBuffer
 from service.served.columns import ServedColumns
 from service.served.folder import ServedFolder
-from service.served.record import ServedRequest, UserHash, is_sampled
+from service.served.record import ServedRequest, is_sampled
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
