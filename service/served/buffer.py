@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.served.arrays import cast, common_type
-from service.served.columns import FeatureColumn, ServedColumns
+from service.served.columns import ServedColumns
+from service.served.features import FeatureColumn
 from service.served.record import ServedRequest
 
 FORMAT = 1

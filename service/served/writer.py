@@ -30,7 +30,7 @@ COLLECT_SECONDS = 0.25
 CHUNK_CANDIDATES = 10_000
 """Approximate number of candidates that are converted at once; bounds the time that the interpreter lock is held."""
 EARLY_SHARE = 0.8
-"""Share of ``served_log_seconds`` after which a file is written, so that it is finished within the whole time."""
+"""Share of ``served_log_seconds`` before whose end a file is begun, so that it is finished within the whole time."""
 MAX_CPU_SHARE = 0.25
 """Maximum share of a core that the thread takes, because ranking waits while it holds the interpreter lock."""
 SCAN_SECONDS = 10.0
@@ -148,8 +148,8 @@ class ServedLog:
 
     def _is_due(self) -> bool:
         size = sum(buffer.bytes for buffer in self._buffers.values())
-        age = time.monotonic() - self._oldest
-        return age >= EARLY_SHARE * self._settings.served_log_seconds or size >= self._settings.served_log_max_bytes
+        latest = EARLY_SHARE * self._settings.served_log_seconds - COLLECT_SECONDS
+        return time.monotonic() - self._oldest >= latest or size >= self._settings.served_log_max_bytes
 
     def _convert(self) -> None:
         """Convert the next requests to tables, one per version."""

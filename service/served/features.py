@@ -1,0 +1,157 @@
+"""Values of feature columns of several requests, with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ranking.encoding.batch import Mask
+from ranking.encoding.vocabulary import IdArray
+from ranking.schema import InputFeature, Owner
+from service.engine.values import Values
+from service.served.arrays import Sources, concat_arrays, is_set, join_values, to_id_type
+from service.served.record import ServedRequest
+
+MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
+"""Sources of a value: none, the request, the feature store, a table of the bundle, or a counter or history."""
+OWNERS: tuple[Owner, ...] = ("user", "context", "item")
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """A column of the model's features.
+
+    Attributes:
+        name: name of the column.
+        owner: user, context or item.
+        feature: feature that defines the type of its values.
+        id_type: type of the ids that the model knows; None if it is not known, or the column holds numbers.
+        counter: position among the columns of the owner's counters; None if the column is not one of them.
+        is_history: whether the column is that of a history.
+    """
+
+    name: str
+    owner: Owner
+    feature: InputFeature
+    id_type: pa.DataType | None
+    counter: int | None
+    is_history: bool
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the column is that of a counter or history."""
+        return self.is_history or self.counter is not None
+
+    @property
+    def label(self) -> str:
+        """Name of the column in the table."""
+        return f"{self.owner}.{self.name}"
+
+
+class FeatureRows:
+    """Feature values of several requests of one version.
+
+    Args:
+        requests: The requests.
+    """
+
+    def __init__(self, requests: Sequence[ServedRequest]) -> None:
+        used = [request.result.used for request in requests]
+        self._features = [part.request for part in used]
+        self._computed = [part.computed for part in used]
+        self._ones = [1] * len(used)
+        self._counts = [len(part) for part in self._features]
+        starts = np.cumsum(self._counts) - self._counts
+        orders = [part.order for part in used]
+        self._order: IdArray = np.concatenate(orders) + np.repeat(starts, list(map(len, orders)))
+        self._order_array = pa.array(self._order)
+        self._present = {
+            (owner, attribute): set().union(*(getattr(part.owners[owner], attribute) for part in self._features))
+            for owner in OWNERS
+            for attribute in ("columns", "stored")
+        }
+        missing = [request.result.missing for request in requests]
+        names, shared, items = missing[0].names, missing[0].shared_indices, missing[0].item_indices
+        self._positions = {
+            "user": {names[index]: i for i, index in enumerate(shared)},
+            "item": {names[index]: i for i, index in enumerate(items)},
+        }
+        self._tables = {
+            "user": self._in_tables("user", np.stack([part.shared for part in missing])),
+            "item": self._in_tables("item", np.concatenate([part.items for part in missing])),
+        }
+
+    def _in_tables(self, owner: Owner, missing: Mask) -> Sources | None:
+        """Return the source of each value that neither the request nor the store has [columns, rows].
+
+        Args:
+            owner: User or item.
+            missing: Which features are missing [rows, columns].
+        """
+        if owner not in self._computed[0].known:
+            return None
+        known = np.concatenate([part.known[owner] for part in self._computed])
+        known = known[self._order] if owner == "item" else known
+        sources: Sources = np.where(known & ~missing.T, np.uint8(BUNDLE), np.uint8(MISSING))
+        return sources
+
+    def values(self, column: FeatureColumn) -> tuple[pa.Array, Sources]:
+        """Return the values of a column and their sources [requests] or [candidates of the responses].
+
+        The values are of the type null if none is set.
+        """
+        sent, stored = self._join(column, "columns"), self._join(column, "stored")
+        sources = self._unsent_sources(column)
+        values = None
+        if sent is not None or stored is not None:
+            values = sent if stored is None else stored if sent is None else _first_set(sent, stored)
+            if stored is not None:
+                sources = np.where(is_set(stored), STORE, sources).astype(np.uint8)
+            if sent is not None:
+                sources = np.where(is_set(sent), REQUEST, sources).astype(np.uint8)
+        if column.is_computed:
+            computed = self._history(column) if column.is_history else self._counter(column)
+            return computed if values is None else _first_set(values, computed), sources
+        return pa.nulls(len(sources)) if values is None else to_id_type(values, column.id_type), sources
+
+    def _unsent_sources(self, column: FeatureColumn) -> Sources:
+        """Return the sources of the values as if neither the request nor the store had any."""
+        if column.is_computed:
+            return np.full(self._rows(column), COMPUTED, np.uint8)
+        tables = self._tables.get(column.owner)
+        if tables is None or column.name not in self._positions[column.owner]:
+            return np.full(self._rows(column), MISSING, np.uint8)
+        sources: Sources = tables[self._positions[column.owner][column.name]]
+        return sources
+
+    def _rows(self, column: FeatureColumn) -> int:
+        return len(self._order) if column.owner == "item" else len(self._counts)
+
+    def _join(self, column: FeatureColumn, attribute: str) -> pa.Array | None:
+        """Return the values of a column in the requests or the store, in the order of the responses."""
+        if column.name not in self._present[column.owner, attribute]:
+            return None
+        parts: list[Values | None] = [
+            getattr(request.owners[column.owner], attribute).get(column.name) for request in self._features
+        ]
+        is_item = column.owner == "item"
+        values = join_values(parts, self._counts if is_item else self._ones, column.feature)
+        return values.take(self._order_array) if is_item else values
+
+    def _counter(self, column: FeatureColumn) -> pa.Array:
+        numbers = np.concatenate([part.numbers[column.owner][:, column.counter] for part in self._computed])
+        return pa.array(numbers[self._order] if column.owner == "item" else numbers, from_pandas=True)
+
+    def _history(self, column: FeatureColumn) -> pa.Array:
+        lists = join_values([part.lists[column.name] for part in self._computed], self._ones, column.feature)
+        return to_id_type(lists, column.id_type)
+
+
+def _first_set(values: pa.Array, others: pa.Array) -> pa.Array:
+    """Return the values, or those of ``others`` where they are null."""
+    both = concat_arrays([values, others])
+    rows = np.arange(len(values))
+    return both.take(pa.array(np.where(is_set(values), rows, rows + len(values))))

@@ -1,0 +1,306 @@
+"""The served log of a service: intervals, sampling, privacy, quota, retention, failures, and the end of the process."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+from pipelines.jobs.release import change_release
+from ranking.errors import OutputError
+from service.app import create_app
+from service.served import writer as writers
+from service.served.buffer import VersionBuffer
+from service.served.folder import ServedFolder
+from service.served.record import UserHash, is_sampled
+from service.settings import Settings
+from tests.support.metrics import samples
+from tests.support.served_files import logged_ids, served_files
+from tests.support.waiting import wait_until
+
+
+@contextmanager
+def client_of(repository: Path, folder: Path, **settings: Any) -> Iterator[TestClient]:
+    """A client of a service that logs to a folder; at the end of the context it has stopped."""
+    app = create_app(Settings(repository=repository, served_log=folder, **settings))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def rank(client: TestClient, request_id: str, **fields: Any) -> None:
+    body = {"request_id": request_id, "user": {"id": "u3"}, "items": {"id": ["v1", "v2"]}} | fields
+    assert client.post("/v1/rank", json=body).status_code == 200
+
+
+def metrics(client: TestClient) -> dict[str, float]:
+    return samples(client.get("/metrics").text)
+
+
+def dropped(client: TestClient, reason: str) -> float:
+    return metrics(client).get(f"ranker_served_dropped_total,reason={reason}", 0.0)
+
+
+def drop_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if message.startswith("the served log drops requests")]
+
+
+def test_file_is_finished_within_the_interval_and_the_end_flushes_the_rest(repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    with client_of(repository, folder, served_log_seconds=1.5) as client:
+        started = metrics(client)["ranker_served_finished_timestamp_seconds"]
+        rank(client, "first")
+        wait_until(lambda: list(folder.glob("*.parquet")), timeout=10.0)
+        assert logged_ids(folder) == ["first"]
+        wait_until(lambda: metrics(client)["ranker_served_requests_total"] == 1)
+        values = metrics(client)
+        assert values["ranker_served_bytes_total"] == sum(path.stat().st_size for path in folder.iterdir())
+        assert values["ranker_served_finished_timestamp_seconds"] > started
+        for number in range(40):
+            rank(client, f"last-{number}")
+        wait_until(lambda: metrics(client)["ranker_served_queue_rows"] > 0)
+    assert sorted(logged_ids(folder)) == sorted(["first", *(f"last-{number}" for number in range(40))])
+    assert [path.suffix for path in folder.iterdir()] == [".parquet"] * len(list(folder.iterdir()))
+
+
+def test_reached_size_finishes_a_file_early(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path, served_log_seconds=3600, served_log_max_bytes=2_000) as client:
+        for number in range(20):
+            rank(client, f"r{number}")
+        wait_until(lambda: list(tmp_path.glob("*.parquet")), timeout=20.0)
+
+
+def test_without_the_setting_nothing_is_logged(repository: Path, tmp_path: Path) -> None:
+    with TestClient(create_app(Settings(repository=repository))) as client:
+        rank(client, "r")
+        assert metrics(client)["ranker_served_requests_total"] == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "served-log"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_requests_that_fail_are_not_logged(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path) as client:
+        body = {"request_id": "invalid", "items": [{"id": "v1"}, {"id": "v1"}]}
+        assert client.post("/v1/rank", json=body).status_code == 422
+        assert client.post("/v1/rank", json={"items": [{"id": "v1"}], "deadline_ms": 0.001}).status_code == 504
+        rank(client, "valid")
+    assert logged_ids(tmp_path) == ["valid"]
+
+
+def test_canary_is_logged_with_its_version_and_a_shadow_is_not(repo: Path, tmp_path: Path) -> None:
+    change_release(repo, "feed", {"version": 1, "canary": {"version": 2, "weight": 0.5}, "shadow": 2})
+    versions = {}
+    with client_of(repo, tmp_path / "log") as client:
+        for number in range(30):
+            body = {"request_id": f"r{number}", "user": {"id": f"u{number}"}, "items": [{"id": "v1"}]}
+            versions[f"r{number}"] = client.post("/v1/rank", json=body).json()["version"]
+    files = served_files(tmp_path / "log")
+    logged = {row: file.metadata["version"] for file in files for row in file.table["request_id"].to_pylist()}
+    assert logged == versions
+    assert {file.metadata["version"] for file in files} == {"1", "2"}
+    assert sum(file.table.num_rows for file in files) == 30
+
+
+def test_sampling_logs_all_requests_of_a_user_or_none(repository: Path, tmp_path: Path) -> None:
+    expected = []
+    with client_of(repository, tmp_path, served_share=0.4) as client:
+        for number in range(60):
+            user = f"u{number % 20}"
+            rank(client, f"r{number}", user={"id": user})
+            expected += [f"r{number}"] if is_sampled(user, "", 0.4) else []
+        for number in range(20):
+            rank(client, f"anonymous-{number}", user={})
+            expected += [f"anonymous-{number}"] if is_sampled(None, f"anonymous-{number}", 0.4) else []
+    assert sorted(logged_ids(tmp_path)) == sorted(expected)
+    assert 0 < len(expected) < 80
+
+
+def test_user_key_replaces_user_ids_in_the_whole_file(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path, served_log_user_key="a secret") as client:
+        rank(client, "r", user={"id": "u-very-recognizable"})
+        rank(client, "nobody", user={})
+    (file,) = served_files(tmp_path)
+    assert file.row("r")["user_id"] == UserHash("a secret")("u-very-recognizable")
+    assert file.row("nobody")["user_id"] is None
+    assert file.metadata["hashed_users"] is True
+    (path,) = tmp_path.iterdir()
+    assert b"recognizable" not in path.read_bytes()
+    assert b"a secret" not in path.read_bytes()
+
+
+def test_excluded_columns_are_left_out_with_their_sources(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path, served_log_exclude="age, hour") as client:
+        rank(client, "r", user={"id": "u3", "features": {"age": 31}}, context={"hour": 9, "surface": "home"})
+    (file,) = served_files(tmp_path)
+    names = set(file.table.column_names)
+    assert "context.surface" in names
+    assert not names & {"user.age", "source.age", "context.hour", "source.hour"}
+    assert not {"age", "hour"} & {column["name"] for column in file.metadata["columns"]}
+
+
+def test_full_folder_drops_and_counts_until_files_are_collected(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writers, "SCAN_SECONDS", 0.05)
+    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=30_000) as client:
+        (tmp_path / "served-20990101T000000Z-0123456789ab.parquet").write_bytes(b"x" * 29_999)
+        rank(client, "too large")
+        wait_until(lambda: dropped(client, "folder_full") == 1)
+        (tmp_path / "served-20990101T000000Z-0123456789ac.parquet").write_bytes(b"x")
+
+        def is_full() -> bool:
+            before = dropped(client, "folder_full")
+            rank(client, "not queued")
+            return dropped(client, "folder_full") > before
+
+        wait_until(is_full)
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+        def is_logged() -> bool:
+            rank(client, "logged again")
+            return metrics(client)["ranker_served_requests_total"] > 0
+
+        wait_until(is_logged)
+    assert "logged again" in logged_ids(tmp_path)
+    assert "too large" not in logged_ids(tmp_path)
+    assert len(drop_lines(caplog)) == 1, "one line per minute"
+    assert "served_log_max_total_bytes is 30000" in drop_lines(caplog)[0]
+
+
+def test_full_disk_drops_and_counts_and_ranking_goes_on(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> Path:
+        raise OSError(28, "no space left on device")
+
+    with client_of(repository, tmp_path, served_log_seconds=1) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedFolder, "write", fail)
+            rank(client, "lost-1")
+            wait_until(lambda: dropped(client, "write_failed") == 1)
+            rank(client, "lost-2")
+            wait_until(lambda: dropped(client, "write_failed") == 2)
+        rank(client, "logged")
+    assert logged_ids(tmp_path) == ["logged"]
+    assert drop_lines(caplog) == ["the served log drops requests: no space left on device"]
+
+
+def test_removed_folder_is_created_again(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path / "log", served_log_seconds=1) as client:
+        shutil.rmtree(tmp_path / "log")
+        rank(client, "r")
+    assert logged_ids(tmp_path / "log") == ["r"]
+
+
+def test_folder_replaced_by_a_file_drops_and_ranking_goes_on(
+    repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client_of(repository, tmp_path / "log", served_log_seconds=1) as client:
+        (tmp_path / "log").rmdir()
+        (tmp_path / "log").touch()
+        rank(client, "lost")
+        wait_until(lambda: dropped(client, "write_failed") == 1)
+        rank(client, "also lost")
+    assert len(drop_lines(caplog)) == 1
+
+
+def test_defect_of_the_conversion_drops_and_does_not_end_the_thread(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a defect")
+
+    with client_of(repository, tmp_path, served_log_seconds=1) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(VersionBuffer, "add", fail)
+            rank(client, "lost")
+            wait_until(lambda: dropped(client, "write_failed") == 1)
+        rank(client, "logged")
+    assert logged_ids(tmp_path) == ["logged"]
+    assert drop_lines(caplog) == ["the served log drops requests: ValueError: a defect"]
+
+
+@pytest.mark.parametrize("limit", ["MAX_QUEUED_CANDIDATES", "MAX_QUEUED_VALUES"])
+def test_full_queue_drops_and_counts_while_the_disk_hangs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    writing, released, write = threading.Event(), threading.Event(), ServedFolder.write
+
+    def hang(folder: ServedFolder, content: memoryview) -> Path:
+        writing.set()
+        released.wait(60)
+        return write(folder, content)
+
+    monkeypatch.setattr(writers, limit, 5)
+    monkeypatch.setattr(ServedFolder, "write", hang)
+    with client_of(repository, tmp_path, served_log_seconds=1) as client:
+        rank(client, "written")
+        assert writing.wait(30)
+        for number in range(20):
+            rank(client, f"r{number}")
+        released.set()
+        wait_until(lambda: dropped(client, "queue_full") > 0)
+        assert 15 <= dropped(client, "queue_full") < 20
+    assert "written" in logged_ids(tmp_path)
+
+
+def test_unwritable_folder_is_an_error_at_the_start(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="served log cannot be written"):
+        create_app(Settings(repository=repository, served_log=tmp_path / "file"))
+
+
+def test_expired_files_are_deleted_while_the_service_runs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "SCAN_SECONDS", 0.05)
+    with client_of(repository, tmp_path, served_log_days=10):
+        expired = tmp_path / "served-20200101T000000Z-0123456789ab.parquet"
+        expired.touch()
+        wait_until(lambda: not expired.exists())
+
+
+def test_values_of_strange_requests_do_not_stop_the_log(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path) as client:
+        rank(client, "r-ü\u0000", user={"id": "\u0000"}, items=[{"id": "ä" * 500}, {"id": "\n"}])
+        rank(client, "mixed", items={"id": [1, "v2", 2**62]})
+        rank(client, "number", user={"id": 2**63 - 1, "features": {"age": 10**15}})
+        rank(client, "float", user={"id": "u1", "features": {"age": 1e300}})
+    assert sorted(logged_ids(tmp_path)) == sorted(["r-ü\u0000", "mixed", "number", "float"])
+
+
+def test_log_of_many_concurrent_requests_is_complete(repository: Path, tmp_path: Path) -> None:
+    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_bytes=50_000) as client:
+
+        def send(worker: int) -> None:
+            random = np.random.default_rng(worker)
+            for number in range(25):
+                ids = [f"v{i}" for i in random.choice(50, 1 + number, replace=False)]
+                rank(client, f"{worker}-{number}", items={"id": ids}, top_n=5)
+
+        threads = [threading.Thread(target=send, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(logged_ids(tmp_path)) == sorted(f"{worker}-{number}" for worker in range(4) for number in range(25))
+    for file in served_files(tmp_path):
+        lengths = [len(items) for items in file.table["item_id"].to_pylist()]
+        assert max(lengths) <= 5
+        for name in file.table.column_names:
+            if pa.types.is_list(file.table.schema.field(name).type) and name.startswith(("item.", "source.", "score")):
+                assert [len(values) for values in file.table[name].to_pylist()] == lengths, name
+
+
+@pytest.fixture(autouse=True)
+def _capture_errors(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "ranker.service")
