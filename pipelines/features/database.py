@@ -30,6 +30,22 @@ def open_database(events: Events, folder: Path) -> Iterator[DuckDBPyConnection]:
     Raises:
         OutputError: a query needs more memory or disk space than there is.
     """
+    with empty_database(folder, f"{folder}: counters cannot be computed") as connection:
+        connection.read_parquet(str(events.file)).create_view("events")
+        yield connection
+
+
+@contextmanager
+def empty_database(folder: Path, failure: str) -> Iterator[DuckDBPyConnection]:
+    """Open an empty database in memory.
+
+    Args:
+        folder: folder for temporary files.
+        failure: start of the message of an error.
+
+    Raises:
+        OutputError: a query needs more memory or disk space than there is.
+    """
     import duckdb  # part of the train extra
 
     settings: dict[str, str | bool | int | float | list[str]] = {
@@ -38,11 +54,8 @@ def open_database(events: Events, folder: Path) -> Iterator[DuckDBPyConnection]:
         "preserve_insertion_order": False,
     }
     with duckdb.connect(config=settings) as connection:
-        connection.read_parquet(str(events.file)).create_view("events")
         try:
             yield connection
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             reason = " ".join(str(error).split())[:300]
-            raise OutputError(
-                f"{folder}: counters cannot be computed ({reason}); free memory or disk space, then try again"
-            ) from None
+            raise OutputError(f"{failure} ({reason}); free memory or disk space, then try again") from None

@@ -21,6 +21,7 @@ from pipelines.features.counters import CounterQuery, EarlierSums
 from pipelines.features.database import open_database
 from pipelines.features.events import Events, extract_events
 from pipelines.features.histories import HistoryRanges, history_ranges
+from pipelines.features.served_values import ServedValues
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.history_state import write_history_state
@@ -164,21 +165,37 @@ def _write_files(
     numbers: Mapping[str, Numbers],
     lists: Mapping[str, HistoryRanges],
 ) -> None:
-    """Write the columns of each file of the log, in row groups like those of the file."""
+    """Write the columns of each file of the log, in row groups like those of the file; served values replace computed.
+
+    Raises:
+        LogError: a served value does not fit its feature.
+    """
     for rows in events.log:
         path = joined.file(rows.file.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        ends = rows.first + np.cumsum(rows.groups)
-        groups = [(int(end) - size, int(end)) for end, size in zip(ends, rows.groups, strict=True) if size]
         writer = None
-        for start, stop in groups or [(rows.first, rows.first)]:
-            columns: dict[str, pa.Array] = {}
-            for counter in schema.counters:
-                for name, values in zip(counter.columns, numbers[counter.name], strict=True):
-                    columns[name] = pa.array(values[start:stop], from_pandas=True)
-            columns |= {name: ranges.lists(start, stop) for name, ranges in lists.items()}
-            table = pa.table(columns)
-            writer = writer or pq.ParquetWriter(path, table.schema)
-            writer.write_table(table, max(table.num_rows, 1))
-        assert writer is not None
-        writer.close()
+        with rows.file.open() as parquet:
+            served = ServedValues(rows.file, parquet, schema)
+            start = rows.first
+            for group, size in enumerate(rows.groups):
+                if size:
+                    columns = _computed(schema, numbers, lists, start, start + size)
+                    table = pa.table(served.replace(columns, group))
+                    writer = writer or pq.ParquetWriter(path, table.schema)
+                    writer.write_table(table, size)
+                start += size
+        if writer is None:
+            pq.write_table(pa.table(_computed(schema, numbers, lists, start, start)), path)
+        else:
+            writer.close()
+
+
+def _computed(
+    schema: Schema, numbers: Mapping[str, Numbers], lists: Mapping[str, HistoryRanges], start: int, stop: int
+) -> dict[str, pa.Array]:
+    """Return the computed columns of a range of rows of the log."""
+    columns: dict[str, pa.Array] = {}
+    for counter in schema.counters:
+        for name, values in zip(counter.columns, numbers[counter.name], strict=True):
+            columns[name] = pa.array(values[start:stop], from_pandas=True)
+    return columns | {name: ranges.lists(start, stop) for name, ranges in lists.items()}
