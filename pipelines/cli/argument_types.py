@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from datetime import date
+import re
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,26 @@ def day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a date such as 2026-01-11") from None
+
+
+def moment(text: str) -> datetime:
+    """Convert a time with a time zone."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time with a time zone, such as 2026-01-31T09:30:00Z")
+    return time
+
+
+def duration(text: str) -> int:
+    """Convert a duration such as 90s, 30m, 24h or 7d to seconds."""
+    from ranking.schema.counters import seconds_of
+
+    if not re.fullmatch(r"\d{1,6}[smhd]", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write a number and s, m, h or d, such as 24h")
+    return seconds_of(text)
 
 
 def canary(text: str) -> dict[str, Any]:

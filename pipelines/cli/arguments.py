@@ -13,9 +13,11 @@ from pipelines.cli.argument_types import (
     canary,
     day,
     days,
+    duration,
     fraction,
     location,
     log_rows,
+    moment,
     non_negative_int,
     port,
     positive_int,
@@ -271,6 +273,36 @@ def build_parser() -> argparse.ArgumentParser:
     forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
     _add_store(forget, "model whose keys are removed from the store (default: all models of the repository)")
 
+    join = command("join", "attribute feedback to served requests, and add the rows to a log for 'ranker train'")
+    _add_loop_folders(join, required=True)
+    join.add_argument(
+        "--window",
+        type=duration,
+        required=True,
+        metavar="DURATION",
+        help="time after an impression in which events count, such as 24h; its rows are written afterwards",
+    )
+    join.add_argument("--out", type=Path, required=True, metavar="LOG", help="folder of the log; rows are added to it")
+    join.add_argument(
+        "--until",
+        type=moment,
+        metavar="TIME",
+        help="write the rows of windows that have closed by this time (default: now, or the time of the oldest "
+        "unfinished file of feedback)",
+    )
+    join.add_argument(
+        "--shown",
+        default="shown",
+        metavar="NAME",
+        help="label that marks the items that were shown; the other items of such requests give no rows (default: "
+        "shown)",
+    )
+    join.add_argument("--model", help="model whose requests to join (default: the only one in the served log)")
+    join.add_argument(
+        "--repository", type=Path, help="repository of the versions (default: the one that the service named)"
+    )
+    join.add_argument("--json", action="store_true", help=JSON)
+
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -400,6 +432,15 @@ def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
         "--prefix",
         default=DEFAULT_KEY_PREFIX,
         help=f"prefix of the keys; the setting store_prefix of the service (default: {DEFAULT_KEY_PREFIX})",
+    )
+
+
+def _add_loop_folders(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument(
+        "--served", type=Path, required=required, metavar="DIR", help="served log; setting served_log of the service"
+    )
+    parser.add_argument(
+        "--feedback", type=Path, required=required, metavar="DIR", help="feedback; setting feedback_dir of the service"
     )
 
 

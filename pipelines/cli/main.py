@@ -285,6 +285,15 @@ def forget_command(arguments: argparse.Namespace) -> None:
     print(dump_json(removed))
 
 
+def join_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker join``."""
+    from pipelines.jobs.join import JoinSources, join
+
+    options = {name: getattr(arguments, name) for name in ("served", "feedback", "repository", "model", "shown")}
+    counts = join(JoinSources(**options), arguments.out, arguments.window, arguments.until)
+    print(dump_json(counts.to_json()) if arguments.json else counts.to_text())
+
+
 def _store(arguments: argparse.Namespace) -> str:
     """Return the address of the feature store.
 
@@ -392,6 +401,7 @@ COMMANDS: dict[str, Command] = {
     "counters load": counters_load_command,
     "counters apply": counters_apply_command,
     "forget": forget_command,
+    "join": join_command,
     "serve": serve_command,
     "new": keys_new_command,
     "list": keys_list_command,

@@ -1,0 +1,220 @@
+"""``ranker join``: attributes feedback to served requests and writes the log that ``ranker train`` reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.console import Progress
+from pipelines.features.database import empty_database
+from pipelines.loop.attribution import MAX_SKEW, Attribution, LabelColumns
+from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
+from pipelines.loop.output import RunWriter, lock_log, new_run
+from pipelines.loop.rows import RowLayout, add_labels
+from pipelines.loop.served_files import Candidates, ServedFile, choose_model, find_served_files
+from pipelines.loop.served_version import ServedVersion
+from pipelines.loop.state import FeedbackState, JoinState
+from ranking.errors import UsageError
+
+MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class JoinCounts:
+    """Result of ``ranker join``.
+
+    Attributes:
+        until: time until which windows have closed, ISO 8601.
+        requests: requests whose window closed since the last run.
+        impressions: their candidates.
+        rows: rows that were written: the candidates that were shown.
+        labels: number of rows with a positive label or a value, by task.
+        used: events in the window of their impression.
+        unmatched: events without such a request or item; also those that arrived after the row was written.
+        late: events after the window.
+        early: events more than 5 minutes before their impression.
+        duplicates: events that repeat another one.
+        repeated_requests: answers that repeat a request id; the first answer counts.
+        open_requests: requests whose window has not closed.
+    """
+
+    until: str
+    requests: int = 0
+    impressions: int = 0
+    rows: int = 0
+    labels: Mapping[str, int] | None = None
+    used: int = 0
+    unmatched: int = 0
+    late: int = 0
+    early: int = 0
+    duplicates: int = 0
+    repeated_requests: int = 0
+    open_requests: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for ``--json``."""
+        return {**asdict(self), "labels": dict(self.labels or {})}
+
+    def to_text(self) -> str:
+        """Return the counts as lines of text."""
+        labels = ", ".join(f"{name} {count:,}" for name, count in (self.labels or {}).items())
+        return "\n".join(
+            [
+                f"until {self.until}: {self.rows:,} rows of {self.requests:,} requests with {self.impressions:,} items",
+                f"labels: {labels or 'none'}",
+                f"events: {self.used:,} used, {self.duplicates:,} of them repeated; {self.late:,} late, "
+                f"{self.early:,} early, {self.unmatched:,} unmatched",
+                f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class JoinSources:
+    """Where ``ranker join`` reads from.
+
+    Attributes:
+        served: folder of the served log.
+        feedback: folder of feedback.
+        repository: repository of the versions; None for the one that the served log names.
+        model: model whose requests to join; None for the only one.
+        shown: name of the label that marks the candidates that were shown.
+    """
+
+    served: Path
+    feedback: Path
+    repository: Path | None = None
+    model: str | None = None
+    shown: str = "shown"
+
+
+def join(sources: JoinSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:
+    """Add the rows of the requests whose window has closed to a log.
+
+    Args:
+        sources: the served log and feedback.
+        log: folder of the log.
+        window: seconds after an impression in which events count.
+        until: time at which the window of a request must have closed. Default: now, or the time of the oldest
+            unfinished file of feedback if that is earlier.
+
+    Raises:
+        LogError: a file is damaged, or the log was not written by this command.
+        BundleError: a version that answered requests is not in the repository.
+        UsageError: the served log has requests of several models, or of another one than the log.
+        OutputError: the log cannot be written, or memory or disk space run out.
+    """
+    with lock_log(log):
+        state = JoinState.read(log)
+        if until is None:
+            until = min(datetime.now(UTC), oldest_unfinished(sources.feedback) or datetime.max.replace(tzinfo=UTC))
+        closed = int((until.timestamp() - window) * MICROSECONDS)
+        counts = JoinCounts(until.isoformat(timespec="seconds").replace("+00:00", "Z"))
+        paths = find_served_files(sources.served)
+        new = [ServedFile.open(path) for path in paths if state.served.get(path.name, 0) is not None]
+        model = state.model or choose_model(new, sources.model)
+        if state.model is not None and sources.model not in (None, state.model):
+            raise UsageError(f"{log}: holds the rows of model {state.model}: join {sources.model} into another folder")
+        files = [file for file in new if file.model == model]
+        if not files:
+            return counts
+        versions = _open_versions(files, sources.repository)
+        labels = LabelColumns.of([version.schema for version in versions.values()])
+        with (
+            TemporaryDirectory(prefix="ranker-join-") as work,
+            empty_database(Path(work), f"{log}: feedback cannot be joined") as connection,
+        ):
+            used = [path for path in find_feedback_files(sources.feedback) if not _is_complete(state, path)]
+            read_events(connection, used)
+            attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown)
+            open_requests = 0
+            served: dict[str, int | None] = {p.name: None for p in paths if state.served.get(p.name, 0) is None}
+            for number, file in enumerate(files):
+                remaining = attribution.add(number, file, state.served.get(file.path.name), closed)
+                served[file.path.name] = closed if remaining else None
+                open_requests += remaining
+            attribution.resolve()
+            feedback, unmatched = _feedback_state(state, attribution, used, closed)
+            decided: dict[str, Any] = attribution.counts()
+            decided["unmatched"] += unmatched
+            counts = replace(counts, open_requests=open_requests, **decided)
+            after = JoinState(state.run + 1, model, served, feedback)
+            return _write(log, after, files, RowLayout(files, versions, labels), attribution, counts)
+
+
+def _open_versions(files: Sequence[ServedFile], repository: Path | None) -> dict[str, ServedVersion]:
+    """Return the versions of some files by name, oldest first."""
+    folders = {file.version: file for file in files}
+    ordered = sorted(folders.values(), key=lambda file: (len(file.version), file.version))
+    return {
+        file.version: ServedVersion.open(repository or file.repository, file.model, file.version) for file in ordered
+    }
+
+
+def _is_complete(state: JoinState, path: Path) -> bool:
+    entry = state.feedback.get(path.name)
+    return entry is not None and entry.complete
+
+
+def _feedback_state(
+    state: JoinState, attribution: Attribution, used: Sequence[Path], closed: int
+) -> tuple[dict[str, FeedbackState], int]:
+    """Return the state of each file of feedback, and the number of events that no open request can have."""
+    events, decided = attribution.events_by_file(), attribution.decided_by_file()
+    feedback = {name: entry for name, entry in state.feedback.items() if entry.complete}
+    unmatched = 0
+    for path in used:
+        count, latest = events.get(str(path), (0, 0))
+        earlier = state.feedback.get(path.name, FeedbackState(count, 0, latest)).decided
+        entry = FeedbackState(count, earlier + decided.get(str(path), 0), latest, complete=latest < closed - MAX_SKEW)
+        unmatched += max(0, entry.events - entry.decided) if entry.complete else 0
+        feedback[path.name] = entry
+    return feedback, unmatched
+
+
+def _write(
+    log: Path,
+    after: JoinState,
+    files: Sequence[ServedFile],
+    layout: RowLayout,
+    attribution: Attribution,
+    counts: JoinCounts,
+) -> JoinCounts:
+    """Write the rows and the state of a run, unless no window closed."""
+    selected = [(number, file, attribution.rows(number)) for number, file in enumerate(files)]
+    requests = sum(len(rows) for _, _, rows in selected)
+    if not requests:
+        return counts
+    positive: Counter[str] = Counter()
+    impressions = rows_written = 0
+    progress = Progress("joining", "requests", requests)
+    with new_run(log, after.run) as folder:
+        writer = RunWriter(folder, layout.columns.time)
+        for _, file, rows in selected:
+            if not len(rows):
+                continue
+            candidates = Candidates(file, rows)
+            table = layout.rows(file, candidates)
+            labels = attribution.labels(candidates.shared("request_id"), candidates.items("item_id"))
+            joined = add_labels(table, labels, layout.labels)
+            impressions, rows_written = impressions + table.num_rows, rows_written + joined.num_rows
+            for name in layout.labels.names:
+                positive[name] += _positive(joined[name], name in layout.labels.binary)
+            writer.write(joined, file.version)
+            progress.advance(len(rows))
+        writer.close(after)
+    progress.close()
+    return replace(counts, requests=requests, impressions=impressions, rows=rows_written, labels=positive)
+
+
+def _positive(column: pa.ChunkedArray, binary: bool) -> int:
+    """Return the number of rows with a positive binary label, or with a numeric one."""
+    return int((pc.sum(column).as_py() or 0) if binary else len(column) - column.null_count)

@@ -1,0 +1,108 @@
+"""A joined log: a folder per run, which appears by one rename, with a file per day and version.
+
+run-000001/day=2026-01-31/version-3.parquet    rows
+run-000001/_join.json                          state after the run; only the newest run has one
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.data.splits import local_days
+from pipelines.loop.state import STATE, JoinState
+from ranking.artifacts.atomic_files import atomic_directory, os_error_text
+from ranking.errors import OutputError
+
+GROUP_ROWS = 131_072
+"""Rows of a row group; the last one of a file may be smaller."""
+LOCK = ".lock"
+
+
+@contextmanager
+def lock_log(log: Path) -> Iterator[None]:
+    """Create the folder of a joined log and exclude other writers.
+
+    Raises:
+        OutputError: it cannot be written, or another process writes to it.
+    """
+    try:
+        log.mkdir(parents=True, exist_ok=True)
+        lock = (log / LOCK).open("a+")
+    except OSError as error:
+        raise OutputError(f"{log}: cannot be written ({os_error_text(error)})") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OutputError(f"{log}: another 'ranker join' or 'ranker forget' writes to it; wait for it") from None
+        yield
+
+
+@contextmanager
+def new_run(log: Path, number: int) -> Iterator[Path]:
+    """Yield the draft of the folder of a run, which appears in the log on success; drafts of ended processes go.
+
+    Raises:
+        OutputError: the log cannot be written.
+    """
+    folder = log / f"run-{number:06d}"
+    _remove_drafts(log)
+    with atomic_directory(folder) as draft:
+        yield draft
+    for file in log.glob(f"run-*/{STATE}"):
+        if file.parent != folder:
+            file.unlink(missing_ok=True)
+
+
+def _remove_drafts(log: Path) -> None:
+    for draft in log.iterdir():
+        if re.match(r"\.run-\d+-", draft.name):
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+class RunWriter:
+    """Writes the rows of a run.
+
+    Args:
+        folder: draft of the folder of the run.
+        time: name of the time column.
+    """
+
+    def __init__(self, folder: Path, time: str) -> None:
+        self._folder, self._time = folder, time
+        self._pending: dict[Path, list[pa.Table]] = {}
+        self._writers: dict[Path, pq.ParquetWriter] = {}
+
+    def write(self, rows: pa.Table, version: str) -> None:
+        """Add rows of one version; their columns and types must be the same in each call for it."""
+        days = local_days(rows[self._time])
+        for day in pc.unique(days).to_pylist():
+            path = self._folder / f"day={day}" / f"version-{version}.parquet"
+            pending = self._pending.setdefault(path, [])
+            pending.append(rows.filter(pc.equal(days, day)))
+            if sum(table.num_rows for table in pending) >= GROUP_ROWS:
+                self._flush(path)
+
+    def close(self, state: JoinState) -> None:
+        """Write all rows, and the state after the run."""
+        for path in list(self._pending):
+            self._flush(path)
+        for writer in self._writers.values():
+            writer.close()
+        state.write(self._folder)
+
+    def _flush(self, path: Path) -> None:
+        table = pa.concat_tables(self._pending.pop(path))
+        if path not in self._writers:
+            path.parent.mkdir(exist_ok=True)
+            self._writers[path] = pq.ParquetWriter(path, table.schema, compression="zstd")
+        self._writers[path].write_table(table, GROUP_ROWS)

@@ -1,0 +1,189 @@
+"""Finished files of the served log: one row per request, with lists of its candidates, best first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.config.uri import single_line
+from ranking.artifacts.atomic_files import os_error_text
+from ranking.encoding.vocabulary import IdArray
+from ranking.errors import LogError, UsageError
+from ranking.schema import Owner
+
+FILE_NAME = re.compile(r"served-.+\.parquet")
+"""Name of a finished file; unfinished ones end with .part."""
+METADATA = b"ranker.served"
+"""Key of the file's metadata about the model."""
+FORMAT = 1
+MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
+"""Sources of a value, see docs/loop.md."""
+TIME = pa.timestamp("us", "UTC")
+
+
+@dataclass(frozen=True)
+class ServedColumn:
+    """A column of features in the served log.
+
+    Attributes:
+        name: name in the log of the model.
+        owner: user, context or item.
+        computed: whether it is that of a counter or history.
+    """
+
+    name: str
+    owner: Owner
+    computed: bool
+
+    @property
+    def stored(self) -> str:
+        """Name in the served log."""
+        return f"{self.owner}.{self.name}"
+
+
+@dataclass(frozen=True)
+class ServedFile:
+    """A finished file, which never changes.
+
+    Attributes:
+        path: the file.
+        model: name of the model that answered.
+        version: its version.
+        repository: folder of its repository, as the service named it.
+        columns: columns of features.
+        stored: Arrow schema of the file.
+    """
+
+    path: Path
+    model: str
+    version: str
+    repository: Path
+    columns: tuple[ServedColumn, ...]
+    stored: pa.Schema = field(repr=False)
+
+    @classmethod
+    def open(cls, path: Path) -> ServedFile:
+        """Read the description of a file.
+
+        Raises:
+            LogError: the file is damaged or not part of a served log.
+        """
+        try:
+            stored = pq.read_schema(path)
+            meta = json.loads((stored.metadata or {})[METADATA])
+            if meta["format"] != FORMAT:
+                raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
+            columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
+            return cls(path, meta["model"], str(meta["version"]), Path(meta["repository"]), columns, stored)
+        except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
+            raise _damaged(path, error) from None
+
+    def requests(self) -> pa.Table:
+        """Return ``request_id``, ``t`` (time in microseconds) and ``row`` of each request.
+
+        Raises:
+            LogError: the file is damaged.
+        """
+        table = self.read(["request_id", "time"])
+        times = table["time"].cast(TIME).cast(pa.int64())
+        return pa.table({"request_id": table["request_id"], "t": times, "row": np.arange(table.num_rows)})
+
+    def read(self, columns: list[str] | None = None) -> pa.Table:
+        """Return columns of the file; default: all.
+
+        Raises:
+            LogError: the file is damaged.
+        """
+        try:
+            return pq.ParquetFile(self.path).read(columns)
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(self.path, error) from None
+
+
+def find_served_files(folder: Path) -> list[Path]:
+    """Return the finished files of a served log, oldest first.
+
+    Raises:
+        LogError: the folder does not exist or cannot be read.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name))
+    except OSError as error:
+        raise LogError(
+            f"{folder}: cannot be read ({os_error_text(error)}); name the served_log of the service"
+        ) from None
+
+
+def choose_model(files: Iterable[ServedFile], name: str | None) -> str | None:
+    """Return the model whose requests to join: ``name``, or the only one; None without files.
+
+    Raises:
+        UsageError: the files are those of other or several models.
+    """
+    models = sorted({file.model for file in files})
+    if name is not None and models and name not in models:
+        raise UsageError(f"--model {name}: the served log has requests of {', '.join(models)}")
+    if name is None and len(models) > 1:
+        raise UsageError(f"the served log has requests of several models ({', '.join(models)}): name one with --model")
+    return name or next(iter(models), None)
+
+
+class Candidates:
+    """Candidates of some requests of a file, one row each.
+
+    Args:
+        file: the file.
+        rows: positions of the requests in the file, ascending.
+
+    Attributes:
+        request: position among ``rows`` of the request of each candidate.
+        positions: position of each candidate in its answer, from 0.
+
+    Raises:
+        LogError: the file is damaged.
+    """
+
+    def __init__(self, file: ServedFile, rows: IdArray) -> None:
+        self._table = file.read().take(pa.array(rows))
+        lengths = pc.list_value_length(self._column("item_id")).fill_null(0).to_numpy()
+        starts = np.cumsum(lengths) - lengths
+        self.request: IdArray = np.repeat(np.arange(len(rows)), lengths)
+        self.positions: IdArray = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+
+    def shared(self, name: str) -> pa.Array:
+        """Return a column of requests, repeated for each candidate."""
+        return self._column(name).take(pa.array(self.request))
+
+    def items(self, name: str) -> pa.Array:
+        """Return a column of candidates."""
+        return pc.list_flatten(self._column(name))
+
+    def feature(self, column: ServedColumn) -> pa.Array:
+        """Return the logged values of a feature column; null where the file has none."""
+        if column.stored not in self._table.column_names:
+            return pa.nulls(len(self.request))
+        return self.items(column.stored) if column.owner == "item" else self.shared(column.stored)
+
+    def from_bundle(self, column: ServedColumn) -> Any:
+        """Return which values of a feature column are those of the bundle's tables [candidates] bool."""
+        name = f"source.{column.name}"
+        if name not in self._table.column_names:
+            return np.zeros(len(self.request), np.bool_)
+        sources = self.items(name) if column.owner == "item" else self.shared(name)
+        return sources.fill_null(MISSING).to_numpy(zero_copy_only=False) == BUNDLE
+
+    def _column(self, name: str) -> pa.Array:
+        return self._table[name].combine_chunks()
+
+
+def _damaged(path: Path, error: Exception) -> LogError:
+    return LogError(f"{path}: cannot be read ({single_line(error)}); restore the file or move it away")

@@ -1,0 +1,72 @@
+"""A published version as the join needs it: its schema, the tables of its bundle, and the clock of its counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ranking.artifacts.bundle import COUNTERS, as_bundle_error
+from ranking.counters.state import StateClock
+from ranking.encoding.feature_table import FeatureTable, LazyFeatureTables
+from ranking.encoding.vocabulary import IdArray
+from ranking.errors import BundleError
+from ranking.regular_files import read_regular
+from ranking.schema import Owner, Schema
+
+STEP = 900_000_000
+"""Microseconds between two times at which the offset of local time may change."""
+EPOCH = datetime(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class ServedVersion:
+    """A published version.
+
+    Attributes:
+        schema: its schema.
+        tables: features of users and items by id.
+        clock: time of its counters; None if it has none.
+    """
+
+    schema: Schema
+    tables: Mapping[Owner, FeatureTable]
+    clock: StateClock | None
+
+    @classmethod
+    def open(cls, repository: Path, model: str, version: str) -> ServedVersion:
+        """Open a version.
+
+        Raises:
+            BundleError: the repository has no such version, or its bundle is damaged.
+        """
+        folder = repository / model / version
+        if not folder.is_dir():
+            raise BundleError(
+                f"{folder}: no such version, but the served log has answers of it: restore it, name the repository "
+                "with --repository, or move its files of the served log away"
+            )
+        with as_bundle_error(folder):
+            schema = Schema.model_validate(json.loads(read_regular(folder / "manifest.json"))["schema"])
+            clock = StateClock.read(folder / COUNTERS) if schema.derived else None
+            return cls(schema, LazyFeatureTables(folder, schema), clock)
+
+    def times(self, times: IdArray) -> pa.Array:
+        """Convert times in microseconds to the type of the log's time column.
+
+        That is the time zone of the counters' log, local time if that log has no time zone, and UTC without counters.
+        """
+        if self.clock is None or self.clock.zone is not None:
+            return pa.array(times, pa.timestamp("us", "UTC" if self.clock is None else self.clock.zone))
+        steps, inverse = np.unique(times // STEP, return_inverse=True)
+        offsets = [self._local(step) - step * STEP for step in steps.tolist()]
+        return pa.array(times + np.array(offsets, np.int64)[inverse], pa.timestamp("us"))
+
+    def _local(self, step: int) -> int:
+        assert self.clock is not None
+        return self.clock.at(datetime.fromtimestamp(step * STEP / 1e6, UTC))

@@ -1,0 +1,74 @@
+"""State of a joined log: what earlier runs have used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ranking.errors import LogError
+
+STATE = "_join.json"
+"""Name of the file in the folder of the newest run; readers of logs ignore names with an underscore."""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FeedbackState:
+    """Events of a file of feedback.
+
+    Attributes:
+        events: their number.
+        decided: number of events of requests that have become rows.
+        latest: latest arrival in microseconds.
+        complete: whether no open request can have an event in the file.
+    """
+
+    events: int
+    decided: int
+    latest: int
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class JoinState:
+    """State after a run.
+
+    Attributes:
+        run: number of the run; 0 before the first one.
+        model: name of the model; None before the first run.
+        served: time of the last used request of each file of the served log, in microseconds; None for a file of which
+            every request is used.
+        feedback: state of each file of feedback.
+    """
+
+    run: int = 0
+    model: str | None = None
+    served: Mapping[str, int | None] = field(default_factory=dict)
+    feedback: Mapping[str, FeedbackState] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, log: Path) -> JoinState:
+        """Read the state of a joined log, or return that of a new one.
+
+        Raises:
+            LogError: the state is damaged, or the log holds files but no state.
+        """
+        files = sorted(log.glob(f"run-*/{STATE}"))
+        if not files:
+            if log.exists() and any(path for path in log.iterdir() if not path.name.startswith(".")):
+                raise LogError(f"{log}: is not a log written by 'ranker join': name another folder for --out")
+            return cls()
+        try:
+            data = json.loads(files[-1].read_text())
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']} is unknown")
+            feedback = {name: FeedbackState(**entry) for name, entry in data["feedback"].items()}
+            return cls(data["run"], data["model"], data["served"], feedback)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise LogError(f"{files[-1]}: is damaged ({error}); restore it, or join into a new folder") from None
+
+    def write(self, folder: Path) -> None:
+        """Write the state to the folder of its run."""
+        (folder / STATE).write_text(json.dumps({"format": FORMAT, **asdict(self)}) + "\n")

@@ -1,0 +1,262 @@
+"""Each rule of ``ranker join`` on small folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.cli.main import main
+from pipelines.data.reader import LogReader
+from ranking.errors import BundleError, LogError, OutputError, RankerError, UsageError
+from ranking.schema import Schema
+from tests.support.loop_folders import HOUR, SCHEMA, LoopFolders, at
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> LoopFolders:
+    return LoopFolders(tmp_path)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files."""
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# Rows.
+
+
+def test_rows_have_the_columns_of_the_schema_and_values_of_file_and_bundle(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["b", "a", "c"])})
+    loop.send(("r", "a", {"is_click": 1, "watch": 2.5, "played": 1}, 60))
+    loop.join()
+    b, a, c = loop.rows()
+    meta = {"position": 1, "request_id": "r", "model": "feed", "version": "1"}
+    ids = {"ts": at(0), "uid": "u-r", "iid": "a", "rid": "r", "w": None}
+    labels = {"is_click": 1, "played": 1, "watch": 2.5}
+    assert a == {**meta, **ids, "price": 7.25, "tags": None, "age": 31.5, "tab": "home", **labels}
+    assert (b["position"], b["price"], b["tags"]) == (0, 0.2, [])
+    assert (c["position"], c["price"], c["tags"]) == (2, None, None)
+    assert (b["is_click"], b["watch"], b["played"]) == (0, None, 0)
+
+
+def test_log_reader_reads_the_log_with_the_schema_of_the_model(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["b", "a"])})
+    loop.send(("r", "a", {"is_click": 1}, 60))
+    loop.join()
+    (chunk,) = LogReader(loop.log, Schema.model_validate(SCHEMA), {}).scan()
+    assert chunk.rows["is_click"].to_pylist() == [0, 1]
+    assert chunk.bad.num_rows == 0
+
+
+def test_a_feature_that_a_version_lacks_is_null_in_its_rows(loop: LoopFolders) -> None:
+    brand = {"name": "brand", "kind": "categorical", "owner": "item"}
+    loop.publish("2", {**SCHEMA, "features": [*SCHEMA["features"], brand]})
+    loop.serve({"r": (0, ["a"])}, version="1")
+    loop.serve({"s": (0, ["b"])}, version="2")
+    loop.join()
+    assert [(row["version"], row["brand"]) for row in loop.rows()] == [("1", None), ("2", None)]
+    schema = Schema.model_validate(json.loads((loop.repository / "feed/2/manifest.json").read_text())["schema"])
+    assert sum(chunk.rows.num_rows for chunk in LogReader(loop.log, schema, {}).scan()) == 2
+
+
+# Labels.
+
+
+def test_binary_label_is_1_if_any_event_says_1(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    loop.send(("r", "a", {"is_click": 1}, 10), ("r", "a", {"is_click": 0}, 20), ("r", "b", {"is_click": 0}, 30))
+    loop.join()
+    assert loop.labels() == {("r", "a"): (1, None), ("r", "b"): (0, None)}
+
+
+def test_numeric_label_is_the_last_value_by_time_of_the_event(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.send(("r", "a", {"watch": 3.0}, 30), ("r", "a", {"watch": 1.0}, 10), ("r", "a", {"is_click": 1}, 40))
+    loop.join()
+    assert loop.labels() == {("r", "a"): (1, 3.0)}
+
+
+def test_repeated_events_change_nothing_and_are_counted(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    event: tuple[str, Any, dict[str, float], float] = ("r", "a", {"watch": 3.0}, 30)
+    loop.send(event, event)
+    loop.send(event)
+    counts = loop.join()
+    assert loop.labels() == {("r", "a"): (0, 3.0)}
+    assert (counts.used, counts.duplicates) == (3, 2)
+
+
+@pytest.mark.parametrize("item", [7, "7"])
+@pytest.mark.parametrize("sent", [7, "7"])
+def test_integer_is_the_same_item_as_its_decimal_text(loop: LoopFolders, item: int | str, sent: int | str) -> None:
+    loop.serve({"r": (0, [item])})
+    loop.send(("r", sent, {"is_click": 1}, 30))
+    loop.join()
+    assert loop.labels() == {("r", item): (1, None)}
+
+
+def test_late_early_and_unmatched_events_are_counted_and_not_used(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    loop.send(("r", "a", {"is_click": 1}, HOUR + 1), ("r", "a", {"is_click": 1}, -301))
+    loop.send(("r", "z", {"is_click": 1}, 5), ("other", "a", {"is_click": 1}, 5))
+    counts = loop.join(until=3 * HOUR)
+    assert (counts.used, counts.late, counts.early, counts.unmatched) == (0, 1, 1, 2)
+    assert loop.labels() == {("r", "a"): (0, None), ("r", "b"): (0, None)}
+
+
+def test_events_at_the_ends_of_the_window_are_used(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    loop.send(("r", "a", {"is_click": 1}, HOUR), ("r", "b", {"is_click": 1}, -300))
+    assert loop.join().used == 2
+
+
+def test_only_shown_items_become_rows_if_an_event_of_the_request_says_shown(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a", "b", "c"]), "s": (0, ["a", "b"])})
+    loop.send(("r", "b", {"shown": 1}, 1), ("r", "a", {"shown": 0}, 1), ("s", "a", {"is_click": 1}, 1))
+    counts = loop.join()
+    assert [*loop.labels()] == [("r", "b"), ("s", "a"), ("s", "b")]
+    assert (counts.impressions, counts.rows) == (5, 3)
+
+
+def test_shown_label_can_have_another_name(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    loop.send(("r", "b", {"seen": 1}, 1))
+    loop.join(shown="seen")
+    assert [*loop.labels()] == [("r", "b")]
+
+
+def test_first_answer_counts_if_a_request_id_is_repeated(loop: LoopFolders) -> None:
+    loop.serve({"r": (5, ["b"])})
+    loop.serve({"r": (0, ["a"])})
+    counts = loop.join()
+    assert [*loop.labels()] == [("r", "a")]
+    assert counts.repeated_requests == 1
+
+
+# Runs.
+
+
+def test_requests_become_rows_when_their_window_has_closed(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"]), "s": (600, ["a"])})
+    loop.send(("r", "a", {"is_click": 1}, 10), ("s", "a", {"is_click": 1}, 700))
+    assert loop.join(until=HOUR - 1).open_requests == 2
+    first = loop.join(until=HOUR)
+    assert (first.requests, first.open_requests, [*loop.labels()]) == (1, 1, [("r", "a")])
+    second = loop.join(until=HOUR + 600)
+    assert (second.requests, second.open_requests) == (1, 0)
+    assert loop.labels() == {("r", "a"): (1, None), ("s", "a"): (1, None)}
+
+
+def test_runs_in_steps_write_the_same_rows_as_one_run(loop: LoopFolders, tmp_path: Path) -> None:
+    other = LoopFolders(tmp_path / "other")
+    for folders in (loop, other):
+        for hour in range(4):
+            folders.serve({f"{hour}-{i}": (hour * HOUR + i * 700, ["a", "b", "c"]) for i in range(5)})
+            folders.send(*((f"{hour}-{i}", "b", {"is_click": 1, "watch": i}, hour * HOUR + i * 900) for i in range(5)))
+    counts = [loop.join(until=step * 1_000) for step in range(40)]
+    whole = other.join(until=39_000)
+    assert loop.rows() == other.rows()
+    assert len(loop.rows()) == 60
+    for name in ("rows", "used", "late", "unmatched"):
+        assert sum(getattr(count, name) for count in counts) == getattr(whole, name)
+
+
+def test_second_run_without_new_data_changes_nothing(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"]), "s": (9 * HOUR, ["a"])})
+    loop.send(("r", "a", {"is_click": 1}, 10))
+    loop.join()
+    before = files_of(loop.log)
+    assert loop.join(until=3 * HOUR).rows == 0
+    assert files_of(loop.log) == before
+
+
+def test_feedback_in_an_unfinished_file_keeps_windows_open(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.send(("r", "a", {"is_click": 1}, 10), suffix=".part")
+    assert loop.join(until=None).open_requests == 1
+
+
+def test_drafts_of_a_killed_run_are_removed(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    draft = loop.log / ".run-000001-x"
+    draft.mkdir(parents=True)
+    (draft / "rows.parquet").write_bytes(b"torn")
+    loop.join()
+    assert not draft.exists()
+    assert len(loop.rows()) == 1
+
+
+# Errors.
+
+
+def error_of(loop: LoopFolders, kind: type[RankerError], **options: Any) -> str:
+    with pytest.raises(kind) as caught:
+        loop.join(**options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_damaged_served_file_is_named(loop: LoopFolders) -> None:
+    path = loop.serve({"r": (0, ["a"])})
+    path.write_bytes(path.read_bytes()[:-20])
+    assert error_of(loop, LogError).startswith(f"{path}: cannot be read")
+
+
+def test_damaged_feedback_file_is_named(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    path = loop.send(("r", "a", {"is_click": 1}, 1))
+    path.write_text(path.read_text() + '{"request_id": "r", "ev')
+    assert error_of(loop, LogError).startswith(f"{path}: is damaged")
+
+
+def test_missing_version_is_named(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])}, version="9")
+    assert error_of(loop, BundleError).startswith(f"{loop.repository}/feed/9: no such version")
+
+
+def test_several_models_need_a_choice(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.serve({"s": (0, ["a"])}, model="other")
+    assert "(feed, other): name one with --model" in error_of(loop, UsageError)
+    assert loop.join(model="feed").rows == 1
+    assert loop.join(model="feed").rows == 0
+
+
+def test_folder_with_other_files_is_not_a_joined_log(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.log.mkdir()
+    pq.write_table(pa.table({"x": [1]}), loop.log / "part-0.parquet")
+    assert "is not a log written by 'ranker join'" in error_of(loop, LogError)
+
+
+def test_missing_folders_are_named(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.feedback.rmdir()
+    assert "name the feedback_dir of the service" in error_of(loop, LogError)
+    loop.served = loop.served / "none"
+    assert error_of(loop, LogError).startswith(f"{loop.served}: cannot be read")
+
+
+def test_unwritable_log_is_an_output_error(loop: LoopFolders) -> None:
+    loop.log.write_text("")
+    assert error_of(loop, OutputError).startswith(f"{loop.log}: cannot be written")
+
+
+# Command.
+
+
+def test_command_prints_counts(loop: LoopFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    loop.send(("r", "a", {"is_click": 1}, 10))
+    command = ["join", "--served", str(loop.served), "--feedback", str(loop.feedback), "--window", "1h"]
+    command += ["--out", str(loop.log), "--until", "2026-03-01T15:00:00Z"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("until 2026-03-01T15:00:00Z: 2 rows of 1 requests with 2 items\nlabels: is_click 1, ")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 0
