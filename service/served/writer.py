@@ -25,9 +25,11 @@ MAX_QUEUED_CANDIDATES = 100_000
 """Maximum number of candidates of requests that wait to be converted. One request may always wait."""
 MAX_QUEUED_VALUES = 2_000_000
 """Maximum number of their values. A value of a JSON request takes up to 64 bytes."""
-COLLECT_SECONDS = 0.25
-"""Seconds between two conversions: many requests are converted together, and models are not kept for long."""
-CHUNK_CANDIDATES = 10_000
+COLLECT_SECONDS = 1.0
+"""Maximum seconds between two conversions: many requests are converted together, and models are not kept for long."""
+COLLECT_SHARE = 0.125
+"""Maximum share of ``served_log_seconds`` between two conversions."""
+CHUNK_CANDIDATES = 20_000
 """Approximate number of candidates that are converted at once; bounds the time that the interpreter lock is held."""
 EARLY_SHARE = 0.8
 """Share of ``served_log_seconds`` before whose end a file is begun, so that it is finished within the whole time."""
@@ -62,6 +64,7 @@ class ServedLog:
     def __init__(self, folder: ServedFolder, settings: Settings, metrics: Metrics) -> None:
         self._folder, self._settings, self._metrics = folder, settings, metrics
         self._share = settings.served_share
+        self._collect_seconds = min(COLLECT_SECONDS, COLLECT_SHARE * settings.served_log_seconds)
         key = settings.served_log_user_key
         self._hash_user = None if key is None else UserHash(key.get_secret_value())
         self._queue: deque[ServedRequest] = deque()
@@ -75,7 +78,7 @@ class ServedLog:
         self._next_log = self._next_scan = -math.inf
         self._used_bytes = 0
         self._full = False
-        self._cpu = 0.0
+        self._cpu = self._published_cpu = 0.0
         self._closed = threading.Event()
         metrics.served_finished.set(time.time())
         self._scan()
@@ -122,15 +125,16 @@ class ServedLog:
     # The thread
 
     def _run(self) -> None:
-        while not self._closed.wait(COLLECT_SECONDS):
+        while not self._closed.wait(self._collect_seconds):
             self._step()
         self._step(closing=True)
 
     def _step(self, *, closing: bool = False) -> None:
         """Convert the queued requests, and write files that are due."""
         self._cpu = time.thread_time()
-        while self._queue:
-            self._convert()
+        waiting = len(self._queue)  # later requests wait for the next step, because few at a time cost more
+        while waiting > 0:
+            waiting -= self._convert()
             self._pause()
             if self._is_due():
                 self._write_all()
@@ -148,11 +152,11 @@ class ServedLog:
 
     def _is_due(self) -> bool:
         size = sum(buffer.bytes for buffer in self._buffers.values())
-        latest = EARLY_SHARE * self._settings.served_log_seconds - COLLECT_SECONDS
+        latest = EARLY_SHARE * self._settings.served_log_seconds - self._collect_seconds
         return time.monotonic() - self._oldest >= latest or size >= self._settings.served_log_max_bytes
 
-    def _convert(self) -> None:
-        """Convert the next requests to tables, one per version."""
+    def _convert(self) -> int:
+        """Convert the next requests to tables, one per version; return their number."""
         chunk: dict[LoadedModel, list[ServedRequest]] = {}
         candidates = values = 0
         self._oldest = min(self._oldest, self._queue[0].arrived)
@@ -168,6 +172,7 @@ class ServedLog:
                 self._drop("write_failed", len(requests), f"{type(error).__name__}: {error!s:.200}")
         self._taken_candidates += candidates
         self._taken_values += values
+        return sum(map(len, chunk.values()))
 
     def _buffer(self, model: LoadedModel) -> VersionBuffer:
         if model not in self._columns:
@@ -219,6 +224,9 @@ class ServedLog:
             if count > self._published[reason]:
                 self._drop(reason, count - self._published[reason], REASONS[reason])
                 self._published[reason] = count
+        cpu = time.thread_time()
+        self._metrics.served_cpu.inc(cpu - self._published_cpu)
+        self._published_cpu = cpu
         waiting = self._queued_candidates - self._taken_candidates
         self._metrics.served_queue_rows.set(waiting + sum(buffer.candidates for buffer in self._buffers.values()))
 

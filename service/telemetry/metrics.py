@@ -122,6 +122,7 @@ class Metrics:
         served_requests: Requests in finished files of the served log.
         served_dropped: Requests that the served log lacks by reason.
         served_bytes: Bytes of finished files of the served log.
+        served_cpu: CPU seconds of the thread that writes the served log.
         served_finished: Unix time at which the last file of the served log was finished, or of the start.
         served_queue_rows: Candidates that wait to be written to the served log.
     """
@@ -244,6 +245,7 @@ class Metrics:
             ["reason"],
         )
         self.served_bytes = counter("served_bytes", "Bytes of finished files of the served log.")
+        self.served_cpu = counter("served_cpu_seconds", "CPU time of the thread that writes the served log.")
         self.served_finished = Gauge(
             "ranker_served_finished_timestamp_seconds",
             "Unix time at which the last file of the served log was finished, or of the start.",

@@ -1,10 +1,10 @@
-"""Sampling by user, and hashes of user ids."""
+"""Sampling by user."""
 
 from __future__ import annotations
 
 import pytest
 
-from service.served.record import UserHash, is_sampled
+from service.served.record import is_sampled
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
@@ -23,15 +23,3 @@ def test_is_sampled_larger_share_keeps_the_users_of_a_smaller_one() -> None:
     small = {user for user in range(1_000) if is_sampled(user, "", 0.2)}
     assert small < {user for user in range(1_000) if is_sampled(user, "", 0.6)}
     assert all(is_sampled(user, "", 1.0) for user in range(1_000))
-
-
-def test_user_hash_depends_on_the_key_and_on_the_text_of_the_id() -> None:
-    hash_user = UserHash("a secret")
-    assert hash_user(7) == hash_user("7") != hash_user("07")
-    assert hash_user(7) != UserHash("another secret")(7)
-    assert len(hash_user("\udc00 half of a surrogate pair")) == 32
-    assert len({hash_user(user) for user in range(1_000)}) == 1_000
-
-
-def test_user_hash_is_a_contract_with_programs_that_join() -> None:
-    assert UserHash("a secret")("u1") == "f9f9dd9be165a3cdf648a6f0c0447a5d"

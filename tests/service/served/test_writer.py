@@ -16,12 +16,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipelines.jobs.release import change_release
+from ranking.artifacts.user_hash import UserHash
 from ranking.errors import OutputError
 from service.app import create_app
 from service.served import writer as writers
 from service.served.buffer import VersionBuffer
 from service.served.folder import ServedFolder
-from service.served.record import UserHash, is_sampled
+from service.served.record import is_sampled
 from service.settings import Settings
 from tests.support.metrics import samples
 from tests.support.served_files import logged_ids, served_files
