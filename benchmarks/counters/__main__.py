@@ -1,0 +1,71 @@
+"""Quality of counters and histories: the ranker and LightGBM, each with and without them.
+
+Trains each with several seeds and compares them on the same rows of one split. Choose settings on the validation split
+and read the test split once, at the end. Finished runs and models in the work folder are used again. LightGBM uses one
+thread: its result depends on the seed only.
+
+    python -m benchmarks.counters kr/ranker.toml --work WORK --split test
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.counters.boosting import boosted_scorers
+from benchmarks.counters.metrics import mean, measured, table, without_derived
+from pipelines.config.config import Config, load_config
+from pipelines.data.splits import split_range
+from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.sources import Scorer, run_scorers
+from pipelines.jobs.train import train
+from pipelines.runs.run import RunFolder
+from ranking.metrics import UnitDraws
+
+WITHOUT, WITH = "without counters", "with counters"
+TREES = "LightGBM"
+
+
+def trained(config: Config, folder: Path, seed: int) -> RunFolder:
+    """Return the run of a configuration with a seed; train it if it is not finished."""
+    training = config.training.model_copy(update={"seed": seed})
+    config = config.model_copy(update={"training": training})
+    return train(config, folder, resume=folder.exists())
+
+
+def scored(scorer: Scorer, config: Config, split: str) -> Predictions:
+    """Return the predictions of a model on one split of the log."""
+    return predict(scorer, replace(scorer.log_range(None), time_range=split_range(config.logs, split)))
+
+
+def main() -> None:
+    """Train, score and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, help="ranker.toml with [[counters]]")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the runs and models")
+    parser.add_argument("--split", choices=("validation", "test"), default="validation")
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    config = load_config(arguments.config)
+    predictions: dict[str, list[Predictions]] = {}
+    for label, model_config in {WITHOUT: without_derived(config), WITH: config}.items():
+        folder = label.replace(" ", "-")
+        runs = [trained(model_config, arguments.work / f"{folder}-{seed}", seed) for seed in range(arguments.seeds)]
+        rankers = [scorer for run in runs for scorer in run_scorers(run)]
+        trees = boosted_scorers(runs[0], model_config, arguments.work / f"lightgbm-{folder}", arguments.seeds)
+        for model, scorers in ((f"{TREES} {label}", trees), (f"ranker {label}", rankers)):
+            predictions[model] = [scored(scorer, config, arguments.split) for scorer in scorers]
+    first = next(iter(predictions.values()))[0]
+    draws = UnitDraws(first.units, config.evaluation.bootstrap)
+    results = {model: mean([measured(part, draws, config) for part in parts]) for model, parts in predictions.items()}
+    differences = [(f"{model} {WITHOUT}", f"{model} {WITH}") for model in (TREES, "ranker")]
+    differences += [(f"ranker {label}", f"{TREES} {label}") for label in (WITHOUT, WITH)]
+    print(f"{len(first):,} rows of the {arguments.split} split, {arguments.seeds} seeds\n")
+    print(table(results, config, len(np.unique(first.units.codes)), differences))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""LightGBM on the features of a run: one model per task, on the same rows and with the same encoder.
+
+Like the ranker, LightGBM stops at the lowest loss on the validation split. Its settings are those of ``GRID`` with the
+lowest loss there, chosen for each task with seed 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import lightgbm as lgb
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.counters.columns import TreeColumns
+from pipelines.config.config import Config
+from pipelines.console import print_status
+from pipelines.data.reader import LogReader
+from pipelines.evaluation.sources import Scorer, run_scorers
+from pipelines.features.joined import joined_columns
+from pipelines.runs.run import RunFolder
+from pipelines.training.labeled_batch import LabeledBatch, read_split
+from ranking.artifacts.atomic_files import write_json
+from ranking.encoding.batch import EncodedBatch, Float32
+from ranking.frozen.calibration import Calibration
+from ranking.schema import Task
+
+GRID: Mapping[str, tuple[int, ...]] = {
+    "num_leaves": (7, 31),
+    "min_data_in_leaf": (50, 500),
+    "max_ids": (1_000, 1_000_000_000),
+}
+"""Settings to choose from. ``max_ids``: ids above which a categorical column is left out, because trees overfit it."""
+FIXED = {
+    "learning_rate": 0.1,
+    "feature_fraction": 0.8,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "deterministic": True,
+    "force_col_wise": True,
+    "num_threads": 1,
+    "feature_pre_filter": False,
+    "verbosity": -1,
+}
+"""Parameters that all models share. ``feature_pre_filter`` is off because ``min_data_in_leaf`` differs between them."""
+OBJECTIVES = {"binary": ("binary", "binary_logloss"), "regression": ("regression", "l2")}
+"""Objective and validation loss of each kind of task."""
+MAX_ROUNDS, PATIENCE = 2_000, 30
+CHOICES = "choices.json"
+
+Setting = Mapping[str, int]
+"""One value for each entry of ``GRID``."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of one split: matrix [rows, columns], labels [rows, tasks] (NaN where masked) and weights [rows]."""
+
+    matrix: Float32
+    labels: Float32
+    weights: Float32
+
+
+@dataclass(frozen=True)
+class TreeData:
+    """Training and validation rows of a run."""
+
+    columns: TreeColumns
+    train: Split
+    validation: Split
+
+    def datasets(self, max_ids: int) -> tuple[lgb.Dataset, lgb.Dataset]:
+        """Return both splits in the format of LightGBM, without the categorical columns of more ids."""
+        kept = self.columns.up_to(max_ids)
+        categories = [i for i, column in enumerate(kept) if self.columns.sizes[column]]
+        train = lgb.Dataset(
+            self.train.matrix[:, kept], categorical_feature=categories, params=FIXED, free_raw_data=False
+        )
+        return train, train.create_valid(self.validation.matrix[:, kept], params=FIXED)
+
+
+def read_data(run: RunFolder, config: Config) -> TreeData:
+    """Encode the training and validation rows of a run as the run did."""
+    (scorer,) = run_scorers(run)
+    columns = TreeColumns.of(scorer.encoder)
+    reader = LogReader(config.logs.path, scorer.schema, dict(scorer.tables))
+    splits = []
+    with joined_columns(reader, scorer.schema, scorer.features) as joined:
+        for split in ("train", "validation"):
+            rows = read_split(reader.with_joined(joined), config.logs, scorer.encoder, split)
+            batch = LabeledBatch.concat(list(rows))
+            splits.append(Split(columns.matrix(batch.inputs), batch.labels, batch.weights))
+    return TreeData(columns, *splits)
+
+
+def boosted_scorers(run: RunFolder, config: Config, folder: Path, seeds: int) -> list[Scorer]:
+    """Return the models of each seed with the encoder of a run; train them unless the folder has them."""
+    if not ((folder / CHOICES).exists() and (folder / str(seeds - 1)).exists()):
+        train_models(read_data(run, config), config.training_schema.tasks, folder, seeds)
+    return [_scorer(run, folder, seed) for seed in range(seeds)]
+
+
+def train_models(data: TreeData, tasks: Sequence[Task], folder: Path, seeds: int) -> None:
+    """Choose the settings of each task and train its model with each seed.
+
+    Writes the models to ``SEED/TASK.txt``, then ``choices.json``: for each task the chosen settings, and each setting
+    with its rounds and validation loss.
+    """
+    settings = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    datasets = {max_ids: data.datasets(max_ids) for max_ids in GRID["max_ids"]}
+    choices = {}
+    for i, task in enumerate(tasks):
+
+        def fit(setting: Setting, seed: int, i: int = i, task: Task = task) -> lgb.Booster:
+            return _fit(data, datasets[setting["max_ids"]], i, task, setting, seed)
+
+        models = [fit(setting, 0) for setting in settings]
+        losses = [_loss(model) for model in models]
+        best = int(np.argmin(losses))
+        for seed in range(seeds):
+            model = models[best] if seed == 0 else fit(settings[best], seed)
+            (folder / str(seed)).mkdir(parents=True, exist_ok=True)
+            model.save_model(folder / str(seed) / f"{task.name}.txt")
+        tried = [
+            setting | {"rounds": model.best_iteration, "loss": loss}
+            for setting, model, loss in zip(settings, models, losses, strict=True)
+        ]
+        choices[task.name] = {"choice": settings[best], "tried": tried}
+        print_status(f"{folder}: {task.name}: {tried[best]}")
+    write_json(choices, folder / CHOICES)
+
+
+def _loss(model: lgb.Booster) -> float:
+    """Return the lowest validation loss."""
+    (losses,) = model.best_score.values()
+    (loss,) = losses.values()
+    return float(loss)
+
+
+def _fit(
+    data: TreeData,
+    datasets: tuple[lgb.Dataset, lgb.Dataset],
+    task_index: int,
+    task: Task,
+    setting: Setting,
+    seed: int,
+) -> lgb.Booster:
+    """Train the model of one task; masked rows have weight 0."""
+    train, validation = datasets
+    for split, dataset in ((data.train, train), (data.validation, validation)):
+        labels = split.labels[:, task_index]
+        dataset.construct()
+        dataset.set_label(np.nan_to_num(labels))
+        dataset.set_weight(np.where(np.isnan(labels), 0, split.weights))
+    objective, metric = OBJECTIVES[task.kind]
+    tree = {name: setting[name] for name in ("num_leaves", "min_data_in_leaf")}
+    parameters = {**FIXED, **tree, "objective": objective, "metric": metric, "seed": seed}
+    stop = lgb.early_stopping(PATIENCE, verbose=False)
+    return lgb.train(parameters, train, MAX_ROUNDS, valid_sets=[validation], callbacks=[stop])
+
+
+def _scorer(run: RunFolder, folder: Path, seed: int) -> Scorer:
+    """Return the models of all tasks as one scorer with the encoder of a run."""
+    (scorer,) = run_scorers(run)
+    columns = TreeColumns.of(scorer.encoder)
+    choices = json.loads((folder / CHOICES).read_text())
+    models = []
+    for task in scorer.schema.tasks:
+        booster = lgb.Booster(model_file=folder / str(seed) / f"{task.name}.txt")
+        models.append((booster, columns.up_to(choices[task.name]["choice"]["max_ids"])))
+
+    def forward(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
+        matrix = columns.matrix(inputs)
+        outputs = [model.predict(matrix[:, kept], raw_score=True, num_threads=1) for model, kept in models]
+        return torch.from_numpy(np.stack(outputs, axis=1)), torch.empty(0)
+
+    return replace(scorer, name=str(folder / str(seed)), forward=forward, calibration=Calibration())
