@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,18 @@ class ChunkWriter:
         store: the store.
         schema: schema of the counters.
         zone: time zone of the state.
+        names: names of the counters to add to; None: all.
     """
 
-    def __init__(self, store: CounterStore, schema: Schema, zone: str | None) -> None:
+    def __init__(
+        self, store: CounterStore, schema: Schema, zone: str | None, names: Collection[str] | None = None
+    ) -> None:
         self.store, self._schema, self._zone = store, schema, zone
         self._groups = counters_by_root(schema)
+        self._changed = {
+            root: [counter for counter in counters if names is None or counter.name in names]
+            for root, counters in self._groups.items()
+        }
         self._hint = "what is written is consistent: fix the store and apply the log again"
 
     def read_state(self) -> StateValue:
@@ -157,29 +165,25 @@ class ChunkWriter:
         base = dict(state.base)
         for root, counters in self._groups.items():
             added: dict[str, Records] = {}
-            for counter in counters:
+            for counter in self._changed[root]:
                 part = root_part(counter, self._schema)
                 roots = np.zeros(len(times), np.int64) if part is None else hashes.singles[part]
                 labels = labels_of(counter, rows, self._schema)
                 records, totals = impression_records(counter, hashes, roots, times, labels, self._zone)
                 added[counter.name] = combine(counter, with_roots(root, records))
-                stored = decode_records(counter, base[definition(counter)])
-                base[definition(counter)] = self._encoded(counter, np.append(stored, totals), state)
-            affected = np.unique(np.concatenate([records["root"] for records in added.values()]))
+                before = decode_records(counter, base[definition(counter)])
+                base[definition(counter)] = self._encoded(counter, np.append(before, totals), state)
+            affected = np.unique(np.concatenate([np.empty(0, np.int64), *(part["root"] for part in added.values())]))
             if not len(affected):
                 continue
             keys = [counter_key(self.store.start, root, root_hash) for root_hash in affected.tolist()]
             replies: Any = self.store.client.mget(keys)
             stored_sums = decode_roots(counters, affected, replies, state.generation)
-            sums = {
-                counter.name: within_window(
-                    counter,
-                    combine(counter, np.append(stored_sums[counter.name], added[counter.name])),
-                    state.until,
-                    self._zone,
-                )
-                for counter in counters
-            }
+            sums = {}
+            for counter in counters:
+                stored = stored_sums[counter.name]
+                joined = combine(counter, np.append(stored, added.get(counter.name, stored[:0])))
+                sums[counter.name] = within_window(counter, joined, state.until, self._zone)
             encoded = encode_roots(counters, sums, state.generation, affected)
             values |= {key: value for key, (_, value) in zip(keys, encoded, strict=True)}
         return values, base

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -59,6 +59,12 @@ class StateClock:
         """``until`` in ISO 8601: with an offset of 0 (Z), or without one if the log has no time zone."""
         time = datetime(1970, 1, 1) + timedelta(microseconds=self.until)
         return time.isoformat(timespec="seconds") + ("" if self.zone is None else "Z")
+
+    @property
+    def date(self) -> date:
+        """Local date of ``until`` in the time zone of the log."""
+        (local,) = local_times(np.array([self.until]), self.zone)
+        return (datetime(1970, 1, 1) + timedelta(microseconds=int(local))).date()
 
     def now(self) -> int:
         """Return the current time in microseconds: UTC, or local time if the log has no time zone."""

@@ -40,7 +40,8 @@ def test_guide_lists_every_setting_once() -> None:
 def test_guide_lists_every_metric_with_its_type() -> None:
     families = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
-        for family in text_string_to_metric_families(Metrics().exposition().decode())
+        for text in (Metrics().exposition(), generate_latest(FollowMetrics(None).registry))
+        for family in text_string_to_metric_families(text.decode())
         if family.name.startswith("ranker_")
     }
     rows = [row for row in tables("metric") if len(row) == 4]
