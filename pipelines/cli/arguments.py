@@ -254,6 +254,27 @@ def build_parser() -> argparse.ArgumentParser:
     apply_counters.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
     _add_store(apply_counters, COUNTED_MODEL)
 
+    follow = command(
+        "follow", "add what the service answers and what users do to the counters in a feature store", counter_actions
+    )
+    follow.set_defaults(command="counters follow")
+    _add_loop_folders(follow, required=True)
+    follow.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
+    follow.add_argument("--state", type=Path, required=True, metavar="DIR", help="folder for what was followed")
+    follow.add_argument(
+        "--window",
+        type=duration,
+        default="10m",
+        metavar="DURATION",
+        help="time after an impression in which events count, for counters without a delay (default: 10m)",
+    )
+    follow.add_argument(
+        "--every", type=duration, default="10s", metavar="DURATION", help="time between two steps (default: 10s)"
+    )
+    follow.add_argument("--once", action="store_true", help="add what is known now, print the result as JSON, and end")
+    follow.add_argument("--metrics-port", type=port, metavar="PORT", help="port of metrics for Prometheus")
+    _add_store(follow, COUNTED_MODEL)
+
     forget = command("forget", "remove the data of one user from logs and the feature store")
     forget.add_argument("user", metavar="USER", help="id of the user")
     forget.add_argument("--served", type=Path, metavar="DIR", help="folder of the served log")

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -270,6 +271,25 @@ def counters_apply_command(arguments: argparse.Namespace) -> None:
     print(dump_json(apply_log(arguments.logs, arguments.repository, url, arguments.model, arguments.prefix)))
 
 
+def counters_follow_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker counters follow``."""
+    from pipelines.jobs.follow_counters import Follower, FollowMetrics, FollowOptions, follow
+    from pipelines.jobs.join import JoinSources
+
+    sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)
+    if not arguments.every:
+        raise UsageError("--every 0s: a step needs time; choose 1s or more")
+    store = _store(arguments), arguments.prefix
+    options = FollowOptions(sources, *store, arguments.state, arguments.window)
+    if arguments.once:
+        print(dump_json(Follower(options).step()))
+        return
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    follow(options, arguments.every, FollowMetrics(arguments.metrics_port), stop)
+
+
 def forget_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker forget``."""
     from pipelines.jobs.forget import forget, forget_in_store, read_user_key
@@ -400,6 +420,7 @@ COMMANDS: dict[str, Command] = {
     "load": load_command,
     "counters load": counters_load_command,
     "counters apply": counters_apply_command,
+    "counters follow": counters_follow_command,
     "forget": forget_command,
     "join": join_command,
     "serve": serve_command,

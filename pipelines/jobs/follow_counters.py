@@ -22,8 +22,9 @@ from pipelines.data.reader import LogReader
 from pipelines.jobs.apply_counters import ChunkWriter
 from pipelines.jobs.counter_store import CounterStore, load_served
 from pipelines.jobs.join import JoinSources, join
+from pipelines.loop.served_files import ServedFile, find_served_files
 from ranking.artifacts import repository
-from ranking.errors import OutputError, RankerError
+from ranking.errors import LogError, OutputError, RankerError
 from ranking.schema import Schema
 
 DAY_FOLDER = "run-*/day=*"
@@ -116,6 +117,7 @@ class Follower:
         assert sources.repository is not None
         if repository.read_release(sources.repository, self._name).version != self._version:
             self._open()
+        self._require_user_ids()
         applied, until = 0, []
         for rule in self._rules:
             state = rule.writer.read_state()
@@ -130,6 +132,14 @@ class Follower:
         state = self._rules[0].writer.read_state()
         as_of = replace(self._clock, until=state.until).text
         return {"until": min(until), "counters_as_of": as_of, "applied": applied}
+
+    def _require_user_ids(self) -> None:
+        newest = find_served_files(self._options.sources.served)[-1:]
+        if any(ServedFile.open(file).hashed_users for file in newest):
+            raise LogError(
+                f"{newest[0]}: holds hashes of user ids (served_log_user_key), but the counters in the store are of "
+                "the ids themselves: serve without the key, or use counters as of the last training"
+            )
 
     def _apply(self, rule: Rule, now: datetime) -> int:
         """Apply the files of a rule whose labels are known, and return the number of impressions."""

@@ -60,6 +60,7 @@ class ServedFile:
         version: its version.
         repository: folder of its repository, as the service named it.
         columns: columns of features.
+        hashed_users: whether hashes replace the user ids.
         stored: Arrow schema of the file.
     """
 
@@ -68,6 +69,7 @@ class ServedFile:
     version: str
     repository: Path
     columns: tuple[ServedColumn, ...]
+    hashed_users: bool
     stored: pa.Schema = field(repr=False)
 
     @classmethod
@@ -83,7 +85,8 @@ class ServedFile:
             if meta["format"] != FORMAT:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
-            return cls(path, meta["model"], str(meta["version"]), Path(meta["repository"]), columns, stored)
+            where = Path(meta["repository"])
+            return cls(path, meta["model"], str(meta["version"]), where, columns, meta["hashed_users"], stored)
         except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
             raise _damaged(path, error) from None
 

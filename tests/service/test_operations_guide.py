@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 from fastapi.testclient import TestClient
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipelines.jobs.follow_counters import FollowMetrics
 from service.protocol.problems import CLIENT_CLOSED
 from service.settings import Settings
 from service.telemetry.metrics import REJECTIONS, Metrics

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from contextlib import closing
@@ -30,7 +33,7 @@ from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 from ranking.counters.stored_sums import StateValue
-from ranking.errors import OutputError
+from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
 from service.app import create_app
 from service.settings import Settings
@@ -80,13 +83,14 @@ class Loop:
     def follower(self) -> Follower:
         return Follower(FollowOptions(self.sources, self.url, DEFAULT_KEY_PREFIX, self.folder / "state", 600))
 
-    def serve(self, time: datetime, requests: int = 5) -> None:
+    def serve(self, time: datetime, requests: int = 5, **options: Any) -> None:
         """Rank at a time with the counters of the store, log it, and write feedback of two minutes later."""
         settings = Settings(
             repository=self.folder / "repository",
             store=self.url,
             store_timeout_ms=5_000,
             served_log=self.folder / "served",
+            **options,
         )
         lines = []
         with TestClient(create_app(settings)) as client:
@@ -203,6 +207,32 @@ def test_days_in_the_loaded_state_are_removed(loop: Loop) -> None:
 def test_follow_without_loaded_counters_names_the_command(loop: Loop) -> None:
     with pytest.raises(OutputError, match="holds no counters of this model: run 'ranker counters load' first"):
         loop.follower().step(ROUNDS[0])
+
+
+def test_follow_rejects_hashed_user_ids(loop: Loop) -> None:
+    loop.load()
+    loop.serve(ROUNDS[0], 1, served_log_user_key="secret")
+    with pytest.raises(LogError, match="holds hashes of user ids"):
+        loop.follower().step(ROUNDS[1])
+
+
+def test_command_follows_until_it_is_stopped(loop: Loop) -> None:
+    loop.load()
+    loop.serve(ROUNDS[0], 2)
+    folders = ["--served", loop.folder / "served", "--feedback", loop.folder / "feedback"]
+    folders += ["--repository", loop.folder / "repository", "--state", loop.folder / "state"]
+    command = [sys.executable, "-m", "pipelines.cli", "counters", "follow", *map(str, folders), "--to", loop.url]
+    once = subprocess.run([*command, "--once"], capture_output=True, check=True, text=True)
+    assert json.loads(once.stdout)["applied"] == 24
+    with subprocess.Popen([*command, "--every", "1s"], stderr=subprocess.PIPE, text=True) as process:
+        loop.serve(ROUNDS[1], 1)
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "applied" in line)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "12 impressions applied; counters as of 2025-06-16T07:00:01Z, followed until" in line
+    refused = subprocess.run([*command, "--every", "0s"], capture_output=True, check=False, text=True)
+    assert (refused.returncode, "--every 0s" in refused.stderr) == (2, True)
 
 
 def test_follow_reports_failures_once_and_continues(
