@@ -86,7 +86,7 @@ class ServedFile:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
             where = Path(meta["repository"])
-            return cls(path, meta["model"], str(meta["version"]), where, columns, meta["hashed_users"], stored)
+            return cls(path, meta["model"], str(meta["version"]), where, columns, meta.get("hashed_users", False), stored)
         except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
             raise _damaged(path, error) from None
 
