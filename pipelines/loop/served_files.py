@@ -85,8 +85,8 @@ class ServedFile:
             if meta["format"] != FORMAT:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
-            where = Path(meta["repository"])
-            return cls(path, meta["model"], str(meta["version"]), where, columns, meta.get("hashed_users", False), stored)
+            where, hashed = Path(meta["repository"]), meta.get("hashed_users", False)
+            return cls(path, meta["model"], str(meta["version"]), where, columns, hashed, stored)
         except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
             raise _damaged(path, error) from None
 

@@ -232,7 +232,7 @@ def test_command_follows_until_it_is_stopped(loop: Loop) -> None:
         assert process.wait(20) == 0
     assert "12 impressions applied; counters as of 2025-06-16T07:00:01Z, followed until" in line
     rejected = subprocess.run([*command, "--every", "0s"], capture_output=True, check=False, text=True)
-    assert (rejected.returncode, "--every 0s" in refused.stderr) == (2, True)
+    assert (rejected.returncode, "--every 0s" in rejected.stderr) == (2, True)
 
 
 def test_follow_reports_failures_once_and_continues(
