@@ -179,6 +179,8 @@ class Trainer:
         step, settings = self._step, self._settings
         batch = downsample_negatives(batch, self._config.tasks, draw_uniforms(settings.seed, step, len(batch)))
         self._objective.train()
+        if self._continuation is not None:
+            self._model.freeze_normalization()
         if self.schedule.begin_step(step):
             self._wrapped = data_parallel(self._objective, self._context)
         self._set_learning_rates()

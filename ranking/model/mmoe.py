@@ -165,6 +165,16 @@ class MMoE(nn.Module):
         """Set the output biases [tasks], so that training starts at the base rates instead of at ½."""
         self.output.bias.copy_(outputs.unsqueeze(1))
 
+    def freeze_normalization(self) -> None:
+        """Normalize with the running statistics, and do not update them, until the next call of ``train``.
+
+        A feature that is constant in new rows, such as the weekday in those of one day, would shrink its running
+        variance towards 0, so that every other value gets a huge input.
+        """
+        self.norm.eval()
+        if self.side is not None:
+            self.side.norm.eval()
+
     def keep_experts(self, experts: list[int]) -> None:
         """Remove all other experts once the gates have converged.
 

@@ -75,6 +75,16 @@ def test_warm_start_keeps_numeric_scales(shop: Shop, earlier: RunFolder) -> None
     assert after.scales == before.scales
 
 
+def test_warm_start_keeps_the_statistics_of_batch_norm(shop: Shop, earlier: RunFolder) -> None:
+    """A feature that is constant in the new rows would otherwise get a variance near 0."""
+    new_days(shop, tab=pa.array([3] * 200))
+    run = train_warm(shop.config(model=BUDGET), shop.folder / "run", earlier)
+    before, after = load_file(earlier.best), load_file(run.best)
+    assert not torch.equal(after["norm.weight"], before["norm.weight"]), "training changed the weights"
+    torch.testing.assert_close(after["norm.running_mean"], before["norm.running_mean"], rtol=0, atol=0)
+    torch.testing.assert_close(after["norm.running_var"], before["norm.running_var"], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("reopen", [False, True])
 def test_warm_start_initially_scores_like_the_earlier_run(shop: Shop, earlier: RunFolder, reopen: bool) -> None:
     """Rows score as before; rows with new ids score as out-of-vocabulary ids did."""

@@ -135,6 +135,25 @@ def model(make_model: Callable[[], MMoE], encoder: Encoder) -> MMoE:
     return model.eval()
 
 
+def test_mmoe_freeze_normalization_keeps_the_statistics_of_both_batch_norms(
+    model: MMoE,
+    hand_encoder: Encoder,
+    hand_ranker: FrozenRanker,
+    draw_rows: Callable[[int, int], pa.Table],
+    inputs: TorchBatch,
+) -> None:
+    main = TorchBatch.from_numpy(hand_encoder.encode(hand_ranker.complete(draw_rows(100, 3))))
+    before = {name: value.clone() for name, value in model.state_dict().items() if "running" in name}
+    model.train()
+    model.freeze_normalization()
+    model(main, inputs)
+    assert len(before) == 4
+    torch.testing.assert_close({name: model.state_dict()[name] for name in before}, before, rtol=0, atol=0)
+    model.train()
+    model(main, inputs)
+    assert not any(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
 def test_mmoe_in_training_adds_position_tower_outputs_and_requires_its_inputs(
     model: MMoE,
     hand_encoder: Encoder,
