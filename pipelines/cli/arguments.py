@@ -208,6 +208,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="reject a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
     )
+    _add_loop_folders(daily, required=False)
+    daily.add_argument(
+        "--window",
+        type=duration,
+        metavar="DURATION",
+        help="with --served and --feedback: first join the requests whose window has closed; see 'ranker join'",
+    )
     daily.add_argument("--fresh", action="store_true", help="train from scratch, such as after a change of features")
     _add_overrides(daily)
     daily.add_argument("--json", action="store_true", help=JSON)

@@ -209,6 +209,7 @@ def daily_command(arguments: argparse.Namespace) -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     day = arguments.day or datetime.now(UTC).date() - timedelta(days=1)
+    _join_before(arguments, config.name, config.logs.path)
     record = daily(
         config,
         arguments.runs,
@@ -219,6 +220,26 @@ def daily_command(arguments: argparse.Namespace) -> None:
         command=arguments.argv,
     )
     print(dump_json(record) if arguments.json else arguments.repository / record["model"] / str(record["version"]))
+
+
+def _join_before(arguments: argparse.Namespace, model: str, log: Path | str) -> None:
+    """Add what was served to the log of ``ranker daily``, if the arguments name the folders.
+
+    Raises:
+        UsageError: only some of the arguments are given, or the log is not in a local folder.
+    """
+    given = [value is not None for value in (arguments.served, arguments.feedback, arguments.window)]
+    if not any(given):
+        return
+    if not all(given):
+        raise UsageError("--served, --feedback and --window belong together: give all of them, or none")
+    if not isinstance(log, Path):
+        raise UsageError("--served adds rows to logs.path, which must be a local folder; run 'ranker join' separately")
+    from pipelines.console import print_status
+    from pipelines.jobs.join import JoinSources, join
+
+    sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, model)
+    print_status(join(sources, log, arguments.window).to_text())
 
 
 def release_command(arguments: argparse.Namespace) -> None:

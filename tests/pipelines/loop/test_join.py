@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tomli_w
 
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader
+from pipelines.jobs.forget import forget
 from ranking.errors import BundleError, LogError, OutputError, RankerError, UsageError
 from ranking.schema import Schema
 from tests.support.loop_folders import HOUR, SCHEMA, LoopFolders, at
@@ -260,3 +263,38 @@ def test_command_prints_counts(loop: LoopFolders, capsys: pytest.CaptureFixture[
     assert out.startswith("until 2026-03-01T15:00:00Z: 2 rows of 1 requests with 2 items\nlabels: is_click 1, ")
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 0
+
+
+def daily(loop: LoopFolders, *options: str) -> int:
+    """Run ``ranker daily`` for a day without rows."""
+    splits = {"validation_from": datetime(2026, 3, 2), "test_from": datetime(2026, 3, 3)}
+    config = loop.log.with_name("ranker.toml")
+    config.write_text(tomli_w.dumps({**SCHEMA, "logs": {"path": str(loop.log), **splits}}))
+    runs = str(loop.log.with_name("runs"))
+    return main(
+        ["daily", str(config), "--repository", str(loop.repository), "--runs", runs, "--day", "2026-03-04", *options]
+    )
+
+
+def test_daily_joins_before_it_trains(loop: LoopFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    assert daily(loop, "--served", str(loop.served), "--feedback", str(loop.feedback), "--window", "1h") == 1
+    err = capsys.readouterr().err
+    assert "2 rows of 1 requests" in err
+    assert err.splitlines()[-1] == f"ranker: {loop.log}: has no row of 2026-03-04 to evaluate the model on"
+    assert len(loop.rows()) == 2
+
+
+def test_daily_needs_all_options_of_the_join(loop: LoopFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    assert daily(loop, "--served", str(loop.served)) == 2
+    assert "--served, --feedback and --window belong together" in capsys.readouterr().err
+
+
+def test_forgotten_rows_are_removed_and_the_join_continues(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"]), "s": (0, ["a"]), "t": (5 * HOUR, ["b"])})
+    loop.send(("r", "a", {"is_click": 1}, 10), ("s", "a", {"is_click": 1}, 10))
+    loop.join()
+    removed = forget("u-r", served=loop.served, feedback=loop.feedback, logs=[loop.log], user_column="uid")
+    assert removed == {"feedback_lines": 1, "log_rows": {str(loop.log): 1}, "served_requests": 1}
+    assert loop.join(until=7 * HOUR).unmatched == 0
+    assert [*loop.labels()] == [("s", "a"), ("t", "b")]
