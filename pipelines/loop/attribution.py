@@ -142,7 +142,7 @@ class Attribution:
         columns = [f"coalesce({_quote(name)}, false)::TINYINT AS {_quote(name)}" for name in self._labels.binary]
         columns += [_quote(name) for name in self._labels.numeric]
         columns.append(f"(marked.request_id IS NULL OR coalesce({_quote('.shown')}, false)) AS {_quote('.row')}")
-        table = self._connection.execute(
+        table: pa.Table = self._connection.sql(
             f"SELECT {', '.join(columns)} FROM asked LEFT JOIN labels USING (request_id, item) "
             "LEFT JOIN marked ON marked.request_id = asked.request_id ORDER BY n"
         ).to_arrow_table()
