@@ -56,6 +56,9 @@ FEEDBACK_OUTCOMES = {
 }
 """Status code → outcome of a feedback request, unless the request has a more specific reason of rejection."""
 
+SERVED_DROPS = ("queue_full", "folder_full", "write_failed")
+"""Reasons for which the served log lacks requests."""
+
 
 def worker_restarts(registry: CollectorRegistry | None) -> Counter:
     """Create the counter of replaced workers, by reason; the supervisor counts, and workers expose it."""
@@ -244,6 +247,8 @@ class Metrics:
             "Requests that the served log lacks by reason: queue_full, folder_full or write_failed.",
             ["reason"],
         )
+        for reason in SERVED_DROPS:
+            self.served_dropped.labels(reason)  # 0 is different from unknown
         self.served_bytes = counter("served_bytes", "Bytes of finished files of the served log.")
         self.served_cpu = counter("served_cpu_seconds", "CPU time of the thread that writes the served log.")
         self.served_finished = Gauge(
