@@ -25,12 +25,15 @@ MAX_QUEUED_CANDIDATES = 100_000
 """Maximum number of candidates of requests that wait to be converted. One request may always wait."""
 MAX_QUEUED_VALUES = 2_000_000
 """Maximum number of their values. A value of a JSON request takes up to 64 bytes."""
-COLLECT_SECONDS = 1.0
+COLLECT_SECONDS = 2.0
 """Maximum seconds between two conversions: many requests are converted together, and models are not kept for long."""
-COLLECT_SHARE = 0.125
+COLLECT_SHARE = 0.2
 """Maximum share of ``served_log_seconds`` between two conversions."""
 CHUNK_CANDIDATES = 20_000
-"""Approximate number of candidates that are converted at once; bounds the time that the interpreter lock is held."""
+"""Approximate number of candidates that are converted at once, as soon as so many wait.
+
+It bounds the memory of waiting requests, and the time for which the interpreter lock is held.
+"""
 EARLY_SHARE = 0.8
 """Share of ``served_log_seconds`` before whose end a file is begun, so that it is finished within the whole time."""
 MAX_CPU_SHARE = 0.25
@@ -79,7 +82,7 @@ class ServedLog:
         self._used_bytes = 0
         self._full = False
         self._cpu = self._published_cpu = 0.0
-        self._closed = threading.Event()
+        self._closed, self._wake = threading.Event(), threading.Event()
         metrics.served_finished.set(time.time())
         self._scan()
         self._thread = threading.Thread(target=self._run, name="served-log", daemon=True)
@@ -114,10 +117,13 @@ class ServedLog:
         self._queued_candidates += candidates
         self._queued_values += values
         self._queue.append(request)
+        if waiting + candidates >= CHUNK_CANDIDATES and not self._wake.is_set():
+            self._wake.set()
 
     def close(self) -> None:
         """Write all requests and stop the thread."""
         self._closed.set()
+        self._wake.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             log.error("the served log cannot be written: the filesystem does not respond; its last requests are lost")
@@ -125,7 +131,9 @@ class ServedLog:
     # The thread
 
     def _run(self) -> None:
-        while not self._closed.wait(self._collect_seconds):
+        while not self._closed.is_set():
+            self._wake.wait(self._collect_seconds)
+            self._wake.clear()
             self._step()
         self._step(closing=True)
 
