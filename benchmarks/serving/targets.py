@@ -11,7 +11,7 @@ from benchmarks.serving.litserve_comparison import PART as LITSERVE
 from benchmarks.serving.roofline import ROOFLINE
 from pipelines.bench.engines import LOOK_UP
 from pipelines.bench.interleave import ratios
-from pipelines.bench.report import REJECTED, attack_slowdown, http_to_engine_ratios
+from pipelines.bench.report import REJECTED, attack_slowdown, http_to_engine_ratios, served_log_ratios
 from pipelines.bench.tables import spread
 
 Results = Mapping[str, Any]
@@ -118,6 +118,14 @@ def _worst_attack(results: Results) -> Sequence[float]:
     return [max(attack_slowdown(turn, attack) for attack in turn) for turn in results["attacks"]["turns"]]
 
 
+def _served_log_rate(results: Results) -> Sequence[float]:
+    return served_log_ratios(results["served"], "ids")
+
+
+def _served_log_writer(results: Results) -> Sequence[float]:
+    return [turn["ids"]["on"]["writer"] for turn in results["served"]["turns"]]
+
+
 TARGETS = (
     Target("speedup: frozen over dense eager, 500 candidates", _time_ratio("dense, eager", FROZEN, 500), 4),
     Target(
@@ -162,4 +170,6 @@ TARGETS = (
     Target("memory: after / before overload", _memory_growth, 1.05, is_upper=True),
     Target("responses/s: after / before overload", _overload("per_second", phase="after"), 0.8),
     Target("p99: during / before the worst attack", _worst_attack, 2, is_upper=True),
+    Target("requests/s: served log on / off, ids, 100 candidates, 32 clients", _served_log_rate, 0.95),
+    Target("CPU time: thread of the served log / the service", _served_log_writer, 0.03, is_upper=True),
 )

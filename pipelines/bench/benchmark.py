@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.bench.harness import Harness
 from pipelines.bench.overload import measure_attacks, measure_overload
 from pipelines.bench.requests import FORMS
+from pipelines.bench.served_log import measure_served_log
 from pipelines.bench.sizes import Sizes
 from pipelines.console import print_status
 from pipelines.jobs.publish import publish
@@ -144,6 +145,7 @@ PARTS: dict[str, Part] = {
     "batching": measure_batching,
     "overload": measure_overload,
     "attacks": measure_attacks,
+    "served": measure_served_log,
 }
 """Part of ``ranker bench`` → its measurement."""
 

@@ -35,6 +35,11 @@ def attack_slowdown(turn: Mapping[str, Any], attack: str) -> float:
     return ratio
 
 
+def served_log_ratios(measured: Mapping[str, Any], form: str) -> list[float]:
+    """Return requests/s with the served log divided by those without it, turn by turn."""
+    return [turn[form]["on"]["per_second"] / turn[form]["off"]["per_second"] for turn in measured["turns"]]
+
+
 def caption_of_turns(turns: Sequence[Any]) -> str:
     """Describe how values of several turns are combined."""
     return f"Medians of {plural(len(turns), 'turn')}."
@@ -217,6 +222,32 @@ def _attacks(measured: dict[str, Any], about: dict[str, Any]) -> str:
     )
 
 
+def _served_log(measured: dict[str, Any], about: dict[str, Any]) -> str:
+    turns = measured["turns"]
+    rows = []
+    for form in turns[0]:
+        loads = [turn[form]["on"] for turn in turns]
+        rows.append(
+            (
+                form,
+                rate_and_latencies([turn[form]["off"] for turn in turns]),
+                rate_and_latencies(loads),
+                spread(served_log_ratios(measured, form), ".2f"),
+                spread([load["writer"] for load in loads], ".1%"),
+                f"{_median(loads, lambda load: load['logged_bytes'] / 1024):,.1f}",
+                f"{sum(load['dropped'] for load in loads):,.0f}",
+            )
+        )
+    return section(
+        "Served log",
+        f"{_caption(about)} {measured['candidates']} candidates, {measured['clients']} clients, closed loop, a file "
+        f"every {measured['interval']:g} s. Requests/s, then p50 / p99 in milliseconds. Writer: share of the "
+        "log's thread in the CPU time of the service. KiB: size of the files per request.",
+        ("form", "off", "on", "on / off", "writer", "KiB", "dropped"),
+        rows,
+    )
+
+
 TABLES: dict[str, Table] = {
     "engines": _engines,
     "http": _http,
@@ -225,6 +256,7 @@ TABLES: dict[str, Table] = {
     "batching": _batching,
     "overload": _overload,
     "attacks": _attacks,
+    "served": _served_log,
 }
 """Part → formatter of its table."""
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from pipelines.bench.load import HOST
 from ranking.errors import RankerError
@@ -99,12 +100,23 @@ class ServerProcess:
 
     def responses(self) -> dict[str, float]:
         """Return the number of ranking requests by status, as the service counts them."""
+        counts: dict[str, float] = defaultdict(float)
+        for sample in self._metric_samples():
+            if sample.name == "ranker_requests_total":
+                counts[sample.labels["status"]] += sample.value
+        return counts
+
+    def samples(self) -> dict[str, float]:
+        """Return the sum of the samples of each metric over its labels."""
+        sums: dict[str, float] = defaultdict(float)
+        for sample in self._metric_samples():
+            sums[sample.name] += sample.value
+        return sums
+
+    def _metric_samples(self) -> list[Sample]:
         with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics") as response:
             families = text_string_to_metric_families(response.read().decode())
-        counts: dict[str, float] = defaultdict(float)
-        for sample in (sample for family in families if family.name == "ranker_requests" for sample in family.samples):
-            counts[sample.labels["status"]] += sample.value
-        return counts
+        return [sample for family in families for sample in family.samples]
 
     def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=1)

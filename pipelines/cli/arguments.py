@@ -36,7 +36,7 @@ KEY_FILE = "file with the hashes of the API keys of the service"
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 """Shells for which ``ranker completion`` prints a script."""
-BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks")
+BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attacks", "served")
 """Parts that ``ranker bench`` can measure."""
 
 

@@ -61,6 +61,7 @@ def serving_results() -> dict[str, Any]:
         "slow": {"before": load(100.0), "during": load(90.0, p99=6.0)},
         "idle": dict.fromkeys(("before", "during"), load(9)),
     }
+    logging = {**load(96.0), "writer": 0.025, "logged_bytes": 4096.0, "dropped": 0.0}
     measured = {
         "engines": {"sizes": {"100": seconds, "500": seconds}},
         "http": {"forms": forms, "candidates": sizes, "clients": clients, "turns": [http] * 2},
@@ -79,6 +80,12 @@ def serving_results() -> dict[str, Any]:
             "turns": [{**overload, "grown": grown, "retries": retries} for grown in (1.0, 1.02)],
         },
         "attacks": {"candidates": 300, "clients": 4, "turns": [attacks] * 2},
+        "served": {
+            "candidates": 100,
+            "clients": 32,
+            "interval": 5.0,
+            "turns": [{form: {"off": load(100.0), "on": logging} for form in ("ids", "columns")}] * 2,
+        },
         "litserve": {"clients": 32, "form": "ids", "cases": cases},
     }
     about = {"threads": 1, "model": "reference", "machine": {"litserve": "0.2.19"}}

@@ -16,6 +16,7 @@ def test_format_tables_formats_every_part() -> None:
     assert "| no batches | 60, 2 / 4 (6 failed) |" in text
     assert "| 5× that rate | 90 | 5 | 10 | 80% | 12 | 0 |" in text
     assert "| 32 clients, afterwards | 95 | 2 | 4 | 0% | – | 0 |" in text
+    assert "| ids | 100, 2 / 4 | 96, 2 / 4 | 0.96 (0.96 – 0.96) | 2.5% (2.5% – 2.5%) | 4.0 | 0 |" in text
     assert "| slow | 100, 2 / 4 | 90, 2 / 6 | 1.50 (1.50 – 1.50) |" in text
 
 

@@ -1,0 +1,55 @@
+"""Measure the cost of the served log: the service with it and without it, in turns on the same cores."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pipelines.bench.harness import Harness
+from pipelines.bench.server_process import ServerProcess
+from pipelines.console import print_status
+
+CANDIDATES, CLIENTS = 100, 32
+FORMS = ("ids", "columns")
+"""Forms of the requests: features from the bundle's tables, and features in the request."""
+INTERVAL_SECONDS = 5.0
+"""``served_log_seconds`` of the service, half of the default."""
+
+
+def measure_served_log(harness: Harness) -> dict[str, Any]:
+    """Measure closed loops with the served log off and on.
+
+    Returns:
+        ``turns``: form → ``off`` and ``on``, summaries of the loads; of ``on`` also ``writer``, the share of the log's
+        thread in the CPU time of the service, ``logged_bytes`` per request, and ``dropped`` requests.
+    """
+    candidates = min(CANDIDATES, harness.max_candidates)
+    turns = []
+    for turn in range(harness.sizes.turns):
+        measured: dict[str, dict[str, Any]] = {form: {} for form in FORMS}
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {"served_log": Path(folder), "served_log_seconds": INTERVAL_SECONDS}
+            contenders: dict[str, dict[str, Any]] = {"off": {}, "on": settings}
+            for name in sorted(contenders, reverse=bool(turn % 2)):  # Neither is always first.
+                with harness.service(**contenders[name]) as server:
+                    for form in FORMS:
+                        measured[form][name] = _load(harness, server, form, candidates)
+        turns.append(measured)
+    return {"candidates": candidates, "clients": CLIENTS, "interval": INTERVAL_SECONDS, "turns": turns}
+
+
+def _load(harness: Harness, server: ServerProcess, form: str, candidates: int) -> dict[str, Any]:
+    """Run a closed loop and add the cost of the log to its summary."""
+    before = server.samples()
+    load = harness.closed_loop(server, form, candidates, CLIENTS, harness.sizes.open_seconds)
+    time.sleep(INTERVAL_SECONDS)  # The last requests are written, and do not disturb the next load.
+    change = {name: value - before.get(name, 0.0) for name, value in server.samples().items()}
+    requests = change["ranker_served_requests_total"]
+    if requests:
+        load["writer"] = change["ranker_served_cpu_seconds_total"] / requests * 1000 / load["cpu"]
+        load["logged_bytes"] = change["ranker_served_bytes_total"] / requests
+        load["dropped"] = change.get("ranker_served_dropped_total", 0.0)
+        print_status(f"served log: its thread takes {load['writer']:.1%} of the CPU time")
+    return load
