@@ -1,8 +1,9 @@
 """Measure the gain of conditional training: the step time with the selected experts only, relative to all experts.
 
-For several model shapes, times whole optimizer steps (embeddings, experts, towers, backward, AdamW) of two copies of a
-converged model on the same batches, one with all experts and one with the selected experts only, in turns. Prints a
-Markdown table with the ratio of the medians and n/|union|, which the ratio approaches as experts dominate the cost.
+For several model shapes without counters, times whole optimizer steps (embeddings, experts, towers, backward, AdamW)
+of two copies of a converged model on the same batches, one with all experts and one with the selected experts only, in
+turns. Prints a Markdown table with the ratio of the medians and n/|union|, which the ratio approaches as experts
+dominate the cost.
 
     ranker logs synthetic --out syn --rows 50000
     python benchmarks/conditional_training.py syn/ranker.toml
@@ -24,7 +25,6 @@ import torch
 from pipelines.config.config import Config, load_config
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.features.joined import joined_columns
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
 from pipelines.training.embedding_tables import EmbeddingTables
@@ -103,19 +103,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="steps of each model and shape")
     parser.add_argument("--batch", type=int, default=512, help="rows per step")
     arguments = parser.parse_args()
-    config = load_config(arguments.config)
+    config = load_config(arguments.config, ["counters=[]", "histories=[]"])
     schema = config.serving_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     fitter = EncoderFitter(schema)
     settings = config.training.model_copy(update={"batch_size": arguments.batch})
-    with joined_columns(reader, schema) as joined:
-        reader = reader.with_joined(joined)
-        profile = profile_log(reader, config.logs, schema, on_train=fitter.add)
-        encoder = fitter.encoder()
-        loader = BatchLoader(
-            reader, profile.index, partial(LabeledBatch.from_table, encoder=encoder), config.logs, settings
-        )
-        batches = list(itertools.islice(loader.epoch(0), 20))
+    profile = profile_log(reader, config.logs, schema, on_train=fitter.add)
+    encoder = fitter.encoder()
+    loader = BatchLoader(
+        reader, profile.index, partial(LabeledBatch.from_table, encoder=encoder), config.logs, settings
+    )
+    batches = list(itertools.islice(loader.epoch(0), 20))
     print(f"batches of {arguments.batch}, {torch.get_num_threads()} threads\n")
     print("| experts | n | union | all experts, ms | selected only, ms | speedup | n / union |\n" + 7 * "|---" + "|")
     for layers, n, union in SHAPES:

@@ -1,9 +1,10 @@
 """Cost and quality: the serving cost that an experts budget saves, and its effect on AUC and RMSE.
 
 Trains many configurations on KuaiRand and on generated logs whose tasks conflict to a given degree, each with the same
-seeds. Compares each with the model without a budget of the same seed on the same test rows. Writes ``frontier.json``
-(every run, and means of paired differences with 95 % intervals over seeds), the same as tables in ``frontier.md``, and
-``frontier.svg``. Finished runs are kept in the work folder, so that a later call continues an interrupted one.
+seeds and without counters. Compares each with the model without a budget of the same seed on the same test rows.
+Writes ``frontier.json`` (every run, and means of paired differences with 95 % intervals over seeds), the same as tables
+in ``frontier.md``, and ``frontier.svg``. Finished runs are kept in the work folder, so that a later call continues an
+interrupted one.
 
     python benchmarks/frontier.py --kuairand KUAIRAND --work WORK --out docs/results
 """
@@ -27,6 +28,8 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # One process per core; more threads would wait for each other.
 
 REFERENCE = "no budget"
+WITHOUT_COUNTERS = ("counters=[]", "histories=[]")
+"""Overrides that all models share: without counters and histories."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Number of seeds → half-width of a 95 % interval in standard errors (Student's t)."""
 
@@ -196,7 +199,7 @@ def run(config: Path, settings: Sequence[str], seed: int, file: Path) -> dict[st
     folder = file.with_suffix(".run")
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.redirect_stderr(io.StringIO()):
-        trained = train(load_config(config, [*settings, f"training.seed={seed}"]), folder)
+        trained = train(load_config(config, [*WITHOUT_COUNTERS, *settings, f"training.seed={seed}"]), folder)
     evaluation, selection = (json.loads(f.read_text()) for f in (trained.evaluation, trained.selection))
     result = {
         "seed": seed,

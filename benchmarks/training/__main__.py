@@ -144,7 +144,8 @@ class Benchmark:
                 kuairand.convert(raw, folder)
             else:
                 generate(folder, 20_000)
-                _for_libraries(load_config(folder / "ranker.toml")).write(folder / "ranker.toml")
+            config = load_config(folder / "ranker.toml", list(shape.WITHOUT_COUNTERS))
+            (config if raw else _for_libraries(config)).write(folder / "ranker.toml")
         arrays = self._work / f"{folder.name}-rows"
         if not arrays.exists():
             prepare(folder / "ranker.toml", arrays)

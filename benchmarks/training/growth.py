@@ -4,9 +4,10 @@
     python -m benchmarks.training.growth ids FOLDER IDS ROWS
     python -m benchmarks.training.growth log FOLDER ROWS
 
-Trains the default model on generated logs for one epoch, in batches of 2,048. With ``rows``, logs of all lengths have
-the same numbers of users and items. With ``ids``, the log stays the same and its item ids are hashed into an embedding
-table of the given number of rows, which training keeps in memory with the optimizer's state. ``log`` only writes a log.
+Trains the default model without counters on generated logs for one epoch, in batches of 2,048. With ``rows``, logs of
+all lengths have the same numbers of users and items. With ``ids``, the log stays the same and its item ids are hashed
+into an embedding table of the given number of rows, which training keeps in memory with the optimizer's state. ``log``
+only writes a log.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from pipelines.config.config import load_config
 from pipelines.datasets.synthetic import generate
 
 USERS, ITEMS = 50_000, 10_000
-BATCH = f"training.batch_size={shape.BATCH}"
+SETTINGS = (f"training.batch_size={shape.BATCH}", *shape.WITHOUT_COUNTERS)
 
 
 def measure_rows(folder: Path, rows: int) -> dict[str, Any]:
     """Train one epoch on a log of the given number of rows."""
     command = [sys.executable, "-m", "benchmarks.training.growth", "log", str(folder / "log"), str(rows)]
     subprocess.run(command, check=True)  # A separate process, so that its memory does not count.
-    return ours.main(folder / "log" / "ranker.toml", folder / "run", 1, BATCH)
+    return ours.main(folder / "log" / "ranker.toml", folder / "run", 1, *SETTINGS)
 
 
 def measure_ids(folder: Path, ids: int, rows: int) -> dict[str, Any]:
     """Train one epoch with the given number of rows in the embedding table of items."""
     generate(folder / "log", rows)
-    config = load_config(folder / "log" / "ranker.toml", [BATCH])
+    config = load_config(folder / "log" / "ranker.toml", list(SETTINGS))
     features = [f.model_copy(update={"hash_buckets": ids}) if f.name == "item_id" else f for f in config.features]
     config.model_copy(update={"features": tuple(features)}).write(folder / "ranker.toml")
     return ours.main(folder / "ranker.toml", folder / "run", 1)

@@ -82,7 +82,8 @@ def _rows(measured: list[dict[str, Any]], threads: int) -> str:
     slowest = {key: f"{min(values) / max(values):.0%}" for key, values in rates.items()}
     return section(
         "By rows of the log",
-        f"{cores(threads)}, a generated log, its default model, one epoch. Seconds are of the whole run.",
+        f"{cores(threads)}, a generated log, its default model without counters, one epoch. "
+        "Seconds are of the whole run.",
         ("rows", *(f"rows/s, {label}" for label in PHASES.values()), "rows per CPU s", "s", "peak MiB"),
         rows,
         f"Slowest relative to fastest: {slowest['all_steps']} (rows/s, all steps), {slowest['per_cpu_second']} (rows "

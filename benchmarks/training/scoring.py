@@ -3,7 +3,7 @@
     python -m benchmarks.training.scoring FOLDER ROWS REPEATS
 
 The command is timed from Parquet to Parquet: reading, cleaning, encoding, graph, writing. The graph is timed on
-prepared tensors.
+prepared tensors. The model has no counters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ranking.frozen.ranker import SCORE_ROWS, FrozenRanker
 def main(folder: Path, rows: int, repeats: int) -> dict[str, Any]:
     """Return the rows/s of both, one value per repeat."""
     generate(folder / "log", rows)
-    config = load_config(folder / "log" / "ranker.toml", [f"training.batch_size={min(shape.BATCH, rows // 100)}"])
+    settings = [f"training.batch_size={min(shape.BATCH, rows // 100)}", *shape.WITHOUT_COUNTERS]
+    config = load_config(folder / "log" / "ranker.toml", settings)
     ranker = freeze_run(train(config, folder / "run").path, folder / "bundle")
     batches = prepare_batches(ranker, config.logs.path)
     count = sum(map(len, batches))

@@ -15,3 +15,6 @@ SETTINGS = (
     "training.patience=1000000",  # No early stopping: every repeat runs all steps.
 )
 """The same as overrides of a ranker.toml."""
+
+WITHOUT_COUNTERS = ("counters=[]", "histories=[]")
+"""Overrides that leave out counters and histories, which the other libraries do not have."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,11 +31,13 @@ class JoinedColumns:
         folder: their folder.
         digests: digest of each file of the log when they were computed.
         definition: what they were computed from, as text to compare.
+        prefix: folder of the files within the log for which the columns were computed; empty, or ending with ``/``.
     """
 
     folder: Path
     digests: Mapping[str, str]
     definition: str
+    prefix: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> JoinedColumns:
@@ -57,7 +59,7 @@ class JoinedColumns:
 
     def file(self, name: str) -> Path:
         """Return the path of the columns of one file of the log."""
-        return self.folder / FILES / name
+        return self.folder / FILES / (self.prefix + name)
 
     def matches(self, files: list[LogFile]) -> bool:
         """Return whether these are all files of the log, unchanged.
@@ -68,6 +70,25 @@ class JoinedColumns:
         if {file.name for file in files} != set(self.digests):
             return False
         return all(self.digests[file.name] == _digest(file) for file in files)
+
+    def part(self, files: list[LogFile]) -> JoinedColumns | None:
+        """Return the columns of some unchanged files of the log, such as those of one of its folders.
+
+        Returns:
+            None if a file is new or has changed, or if the files occur in several folders of the log.
+
+        Raises:
+            LogError: a file cannot be read.
+        """
+        digests = {file.name: _digest(file) for file in files}
+        first = min(digests)
+        prefixes = [name.removesuffix(first) for name in self.digests if f"/{name}".endswith(f"/{first}")]
+        parts = [
+            prefix
+            for prefix in prefixes
+            if all(self.digests.get(prefix + name) == digest for name, digest in digests.items())
+        ]
+        return replace(self, digests=digests, prefix=parts[0]) if len(parts) == 1 else None
 
     @contextmanager
     def open(self, file: LogFile, parquet: OpenFile) -> Iterator[JoinedFile]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.datasets.write import feature, task, write_logs
+from pipelines.datasets.write import counter, feature, task, write_logs
 from ranking.artifacts.atomic_files import check_creatable
 
 Array = npt.NDArray[np.float64]
@@ -70,6 +70,8 @@ TRUTHS = (
     Truth("rating", (2, 3), 3.4, 0.6, "satisfaction", noise=0.7, label_rate=0.3),
 )
 
+COUNTED = ["click", "long_view", "like", "watch_time"]
+"""Tasks whose labels the counters sum."""
 OBJECTIVE = {"click": 1.0, "long_view": 1.0, "like": 5.0, "share": 10.0, "follow": 10.0, "dislike": -20.0}
 
 
@@ -285,6 +287,7 @@ def _config(rows: int) -> dict[str, Any]:
         "model": {"gate": {"kind": "dselect_k"}},
         "training": {"batch_size": _batch_size(rows)},
         "serving": {"objective": OBJECTIVE},
+        "counters": [counter([key], COUNTED) for key in ("user_id", "item_id")],
         "features": features,
         "tasks": tasks,
     }

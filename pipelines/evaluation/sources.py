@@ -38,7 +38,7 @@ class LogRange:
     Attributes:
         path: location of the log.
         time_range: the time range; by default the whole log.
-        features: computed columns of counters and histories; None if there are none.
+        features: computed columns of counters and histories of a run, which are used if they contain this log.
     """
 
     path: Uri
@@ -91,7 +91,7 @@ class Scorer:
             LogError: ``logs`` is None and the model is a bundle.
         """
         if logs is not None:
-            return LogRange(logs)
+            return LogRange(logs, features=self.features)
         if self.logs is None:
             raise LogError(f"{self.name} is a bundle, which does not contain a log: specify one with --logs")
         return LogRange(self.logs.path, split_range(self.logs, "test"), self.features)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.console import Progress
+from pipelines.console import Progress, print_status
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
 from pipelines.features.counters import CounterQuery, EarlierSums
@@ -76,8 +76,8 @@ def joined_columns(
     Args:
         reader: the log.
         schema: the schema.
-        computed: columns of a run, which are used if they belong to this schema and log; otherwise, and by default, the
-            columns are computed in a temporary folder.
+        computed: columns of a run, which are used if they belong to this schema and contain this log; otherwise, and
+            by default, the columns are computed in a temporary folder.
         earlier: state of the model, see ``write_joined_columns``.
 
     Raises:
@@ -88,8 +88,9 @@ def joined_columns(
         return
     if computed is not None:
         joined = JoinedColumns.read(computed)
-        if belongs_to(joined, reader, schema):
-            yield joined
+        part = joined.part(reader.files) if joined.definition == definition(schema) else None
+        if part is not None:
+            yield part
             return
     with TemporaryDirectory(prefix="ranker-counters-") as folder:
         yield write_joined_columns(reader, schema, Path(folder), earlier=earlier)
@@ -122,6 +123,11 @@ def _compute(
         return numbers, {history.name: nothing for history in schema.histories}
     numbers, lists = {}, {}
     if earlier is not None and not _precedes(earlier.clock, events):
+        if earlier.clock is not None:
+            print_status(
+                f"the log does not start after the log of the model, which ends at {earlier.clock.text}: its counters "
+                "and histories start empty and count only the impressions of this log"
+            )
         earlier = None
     progress = Progress("counters: computing", "counters and histories", len(schema.counters) + len(schema.histories))
     with open_database(events, work) as connection:

@@ -44,7 +44,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     columns = ranker.schema.columns
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
     draft, quarantine = out.with_name(f".{out.name}.draft"), out.with_name(f"{out.name}.quarantine.jsonl")
-    counts = {"scored": 0, "bad": 0}
+    counts, included = {"scored": 0, "bad": 0}, 0
     id_columns = {owner: str(ranker.schema.id_column(owner)) for owner in OWNERS if ranker.known_ids(owner) is not None}
     progress = Progress("scoring", unit="rows")
     writer = None
@@ -55,6 +55,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                 names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
                 with as_log_error(chunk.file):
                     rows = ranker.derive(chunk.rows)
+                    included += ranker.derived.count_included(chunk.rows) if ranker.derived is not None else 0
                     scored = score_table(ranker.score_completed(rows, selected)[0], selected)
                 table = pa.table({c: chunk.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
                 writer = writer or pq.ParquetWriter(draft, table.schema)
@@ -82,6 +83,11 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     progress.close()
     if counts["bad"]:
         print_status(f"{counts['bad']:,} bad rows were not scored, see {quarantine}")
+    if included and ranker.derived is not None and ranker.derived.clock is not None:
+        print_status(
+            f"{included:,} rows are not after {ranker.derived.clock.text}, the end of the counters: their counters and "
+            "histories contain impressions that were not known yet; do not measure the model with these scores"
+        )
     return counts
 
 

@@ -111,6 +111,16 @@ class DerivedFeatures:
                 table = table.append_column(name, column)
         return table
 
+    def count_included(self, table: pa.Table) -> int:
+        """Return the number of rows of a table whose time is not after the state, which may include their labels.
+
+        Raises:
+            InvalidInputError: the time column holds no times.
+        """
+        if self.clock is None:
+            return 0
+        return int(np.count_nonzero(self._times(table, self.clock) <= self.clock.until))
+
     def _times(self, table: pa.Table, clock: StateClock) -> IdArray:
         """Return the time of each row in microseconds [rows] int64."""
         current = clock.now()

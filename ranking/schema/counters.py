@@ -120,8 +120,9 @@ class Counter(_PointInTime):
     def _check_distinct(self) -> Self:
         for key in ("of", "labels"):
             names = getattr(self, key)
-            if len(set(names)) < len(names):
-                raise ValueError(f"{key} contains a name twice")
+            repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+            if repeated:
+                raise ValueError(f"{key} contains '{repeated[0]}' twice: remove one")
         return self
 
     @property
@@ -255,7 +256,11 @@ def check_history(history: History, features: Sequence[Feature], binary_tasks: S
     entry = f"history '{history.name}'"
     part = _part(entry, history.of, {feature.name: feature for feature in features if feature.name != history.name})
     if not isinstance(part, CategoricalFeature) or part.owner != "item":
-        raise ValueError(f"{entry}: of names '{history.of}', which is not a categorical item feature")
+        names = [f.name for f in features if isinstance(f, CategoricalFeature) and f.owner == "item"]
+        choice = ", ".join(names) or "there is none"
+        raise ValueError(
+            f"{entry}: of names '{history.of}', which is not a categorical item feature; choose from {choice}"
+        )
     if history.label not in binary_tasks:
         choice = ", ".join(binary_tasks) or "there is none"
         raise ValueError(f"{entry}: label names '{history.label}', which is not a binary task; choose from {choice}")

@@ -113,6 +113,7 @@ def test_rank_scores_equal_those_of_ranker_score_on_log_rows(served: ServedGate,
     offline = pq.read_table(tmp_path / "scores.parquet").to_pylist()
     for row, expected in zip(rows.to_pylist(), offline, strict=True):
         body = {
+            "time": row["time"].astimezone().isoformat(),  # the log has local times
             "user": {"id": row["user_id"]},
             "context": {"surface": row["surface"], "hour": row["hour"]},
             "items": [{"id": row["item_id"]}],
@@ -162,7 +163,7 @@ def test_metadata_is_served(served: ServedGate) -> None:
 def test_rank_with_all_items_of_a_day_equals_the_library(
     client: TestClient, ranker: FrozenRanker, logs: Path, request_body: dict[str, Any]
 ) -> None:
-    reader = LogReader(logs / "log" / "date=2026-01-09", ranker.schema, dict(ranker.tables), labels=False)
+    reader = LogReader(logs / "log" / "date=2026-01-09", ranker.schema.logged, dict(ranker.tables), labels=False)
     rows = next(iter(reader.scan())).rows
     ids = list(dict.fromkeys(rows["item_id"].to_pylist()))
     body = request_body | {"items": [{"id": item_id} for item_id in ids]}

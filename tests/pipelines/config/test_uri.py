@@ -124,7 +124,7 @@ NAMES = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
 def test_profile_of_s3_log_equals_profile_of_local_log(s3_config: Config, config: Config) -> None:
     profiles = []
     for current in (s3_config, config):
-        schema = current.serving_schema
+        schema = current.serving_schema.logged
         reader = LogReader(current.logs.path, schema, load_tables(current.logs, schema))
         profiles.append(profile_log(reader, current.logs, schema))
     assert profiles[0].to_json() == profiles[1].to_json()

@@ -145,7 +145,7 @@ def test_generated_batch_size_grows_with_the_log(rows: int, size: int) -> None:
 
 def test_profile_of_generated_log_has_no_bad_rows(large: Path) -> None:
     config = load_config(large / "ranker.toml")
-    schema = config.serving_schema
+    schema = config.serving_schema.logged
     found = profile_log(LogReader(config.logs.path, schema, load_tables(config.logs, schema)), config.logs, schema)
     require_learnable(found, config)
     assert not found.bad

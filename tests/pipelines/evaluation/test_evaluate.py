@@ -193,8 +193,9 @@ def day(logs: Path) -> Path:
 # Run and bundle.
 
 
-def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, day: Path) -> None:
-    dense, frozen = (evaluate_all(run_scorers(run), day), evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day))
+def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, logs: Path) -> None:
+    log = logs / "log"
+    dense, frozen = (evaluate_all(run_scorers(run), log), evaluate(bundle_scorer(ranking.load(bundle), "bundle"), log))
     assert dense["rows"] == frozen["rows"] > 0
     assert dense["tasks"].keys() == frozen["tasks"].keys()
     for task, measures in dense["tasks"].items():
@@ -205,6 +206,14 @@ def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, day
 
 def test_run_without_logs_is_evaluated_on_its_test_split(run: RunFolder, day: Path) -> None:
     assert evaluate_all(run_scorers(run)) == evaluate_all(run_scorers(run), day) == run.load_evaluation()
+
+
+def test_bundle_on_a_part_of_its_training_log_says_that_counters_start_empty(
+    bundle: Path, day: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day)
+    (message,) = [line for line in capsys.readouterr().err.splitlines() if "counters" in line and "start empty" in line]
+    assert "ends at 2026-01-10T23:" in message
 
 
 def test_gauc_by_user_day_equals_gauc_on_one_day_only(bundle: Path, logs: Path, day: Path) -> None:

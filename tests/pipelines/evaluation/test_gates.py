@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import ranking
-from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_range
 from pipelines.evaluation.evaluate import evaluate, evaluate_all
 from pipelines.evaluation.format import format_evaluation
 from pipelines.evaluation.gates import format_gates
@@ -30,6 +28,7 @@ from ranking.errors import BundleError, LogError, NotConvergedError
 from ranking.frozen.calibration import to_probabilities
 from ranking.frozen.freeze import freeze
 from tests.conftest import GATES
+from tests.support.split_rows import split_rows
 
 if TYPE_CHECKING:
     from tests.pipelines.conftest import Shop
@@ -88,9 +87,7 @@ def num_experts_of(gate: str) -> int:
 @pytest.fixture(scope="module")
 def test_rows(run: RunFolder) -> pa.Table:
     """Return the rows of the test split with all feature columns."""
-    config = run.load_config()
-    reader = LogReader(config.logs.path, config.serving_schema, load_tables(config.logs, config.serving_schema))
-    return pa.concat_tables([batch.rows for batch in reader.scan(split_range(config.logs, "test"))])
+    return split_rows(run, "test")
 
 
 class TestSelection:
@@ -237,11 +234,6 @@ class TestUnfrozenGates:
 
 
 class TestGateMetrics:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def day(logs: Path) -> Path:
-        return logs / "log" / "date=2026-01-10"
-
     @every_gate
     def test_gate_metrics_are_part_of_the_evaluation(self, run_of: RunOf, gate: str) -> None:
         run = run_of(gate)
@@ -305,11 +297,12 @@ class TestGateMetrics:
 
     @every_gate
     def test_gate_metrics_of_run_and_bundle_agree(
-        self, run_of: RunOf, bundle_of: BundleOf, day: Path, gate: str
+        self, run_of: RunOf, bundle_of: BundleOf, logs: Path, gate: str
     ) -> None:
-        dense = evaluate_all(run_scorers(run_of(gate)), day)
+        dense = evaluate_all(run_scorers(run_of(gate)), logs / "log" / "date=2026-01-10")
         assert json.loads(json.dumps(dense, allow_nan=False)) == read_json(run_of(gate).evaluation)
-        frozen = evaluate(bundle_scorer(ranking.load(bundle_of(gate)), "bundle"), day)
+        dense = evaluate_all(run_scorers(run_of(gate)), logs / "log")
+        frozen = evaluate(bundle_scorer(ranking.load(bundle_of(gate)), "bundle"), logs / "log")
         assert dense["rows"] == frozen["rows"] > 0
         assert_close(frozen["gates"], dense["gates"])
         for task, measures in dense["tasks"].items():

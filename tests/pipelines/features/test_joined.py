@@ -15,8 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pipelines.data.dated_table import DatedFeatureTable
+from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
-from pipelines.features.joined import write_joined_columns
+from pipelines.features.joined import joined_columns, write_joined_columns
 from ranking.counters.features import DerivedFeatures
 from ranking.schema import Schema
 from tests.pipelines.features.naive import Naive, Row
@@ -25,6 +26,9 @@ SECOND = 1_000_000
 HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
 START = int(datetime(2026, 3, 27).timestamp()) * SECOND
 """Two days before the start of daylight saving time in Berlin."""
+
+MIDNIGHT = START // DAY * DAY
+"""Start of a day in UTC."""
 
 SCHEMA = Schema.model_validate(
     {
@@ -224,3 +228,81 @@ def check_state(folder: Path, naive: Naive, zone: str | None) -> None:
     for row, values in zip(naive.rows, completed.to_pylist(), strict=True):
         wanted = approx(expected(naive, row, now, everything_known=True))
         assert {name: values[name] for name in wanted} == wanted
+
+
+def days_log(folder: Path, days: list[int], rows: int = 40) -> list[Row]:
+    """Write a folder per day with rows at random times of the day; return all rows in the order of the files."""
+    random = np.random.default_rng(5)
+    result: list[Row] = []
+    for day in days:
+        part = [
+            {
+                "time": MIDNIGHT + day * DAY + int(random.integers(24 * 60)) * 60 * SECOND,
+                "user_id": int(random.integers(1, 4)),
+                "item_id": str(random.choice(["a", "b", "c"])),
+                "brand": int(random.integers(7, 9)),
+                "tab": int(random.integers(2)),
+                "tags": [["x"], ["x", "y"], ["y"]][random.integers(3)],
+                "click": int(random.integers(2)),
+                "watch": float(random.integers(60)),
+                "watched": 1,
+                "n": n,
+            }
+            for n in range(rows)
+        ]
+        target = folder / f"date={day}"
+        target.mkdir(parents=True)
+        write_log(target, part, "UTC", 1)
+        result += part
+    return result
+
+
+def columns_of(joined: JoinedColumns, log: Path) -> list[dict[str, Any]]:
+    """Return the computed columns of all files of a log."""
+    names = sorted(str(file.relative_to(log)) for file in log.rglob("*.parquet"))
+    return [row for name in names for row in pq.read_table(joined.file(name), partitioning=None).to_pylist()]
+
+
+def test_columns_after_a_missing_day_equal_those_of_a_loop(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rows = days_log(log, [0, 1, 3, 4])
+    with joined_columns(LogReader(log, SCHEMA, {}), SCHEMA) as joined:
+        assert joined is not None
+        columns = columns_of(joined, log)
+    naive = Naive(SCHEMA, rows, "UTC")
+    for row, actual in zip(rows, columns, strict=True):
+        assert actual == approx(expected(naive, row, row["time"])), row
+    days = {
+        day: [c for row, c in zip(rows, columns, strict=True) if (row["time"] - MIDNIGHT) // DAY == day]
+        for day in (1, 3, 4)
+    }
+    counts = {day: [c["item_id_count"] for c in values] for day, values in days.items()}
+    assert min(counts[1]) > 0
+    assert max(counts[3]) == 0, "the window of two days has the missing day and the day of the impression"
+    assert min(counts[4]) > 0
+    assert min(c["daily_count"] for c in days[3]) > 0, "a half-life spans the missing day"
+
+
+def test_folder_of_a_log_has_the_columns_of_the_whole_log(tmp_path: Path) -> None:
+    log, columns = tmp_path / "log", tmp_path / "columns"
+    days_log(log, [0, 1, 2])
+    columns.mkdir()
+    whole = write_joined_columns(LogReader(log, SCHEMA, {}), SCHEMA, columns)
+    day = log / "date=1"
+    for part in (day, day / "part-0.parquet"):
+        with joined_columns(LogReader(part, SCHEMA, {}), SCHEMA, columns) as joined:
+            assert joined is not None
+            assert joined.file("part-0.parquet") == whole.file("date=1/part-0.parquet")
+
+
+def test_changed_or_ambiguous_folder_of_a_log_has_columns_of_its_own(tmp_path: Path) -> None:
+    log, columns = tmp_path / "log", tmp_path / "columns"
+    days_log(log, [0, 1, 2])
+    (log / "date=2" / "part-0.parquet").write_bytes((log / "date=0" / "part-0.parquet").read_bytes())
+    columns.mkdir()
+    write_joined_columns(LogReader(log, SCHEMA, {}), SCHEMA, columns)
+    days_log(tmp_path / "other", [7])
+    for part in (log / "date=0", tmp_path / "other" / "date=7"):
+        with joined_columns(LogReader(part, SCHEMA, {}), SCHEMA, columns) as joined:
+            assert joined is not None
+            assert joined.folder != columns

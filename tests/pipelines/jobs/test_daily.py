@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import tomli_w
 
 from pipelines.cli.main import main
 from pipelines.jobs.demo import post, service
@@ -37,6 +39,14 @@ class Feed:
         self.folder = folder
         self.runs = folder / "runs"
         self.repository = folder / "repository"
+
+    def copy_logs(self, logs: Path) -> None:
+        """Copy a log and its configuration, which loses its counters."""
+        shutil.copytree(logs, self.folder / "logs")
+        toml = self.folder / "logs" / "ranker.toml"
+        settings = tomllib.loads(toml.read_text())
+        del settings["counters"]
+        toml.write_text(tomli_w.dumps(settings))
 
     def copy(self, folder: Path) -> Feed:
         """Copy everything to another folder."""
@@ -76,7 +86,7 @@ class Feed:
 def first(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Feed:
     """The feed after its first job, for 9 January; read only."""
     feed = Feed(tmp_path_factory.mktemp("daily") / "feed")
-    shutil.copytree(logs, feed.folder / "logs")
+    feed.copy_logs(logs)
     shutil.rmtree(feed.partition(TENTH))
     assert feed.daily(NINTH) == 0
     return feed
@@ -223,7 +233,7 @@ label = "click"
 def counted(logs: Path, tmp_path: Path) -> Feed:
     """A feed with counters after its first job, with the log of 10 January."""
     feed = Feed(tmp_path / "counted")
-    shutil.copytree(logs, feed.folder / "logs")
+    feed.copy_logs(logs)
     with (feed.folder / "logs" / "ranker.toml").open("a") as stream:
         stream.write(COUNTERS)
     shutil.move(feed.partition(TENTH), feed.folder / "tenth")

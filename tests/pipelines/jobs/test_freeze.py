@@ -10,14 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ranking
-from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_range
 from pipelines.jobs.freeze import TOLERANCE, freeze_run, largest_difference
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, LogError, NotConvergedError, OutputError
 from ranking.frozen.calibration import to_probabilities
+from tests.support.split_rows import split_rows
 
 
 @pytest.fixture
@@ -29,10 +28,7 @@ def copy(run: RunFolder, tmp_path: Path) -> RunFolder:
 @pytest.fixture(scope="module")
 def held_out(run: RunFolder) -> pa.Table:
     """Completed rows of the validation split."""
-    config = run.load_config()
-    schema = config.serving_schema
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    return pa.concat_tables([batch.rows for batch in reader.scan(split_range(config.logs, "validation"))])
+    return split_rows(run, "validation")
 
 
 def fill_weights(run: RunFolder, **weights: float) -> None:

@@ -36,7 +36,9 @@ def read_json(file: Path) -> dict[str, Any]:
 def test_train_writes_the_documented_files(run: RunFolder) -> None:
     assert {file.name for file in run.path.iterdir()} == {
         "config.toml",
+        "counters",
         "encoder",
+        "features",
         "index.parquet",
         "survey.json",
         "metrics.jsonl",

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from pipelines.config.config import Config
-from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_range
+from pipelines.data.reader import load_tables
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.encoding.encoder import Encoder
@@ -28,6 +27,7 @@ from ranking.gates import DSelectK
 from ranking.gates.config import GateConfig, SoftmaxConfig
 from ranking.model.mmoe import MMoE
 from ranking.selection import Selection
+from tests.support.split_rows import split_rows
 
 MakeModel = Callable[[], MMoE]
 Weight = npt.NDArray[Any]
@@ -55,9 +55,7 @@ def trained(run: RunFolder, config: Config) -> Pair:
     model, encoder = load_model(run, config)
     tables = load_tables(config.logs, config.serving_schema)
     ranker = freeze(model, encoder, tables, config.objective)
-    reader = LogReader(config.logs.path, config.serving_schema, tables)
-    rows = pa.concat_tables(cleaned.rows for cleaned in reader.scan(split_range(config.logs, "validation")))
-    return Pair(model, ranker, rows.slice(0, 200))
+    return Pair(model, ranker, split_rows(run, "validation").slice(0, 200))
 
 
 @pytest.fixture(scope="module")
