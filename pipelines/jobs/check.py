@@ -16,6 +16,7 @@ from pipelines.data.quality import find_errors, find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.features.joined import joined_columns
 from pipelines.training.memory import require_memory
+from ranking.artifacts.atomic_files import check_writable
 from ranking.encoding.encoder_fitter import EncoderFitter
 
 
@@ -81,6 +82,8 @@ def check(config: Config, quarantine: Path | None = None, *, suggest: bool = Fal
         ConfigError: a hashed embedding table does not fit into the memory of this machine.
     """
     require_memory(config)
+    if quarantine is not None:
+        check_writable(quarantine)
     schema = config.training_schema
     reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
     schema = estimate_label_bounds(reader, config.logs, schema)

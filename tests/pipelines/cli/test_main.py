@@ -70,7 +70,8 @@ def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
         "report": ranker("report", run, "--out", folder / "report.html"),
         "freeze": ranker("freeze", run, "--out", bundle),
         "evaluate --slice": ranker("evaluate", run, "--slice", "surface", "--slice", "new_user"),
-        "evaluate bundle": ranker("evaluate", bundle, "--logs", day, "--json"),
+        "evaluate run on its log": ranker("evaluate", run, "--logs", logs / "log", "--json"),
+        "evaluate bundle on the same log": ranker("evaluate", bundle, "--logs", logs / "log", "--json"),
         "compare": ranker("compare", run, bundle),
         "compare --json": ranker("compare", bundle, run, "--logs", day, "--json"),
         "publish": ranker("publish", bundle, folder / "repository"),
@@ -145,8 +146,8 @@ def test_evaluate_json_equals_the_stored_evaluation(workflow: Workflow) -> None:
 
 
 def test_evaluate_of_bundle_equals_its_run(workflow: Workflow) -> None:
-    dense = json.loads(workflow.commands["evaluate --json"].out)
-    frozen = json.loads(workflow.commands["evaluate bundle"].out)
+    dense = json.loads(workflow.commands["evaluate run on its log"].out)
+    frozen = json.loads(workflow.commands["evaluate bundle on the same log"].out)
     assert frozen["rows"] == dense["rows"]
     assert frozen["tasks"]["click"]["auc"] == pytest.approx(dense["tasks"]["click"]["auc"], abs=1e-4)
 

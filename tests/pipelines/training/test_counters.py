@@ -123,14 +123,14 @@ def test_check_profiles_computed_columns(shop: Shop) -> None:
     assert 0 < result.profile.nulls["user_id_age"] < 200
 
 
-def test_column_of_the_log_with_the_name_of_a_computed_one_is_ignored(shop: Shop, tmp_path: Path) -> None:
+def test_column_of_the_log_with_the_name_of_a_computed_one_must_hold_its_type(shop: Shop, tmp_path: Path) -> None:
     table = shop.table(300).append_column("user_id_count", pa.array(["text"] * 300))
     pq.write_table(table, tmp_path / "log.parquet")
     config = shop.config(counters=COUNTERS[:1], logs={"path": tmp_path / "log.parquet"})
     reader = LogReader(config.logs.path, config.training_schema, {})
-    with joined_columns(reader, config.training_schema) as joined:
-        (chunk,) = reader.with_joined(joined).scan()
-    assert chunk.rows["user_id_count"].to_pylist()[0] == 0
+    message = "column 'user_id_count': holds string, but 'user_id_count' is numeric: write numbers"
+    with pytest.raises(LogError, match=message), joined_columns(reader, config.training_schema):
+        pass
 
 
 def test_changed_log_is_rejected_by_its_reader(shop: Shop, tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def test_resume_after_the_last_checkpoint_writes_the_results(
 
 
 def test_resume_of_a_single_task_baseline_keeps_finished_tasks(logs: Path, tmp_path: Path) -> None:
-    config = load_config(logs / "ranker.toml", [*SETTINGS, "model.gate.kind=single_task"])
-    config = config.model_copy(update={"tasks": config.tasks[:2], "counters": (), "serving": ServingConfig()})
+    config = load_config(logs / "ranker.toml", [*SETTINGS, "model.gate.kind=single_task", "counters=[]"])
+    config = config.model_copy(update={"tasks": config.tasks[:2], "serving": ServingConfig()})
     run = train(config, tmp_path / "run")
     first, second = (RunFolder(run.task_folder(task)) for task in config.task_names)
     before = first.best.stat().st_mtime_ns
