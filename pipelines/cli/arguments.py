@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,21 +16,15 @@ from pipelines.cli.argument_types import (
     fraction,
     location,
     log_rows,
-    moment,
     non_negative_int,
     port,
     positive_int,
-    store_address,
 )
-from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
+from pipelines.cli.loop_arguments import BUNDLE, JSON, REPOSITORY, add_loop_commands, add_loop_folders
 
 CONFIG = "path of the ranker.toml"
-BUNDLE = "folder written by 'ranker freeze', or a published version"
 RUN = "folder written by 'ranker train'"
-REPOSITORY = "folder of published models"
-COUNTED_MODEL = "name of the model (default: the default model of the repository)"
 NEW_FOLDER = "new folder"
-JSON = "print the result as JSON"
 KEY_FILE = "file with the hashes of the API keys of the service"
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -208,7 +201,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="reject a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
     )
-    _add_loop_folders(daily, required=False)
+    add_loop_folders(daily, required=False)
     daily.add_argument(
         "--window",
         type=duration,
@@ -227,109 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
     score.add_argument("--out", type=Path, required=True, help="Parquet file; replaced when all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks to score (default: all)")
 
-    for owner in ("item", "user"):
-        owner_commands = commands.add_parser(f"{owner}s", help=f"load features of {owner}s into a feature store")
-        load = command(
-            "load",
-            f"load features of {owner}s into a feature store",
-            owner_commands.add_subparsers(required=True, metavar="COMMAND"),
-        )
-        load.set_defaults(owner=owner)
-        load.add_argument(
-            "rows",
-            type=location,
-            metavar=f"{owner.upper()}S",
-            help=f"Parquet file or folder with one row per {owner}",
-        )
-        load.add_argument("--bundle", type=Path, required=True, help=f"bundle that uses the features: {BUNDLE}")
-        _add_store(load, "name under which the bundle is served (default: the name in the bundle)")
-        load.add_argument(
-            "--ttl", type=positive_int, metavar="SECONDS", help="lifetime of the values (default: unlimited)"
-        )
-
-    counters = commands.add_parser("counters", help="load counters into a feature store, and add impressions to them")
-    counter_actions = counters.add_subparsers(title="actions", required=True, metavar="ACTION")
-    load_counters = command("load", "write the counters of a published model to a feature store", counter_actions)
-    load_counters.set_defaults(command="counters load")
-    load_counters.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
-    _add_store(load_counters, COUNTED_MODEL)
-    apply_counters = command(
-        "apply", "add the impressions of a log to the counters in a feature store", counter_actions
-    )
-    apply_counters.set_defaults(command="counters apply")
-    apply_counters.add_argument("logs", type=location, metavar="LOG", help="Parquet file or folder, a path or URI")
-    apply_counters.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
-    _add_store(apply_counters, COUNTED_MODEL)
-
-    follow = command(
-        "follow", "add what the service answers and what users do to the counters in a feature store", counter_actions
-    )
-    follow.set_defaults(command="counters follow")
-    _add_loop_folders(follow, required=True)
-    follow.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
-    follow.add_argument("--state", type=Path, required=True, metavar="DIR", help="folder for what was followed")
-    follow.add_argument(
-        "--window",
-        type=duration,
-        default="10m",
-        metavar="DURATION",
-        help="time after an impression in which events count, for counters without a delay (default: 10m)",
-    )
-    follow.add_argument(
-        "--every", type=duration, default="10s", metavar="DURATION", help="time between two steps (default: 10s)"
-    )
-    follow.add_argument("--once", action="store_true", help="add what is known now, print the result as JSON, and end")
-    follow.add_argument("--metrics-port", type=port, metavar="PORT", help="port of metrics for Prometheus")
-    _add_store(follow, COUNTED_MODEL)
-
-    forget = command("forget", "remove the data of one user from logs and the feature store")
-    forget.add_argument("user", metavar="USER", help="id of the user")
-    forget.add_argument("--served", type=Path, metavar="DIR", help="folder of the served log")
-    forget.add_argument("--feedback", type=Path, metavar="DIR", help="folder of feedback; needs --served")
-    forget.add_argument(
-        "--log", type=Path, action="append", default=[], metavar="LOG", help="Parquet file or folder; may be repeated"
-    )
-    forget.add_argument(
-        "--user-column", default="user_id", metavar="NAME", help="column of the user id in --log (default: user_id)"
-    )
-    forget.add_argument(
-        "--user-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the key that hashes the user ids of the served log (the setting served_log_user_key)",
-    )
-    forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
-    _add_store(forget, "model whose keys are removed from the store (default: all models of the repository)")
-
-    join = command("join", "attribute feedback to served requests, and add the rows to a log for 'ranker train'")
-    _add_loop_folders(join, required=True)
-    join.add_argument(
-        "--window",
-        type=duration,
-        required=True,
-        metavar="DURATION",
-        help="time after an impression in which events count, such as 24h; its rows are written afterwards",
-    )
-    join.add_argument("--out", type=Path, required=True, metavar="LOG", help="folder of the log; rows are added to it")
-    join.add_argument(
-        "--until",
-        type=moment,
-        metavar="TIME",
-        help="write the rows of windows that have closed by this time (default: now, or the time of the oldest "
-        "unfinished file of feedback)",
-    )
-    join.add_argument(
-        "--shown",
-        default="shown",
-        metavar="NAME",
-        help="label that marks the items that were shown; the other items of such requests give no rows (default: "
-        "shown)",
-    )
-    join.add_argument("--model", help="model whose requests to join (default: the only one in the served log)")
-    join.add_argument(
-        "--repository", type=Path, help="repository of the versions (default: the one that the service named)"
-    )
-    join.add_argument("--json", action="store_true", help=JSON)
+    add_loop_commands(commands, command)
 
     serve = command("serve", "serve a repository over HTTP")
     serve.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
@@ -444,32 +335,6 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version('dselect-ranker')}")
         parser.exit()
-
-
-def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
-    """Add the address, the model and the prefix of the keys in a store; ``model`` is the help of ``--model``."""
-    parser.add_argument(
-        "--to",
-        type=store_address,
-        metavar="URL",
-        default=os.environ.get("RANKER_STORE"),
-        help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
-    )
-    parser.add_argument("--model", help=model)
-    parser.add_argument(
-        "--prefix",
-        default=DEFAULT_KEY_PREFIX,
-        help=f"prefix of the keys; the setting store_prefix of the service (default: {DEFAULT_KEY_PREFIX})",
-    )
-
-
-def _add_loop_folders(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    parser.add_argument(
-        "--served", type=Path, required=required, metavar="DIR", help="served log; setting served_log of the service"
-    )
-    parser.add_argument(
-        "--feedback", type=Path, required=required, metavar="DIR", help="feedback; setting feedback_dir of the service"
-    )
 
 
 def _add_bad_row_limit(command: argparse.ArgumentParser) -> None:

@@ -6,18 +6,25 @@ Each command imports the modules that it needs when it runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from pipelines.cli.argument_types import location
 from pipelines.cli.arguments import build_parser, walk_actions
+from pipelines.cli.loop_commands import (
+    counters_apply_command,
+    counters_follow_command,
+    counters_load_command,
+    forget_command,
+    join_before,
+    join_command,
+    load_command,
+)
+from pipelines.cli.output import dump_json
 from ranking.errors import QualityGateError, RankerError, UsageError
 
 EXIT_CODES: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3}
@@ -209,7 +216,7 @@ def daily_command(arguments: argparse.Namespace) -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     day = arguments.day or datetime.now(UTC).date() - timedelta(days=1)
-    _join_before(arguments, config.name, config.logs.path)
+    join_before(arguments, config.name, config.logs.path)
     record = daily(
         config,
         arguments.runs,
@@ -220,26 +227,6 @@ def daily_command(arguments: argparse.Namespace) -> None:
         command=arguments.argv,
     )
     print(dump_json(record) if arguments.json else arguments.repository / record["model"] / str(record["version"]))
-
-
-def _join_before(arguments: argparse.Namespace, model: str, log: Path | str) -> None:
-    """Add what was served to the log of ``ranker daily``, if the arguments name the folders.
-
-    Raises:
-        UsageError: only some of the arguments are given, or the log is not in a local folder.
-    """
-    given = [value is not None for value in (arguments.served, arguments.feedback, arguments.window)]
-    if not any(given):
-        return
-    if not all(given):
-        raise UsageError("--served, --feedback and --window belong together: give all of them, or none")
-    if not isinstance(log, Path):
-        raise UsageError("--served adds rows to logs.path, which must be a local folder; run 'ranker join' separately")
-    from pipelines.console import print_status
-    from pipelines.jobs.join import JoinSources, join
-
-    sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, model)
-    print_status(join(sources, log, arguments.window).to_text())
 
 
 def release_command(arguments: argparse.Namespace) -> None:
@@ -262,88 +249,6 @@ def score_command(arguments: argparse.Namespace) -> None:
 
     counts = score_log(bundle.load(arguments.bundle), arguments.logs, arguments.out, arguments.tasks)
     print(dump_json({"out": str(arguments.out), **counts}))
-
-
-def load_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker items load`` and ``ranker users load``."""
-    from pipelines.jobs.load_features import load_features
-    from ranking.artifacts import bundle
-
-    url = _store(arguments)
-    ranker = bundle.load(arguments.bundle)
-    model = ranker.schema.name if arguments.model is None else arguments.model
-    prefix, ttl = arguments.prefix, arguments.ttl
-    print(dump_json(load_features(arguments.rows, arguments.owner, ranker, model, url, prefix, ttl)))
-
-
-def counters_load_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters load``."""
-    from pipelines.jobs.load_counters import load_counters
-
-    url = _store(arguments)
-    print(dump_json(load_counters(arguments.repository, url, arguments.model, arguments.prefix)))
-
-
-def counters_apply_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters apply``."""
-    from pipelines.jobs.apply_counters import apply_log
-
-    url = _store(arguments)
-    print(dump_json(apply_log(arguments.logs, arguments.repository, url, arguments.model, arguments.prefix)))
-
-
-def counters_follow_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker counters follow``."""
-    from pipelines.jobs.follow_counters import Follower, FollowMetrics, FollowOptions, follow
-    from pipelines.jobs.join import JoinSources
-
-    sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)
-    if not arguments.every:
-        raise UsageError("--every 0s: a step needs time; choose 1s or more")
-    store = _store(arguments), arguments.prefix
-    options = FollowOptions(sources, *store, arguments.state, arguments.window)
-    if arguments.once:
-        print(dump_json(Follower(options).step()))
-        return
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    follow(options, arguments.every, FollowMetrics(arguments.metrics_port), stop)
-
-
-def forget_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker forget``."""
-    from pipelines.jobs.forget import forget, forget_in_store, read_user_key
-
-    folders = {"served": arguments.served, "feedback": arguments.feedback, "logs": arguments.log}
-    if not any(folders.values()) and arguments.repository is None:
-        raise UsageError("name what to remove the user from: --served, --feedback, --log, or --repository with --to")
-    key = None if arguments.user_key_file is None else read_user_key(arguments.user_key_file)
-    removed = forget(arguments.user, **folders, user_column=arguments.user_column, user_key=key)
-    if arguments.repository is not None:
-        store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
-        removed["store_keys"] = forget_in_store(arguments.user, *store)
-    print(dump_json(removed))
-
-
-def join_command(arguments: argparse.Namespace) -> None:
-    """Run ``ranker join``."""
-    from pipelines.jobs.join import JoinSources, join
-
-    options = {name: getattr(arguments, name) for name in ("served", "feedback", "repository", "model", "shown")}
-    counts = join(JoinSources(**options), arguments.out, arguments.window, arguments.until)
-    print(dump_json(counts.to_json()) if arguments.json else counts.to_text())
-
-
-def _store(arguments: argparse.Namespace) -> str:
-    """Return the address of the feature store.
-
-    Raises:
-        UsageError: neither ``--to`` nor the variable gives one.
-    """
-    if arguments.to is None:
-        raise UsageError("name the store with --to redis://HOST:PORT/DB or the variable RANKER_STORE")
-    return str(arguments.to)
 
 
 def serve_command(arguments: argparse.Namespace) -> None:
@@ -416,11 +321,6 @@ def completion_command(arguments: argparse.Namespace) -> None:
         if action.type in (Path, location):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, arguments.shell))
-
-
-def dump_json(data: dict[str, Any]) -> str:
-    """Return a result as JSON text."""
-    return json.dumps(data, indent=2)
 
 
 COMMANDS: dict[str, Command] = {
