@@ -45,7 +45,7 @@ def test_tree_columns_without_large_tables_keep_numbers() -> None:
 
 
 def test_without_derived_leaves_the_other_features(logs: Path) -> None:
-    plain = load_config(logs / "ranker.toml")
+    plain = load_config(logs / "ranker.toml", ["counters=[]"])
     document = counter(["user_id"], ["click"])
     counted = plain.model_validate(plain.model_dump() | {"counters": [document]})
     assert counted.training_schema.derived
