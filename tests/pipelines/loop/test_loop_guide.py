@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path) -> None:
     commands = "".join(text for kind, text in blocks if kind == "bash").replace("8000", port)
     commands = commands.replace("wait\n", "wait || true\n")  # the service ends by a signal
     script = f"set -em\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{commands}"
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**os.environ}, capture_output=True, text=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     printed = UNTIL.sub("", done.stdout)
     for quoted in (text for kind, text in blocks if not kind):
