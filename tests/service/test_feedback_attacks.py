@@ -153,7 +153,8 @@ def test_no_accepted_feedback_is_lost_silently_while_the_folder_is_replaced(repo
     body = json.dumps({"request_id": "r-1", "events": EVENTS[:1]}).encode()
     settings = {"workers": 2, "threads": 1, "backend": "onnxruntime", "feedback_dir": folder}
     with running_service(repository, **settings) as service:
-        with clients(4, service.port, "/v1/feedback", body, {}) as senders:
+        # A connection per request, so that each worker receives some: one may accept all connections of a burst.
+        with clients(4, service.port, "/v1/feedback", body, {"Connection": "close"}) as senders:
             for number in range(5):
                 wait_until(lambda: folder.is_dir() and len(list(folder.iterdir())) >= 2)
                 folder.rename(removed / str(number))
