@@ -7,26 +7,22 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
 from ranking.artifacts.atomic_files import os_error_text
+from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, source_column
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import LogError, UsageError
 from ranking.schema import Owner
 
 FILE_NAME = re.compile(r"served-.+\.parquet")
 """Name of a finished file; unfinished ones end with .part."""
-METADATA = b"ranker.served"
-"""Key of the file's metadata about the model."""
-FORMAT = 1
-MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
-"""Sources of a value, see docs/loop.md."""
 TIME = pa.timestamp("us", "UTC")
 
 
@@ -81,7 +77,7 @@ class ServedFile:
         """
         try:
             stored = pq.read_schema(path)
-            meta = json.loads((stored.metadata or {})[METADATA])
+            meta = json.loads((stored.metadata or {})[METADATA_KEY])
             if meta["format"] != FORMAT:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
@@ -156,7 +152,7 @@ class Candidates:
     """
 
     def __init__(self, file: ServedFile, rows: IdArray) -> None:
-        self._table = file.read().take(pa.array(rows))
+        self._file, self._table = file, file.read().take(pa.array(rows))
         lengths = pc.list_value_length(self._column("item_id")).fill_null(0).to_numpy()
         starts = np.cumsum(lengths) - lengths
         self.request: IdArray = np.repeat(np.arange(len(rows)), lengths)
@@ -176,13 +172,19 @@ class Candidates:
             return pa.nulls(len(self.request))
         return self.items(column.stored) if column.owner == "item" else self.shared(column.stored)
 
-    def from_bundle(self, column: ServedColumn) -> Any:
-        """Return which values of a feature column are those of the bundle's tables [candidates] bool."""
-        name = f"source.{column.name}"
-        if name not in self._table.column_names:
-            return np.zeros(len(self.request), np.bool_)
-        sources = self.items(name) if column.owner == "item" else self.shared(name)
-        return sources.fill_null(MISSING).to_numpy(zero_copy_only=False) == BUNDLE
+    def from_bundle(self, column: ServedColumn) -> npt.NDArray[np.bool_]:
+        """Return which values of a feature column are those of the bundle's tables [candidates]."""
+        position = [c.name for c in self._file.columns if c.owner == column.owner].index(column.name)
+        from_bundle: npt.NDArray[np.bool_] = self._sources(column.owner)[:, position] == BUNDLE
+        return from_bundle
+
+    def _sources(self, owner: Owner) -> npt.NDArray[np.uint8]:
+        """Return the sources of an owner's values [candidates, columns]."""
+        name = source_column(owner)
+        values = self.items(name) if owner == "item" else self.shared(name)
+        width = values.type.byte_width
+        content = np.frombuffer(values.buffers()[1], np.uint8)
+        return content[values.offset * width : (values.offset + len(values)) * width].reshape(-1, width)
 
     def _column(self, name: str) -> pa.Array:
         return self._table[name].combine_chunks()

@@ -21,6 +21,7 @@ from service.engine.values import Values
 Parts: TypeAlias = Sequence[Values | None]
 """Values of one column, one part per request; None if the request does not have the column."""
 Sources: TypeAlias = npt.NDArray[np.uint8]
+"""Sources of values, see ``ranking.artifacts.served_log``."""
 
 
 def join_values(parts: Parts, counts: Sequence[int], feature: InputFeature) -> pa.Array:
@@ -94,6 +95,12 @@ def is_set(values: pa.Array) -> npt.NDArray[np.bool_]:
         return np.ones(len(values), np.bool_)
     valid: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
     return valid
+
+
+def to_binary(rows: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return each row of bytes [rows, bytes] as one binary value."""
+    count, width = rows.shape
+    return pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(np.ascontiguousarray(rows))])
 
 
 def ids_from_list(ids: list[Any]) -> pa.Array:

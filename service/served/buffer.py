@@ -9,21 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ranking.artifacts.served_log import FORMAT, METADATA_KEY, source_column
 from service.served.arrays import cast, common_type
 from service.served.columns import ServedColumns
 from service.served.features import FeatureColumn
 from service.served.record import ServedRequest
 
-FORMAT = 1
-"""Version of the format of the files."""
-METADATA_KEY = b"ranker.served"
-"""Key of the file's metadata that holds JSON about the model."""
 ROW_GROUP_BYTES = 4 * 1024 * 1024
 """Approximate size of a row group in memory; between two of them, the thread leaves the processor to others."""
 COMPRESSION = "lz4"
 """Compression of the files; Zstandard takes 20 % less space for scores, and half as much time again."""
-TEXT_COLUMNS = ["tasks.list.element"]
-"""Columns with few distinct texts, which a dictionary makes smaller; for all others it costs time and saves little."""
+REPEATED_COLUMNS = [
+    "tasks.list.element",
+    source_column("user"),
+    source_column("context"),
+    f"{source_column('item')}.list.element",
+]
+"""Columns with few distinct values, which a dictionary makes smaller; for all others it costs time and saves little."""
 
 
 class VersionBuffer:
@@ -62,7 +64,7 @@ class VersionBuffer:
             sink,
             schema.with_metadata(metadata),
             compression=COMPRESSION,
-            use_dictionary=TEXT_COLUMNS,
+            use_dictionary=REPEATED_COLUMNS,
             write_statistics=False,
         ) as writer:
             table = pa.concat_tables(tables)

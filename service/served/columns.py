@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ranking.artifacts.served_log import source_column
 from ranking.encoding.vocabulary import Vocabulary
 from ranking.schema import InputFeature, NumberFeature, Owner
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
-from service.served.arrays import concat_arrays, ids_from_list, to_id_type
-from service.served.features import FeatureColumn, FeatureRows
+from service.served.arrays import concat_arrays, ids_from_list, to_binary, to_id_type
+from service.served.features import OWNERS, FeatureColumn, FeatureRows
 from service.served.record import ServedRequest
 
 TIME = pa.timestamp("us", "UTC")
@@ -77,13 +78,20 @@ class ServedColumns:
         }
         columns |= _scores(results, offsets)
         rows = FeatureRows(requests)
-        for column in self.features:
-            values, sources = rows.values(column)
-            source = pa.array(sources)
-            if not pa.types.is_null(values.type):
-                columns[column.label] = _to_lists(values, offsets) if column.owner == "item" else values
-            columns[f"source.{column.name}"] = _to_lists(source, offsets) if column.owner == "item" else source
+        for owner in OWNERS:
+            columns |= self._features(owner, rows, offsets)
         return pa.table(columns)
+
+    def _features(self, owner: Owner, rows: FeatureRows, offsets: pa.Array) -> dict[str, pa.Array]:
+        """Return the columns of an owner's feature values and their sources."""
+        features = [column for column in self.features if column.owner == owner]
+        if not features:
+            return {}
+        sources = rows.unsent_sources(owner, features)
+        columns = {column.label: rows.values(column, sources[:, i]) for i, column in enumerate(features)}
+        columns = {label: values for label, values in columns.items() if not pa.types.is_null(values.type)}
+        columns[source_column(owner)] = to_binary(sources)
+        return {label: _to_lists(values, offsets) for label, values in columns.items()} if owner == "item" else columns
 
     def _times(self, requests: Sequence[ServedRequest]) -> pa.Array:
         """Return the times that counters used."""

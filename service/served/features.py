@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ranking.encoding.batch import Mask
+from ranking.artifacts.served_log import BUNDLE, COMPUTED, MISSING, REQUEST, STORE
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import InputFeature, Owner
 from service.engine.values import Values
 from service.served.arrays import Sources, concat_arrays, is_set, join_values, to_id_type
 from service.served.record import ServedRequest
 
-MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
-"""Sources of a value: none, the request, the feature store, a table of the bundle, or a counter or history."""
 OWNERS: tuple[Owner, ...] = ("user", "context", "item")
 
 
@@ -79,56 +77,46 @@ class FeatureRows:
             "user": {names[index]: i for i, index in enumerate(shared)},
             "item": {names[index]: i for i, index in enumerate(items)},
         }
-        self._tables = {
-            "user": self._in_tables("user", np.stack([part.shared for part in missing])),
-            "item": self._in_tables("item", np.concatenate([part.items for part in missing])),
+        self._missing = {
+            "user": np.stack([part.shared for part in missing]),
+            "item": np.concatenate([part.items for part in missing]),
         }
 
-    def _in_tables(self, owner: Owner, missing: Mask) -> Sources | None:
-        """Return the source of each value that neither the request nor the store has [columns, rows].
-
-        Args:
-            owner: User or item.
-            missing: Which features are missing [rows, columns].
-        """
-        if owner not in self._computed[0].known:
-            return None
-        known = np.concatenate([part.known[owner] for part in self._computed])
-        known = known[self._order] if owner == "item" else known
-        sources: Sources = np.where(known & ~missing.T, np.uint8(BUNDLE), np.uint8(MISSING))
+    def unsent_sources(self, owner: Owner, columns: Sequence[FeatureColumn]) -> Sources:
+        """Return the sources of an owner's values as if neither the requests nor the store had any [rows, columns]."""
+        rows = len(self._order) if owner == "item" else len(self._counts)
+        sources: Sources = np.full((rows, len(columns)), MISSING, np.uint8)
+        sources[:, [column.is_computed for column in columns]] = COMPUTED
+        if owner in self._computed[0].known:
+            known = np.concatenate([part.known[owner] for part in self._computed])
+            known = known[self._order] if owner == "item" else known
+            positions = self._positions[owner]
+            in_table = [i for i, column in enumerate(columns) if column.name in positions and not column.is_computed]
+            missing = self._missing[owner][:, [positions[columns[i].name] for i in in_table]]
+            sources[:, in_table] = np.where(known[:, None] & ~missing, np.uint8(BUNDLE), np.uint8(MISSING))
         return sources
 
-    def values(self, column: FeatureColumn) -> tuple[pa.Array, Sources]:
-        """Return the values of a column and their sources [requests] or [candidates of the responses].
+    def values(self, column: FeatureColumn, sources: Sources) -> pa.Array:
+        """Return the values of a column [requests] or [candidates of the responses].
 
         The values are of the type null if none is set.
+
+        Args:
+            column: The column.
+            sources: Its part of ``unsent_sources``, in which the values of the requests and the store are marked.
         """
         sent, stored = self._join(column, "columns"), self._join(column, "stored")
-        sources = self._unsent_sources(column)
         values = None
         if sent is not None or stored is not None:
             values = sent if stored is None else stored if sent is None else _first_set(sent, stored)
             if stored is not None:
-                sources = np.where(is_set(stored), STORE, sources).astype(np.uint8)
+                sources[is_set(stored)] = STORE
             if sent is not None:
-                sources = np.where(is_set(sent), REQUEST, sources).astype(np.uint8)
+                sources[is_set(sent)] = REQUEST
         if column.is_computed:
             computed = self._history(column) if column.is_history else self._counter(column)
-            return computed if values is None else _first_set(values, computed), sources
-        return pa.nulls(len(sources)) if values is None else to_id_type(values, column.id_type), sources
-
-    def _unsent_sources(self, column: FeatureColumn) -> Sources:
-        """Return the sources of the values as if neither the request nor the store had any."""
-        if column.is_computed:
-            return np.full(self._rows(column), COMPUTED, np.uint8)
-        tables = self._tables.get(column.owner)
-        if tables is None or column.name not in self._positions[column.owner]:
-            return np.full(self._rows(column), MISSING, np.uint8)
-        sources: Sources = tables[self._positions[column.owner][column.name]]
-        return sources
-
-    def _rows(self, column: FeatureColumn) -> int:
-        return len(self._order) if column.owner == "item" else len(self._counts)
+            return computed if values is None else _first_set(values, computed)
+        return pa.nulls(len(sources)) if values is None else to_id_type(values, column.id_type)
 
     def _join(self, column: FeatureColumn, attribute: str) -> pa.Array | None:
         """Return the values of a column in the requests or the store, in the order of the responses."""

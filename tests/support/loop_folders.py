@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.jobs.join import JoinCounts, JoinSources, join
+from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, MISSING, REQUEST
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = 3_600
@@ -66,7 +67,8 @@ class LoopFolders:
     def serve(self, requests: Mapping[str, tuple[float, list[Any]]], model: str = "feed", version: str = "1") -> Path:
         """Write a file of the served log: for each request id, seconds after the start, and items, best first."""
         times, items = [at(t) for t, _ in requests.values()], [ids for _, ids in requests.values()]
-        sources = [[{"a": 1, "b": 3, "c": 0}.get(item, 0) for item in ids] for ids in items]
+        item_sources = {"a": bytes([REQUEST] * 2), "b": bytes([BUNDLE] * 2)}
+        sources = [[item_sources.get(item, bytes([MISSING] * 2)) for item in ids] for ids in items]
         prices = [[7.25 if item == "a" else None for item in ids] for ids in items]
         ids = pa.list_(pa.int64() if isinstance(items[0][0], int) else pa.string())
         table = pa.table(
@@ -77,21 +79,26 @@ class LoopFolders:
                 "item_id": pa.array(items, ids),
                 "score": [[1.0] * len(ids) for ids in items],
                 "user.age": pa.array([31.5] * len(items)),
-                "source.age": pa.array([1] * len(items), pa.uint8()),
+                "source.user": pa.array([bytes([REQUEST])] * len(items), pa.binary(1)),
                 "context.tab": pa.array(["home"] * len(items)),
-                "source.tab": pa.array([1] * len(items), pa.uint8()),
+                "source.context": pa.array([bytes([REQUEST])] * len(items), pa.binary(1)),
                 "item.price": pa.array(prices, pa.list_(pa.float64())),
-                "source.price": pa.array(sources, pa.list_(pa.uint8())),
                 "item.tags": pa.array([[None] * len(ids) for ids in items], LISTS),
-                "source.tags": pa.array(sources, pa.list_(pa.uint8())),
+                "source.item": pa.array(sources, pa.list_(pa.binary(2))),
             }
         )
         owners = {"age": "user", "tab": "context", "price": "item", "tags": "item"}
         columns = [{"name": name, "owner": owner, "computed": False} for name, owner in owners.items()]
-        meta = {"format": 1, "model": model, "version": version, "repository": str(self.repository), "columns": columns}
+        meta = {
+            "format": FORMAT,
+            "model": model,
+            "version": version,
+            "repository": str(self.repository),
+            "columns": columns,
+        }
         self._files += 1
         path = self.served / f"served-20260301T120000Z-{self._files:012x}.parquet"
-        pq.write_table(table.replace_schema_metadata({"ranker.served": json.dumps(meta)}), path)
+        pq.write_table(table.replace_schema_metadata({METADATA_KEY: json.dumps(meta)}), path)
         return path
 
     def send(self, *events: tuple[str, Any, Mapping[str, float], float], suffix: str = "") -> Path:

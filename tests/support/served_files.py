@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 from ranking import FrozenRanker
 from ranking.encoding.feature_table import fill_features
 
-MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
-
 
 @dataclass(frozen=True)
 class ServedFile:
@@ -27,8 +25,13 @@ class ServedFile:
     table: pa.Table
 
     def row(self, request_id: str) -> dict[str, Any]:
-        """Return the row of a request."""
+        """Return the row of a request, with the sources of each feature column as ``source.COLUMN``."""
         (row,) = self.table.filter(pc.equal(self.table["request_id"], request_id)).to_pylist()
+        for owner in ("user", "context", "item"):
+            names = [column["name"] for column in self.metadata["columns"] if column["owner"] == owner]
+            sources = row.pop(f"source.{owner}", None)
+            for i, name in enumerate(names):
+                row[f"source.{name}"] = [each[i] for each in sources] if owner == "item" else sources[i]
         return dict(row)
 
 

@@ -16,12 +16,13 @@ import ranking
 from pipelines.jobs.publish import publish
 from ranking import FrozenRanker
 from ranking.artifacts import bundle
+from ranking.artifacts.served_log import BUNDLE, COMPUTED, MISSING, REQUEST, STORE
 from service.app import create_app
 from service.settings import Settings
 from tests.support.arrow_streams import send, stream
 from tests.support.counted_ranker import draw_events, make_counted_ranker
 from tests.support.redis_server import RedisServer
-from tests.support.served_files import BUNDLE, COMPUTED, MISSING, REQUEST, STORE, ServedFile, score_again, served_files
+from tests.support.served_files import ServedFile, score_again, served_files
 
 TOLERANCE = 1e-6
 TIME = "2025-06-15T16:06:40Z"

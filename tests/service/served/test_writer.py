@@ -143,8 +143,12 @@ def test_excluded_columns_are_left_out_with_their_sources(repository: Path, tmp_
     (file,) = served_files(tmp_path)
     names = set(file.table.column_names)
     assert "context.surface" in names
-    assert not names & {"user.age", "source.age", "context.hour", "source.hour"}
-    assert not {"age", "hour"} & {column["name"] for column in file.metadata["columns"]}
+    assert not names & {"user.age", "context.hour"}
+    columns = {(column["owner"], column["name"]) for column in file.metadata["columns"]}
+    assert not {("user", "age"), ("context", "hour")} & columns
+    for owner in ("user", "context"):
+        width = file.table.schema.field(f"source.{owner}").type.byte_width
+        assert width == sum(column_owner == owner for column_owner, _ in columns)
 
 
 def test_full_folder_drops_and_counts_until_files_are_collected(
