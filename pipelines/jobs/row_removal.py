@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
+import stat
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
-from ranking.artifacts.atomic_files import fsync, os_error_text
+from ranking.artifacts.atomic_files import os_error_text, replaced_file
 from ranking.errors import LogError, OutputError
 
 
@@ -51,7 +50,7 @@ def remove_parquet_rows(file: Path, column: str, selected: Callable[[pa.Array], 
             if removed == parquet.metadata.num_rows and removed:
                 file.unlink()
             elif removed:
-                with _replacement(file) as stream, pq.ParquetWriter(stream, parquet.schema_arrow) as writer:
+                with _kept_rows(file) as stream, pq.ParquetWriter(stream, parquet.schema_arrow) as writer:
                     for group, mask in zip(_groups(parquet), masks, strict=True):
                         writer.write_table(group.filter(pc.invert(mask)))
             return removed
@@ -83,7 +82,7 @@ def remove_feedback(file: Path, request_ids: Collection[str]) -> int:
         if removed and all(removed):
             file.unlink()
         elif any(removed):
-            with _replacement(file) as stream, file.open("rb") as lines:
+            with _kept_rows(file) as stream, file.open("rb") as lines:
                 stream.writelines(line for line, is_removed in zip(lines, removed, strict=True) if not is_removed)
         return sum(removed)
     except FileNotFoundError:
@@ -107,20 +106,12 @@ def _request_id(file: Path, row: int, line: bytes) -> str:
 
 
 @contextmanager
-def _replacement(file: Path) -> Iterator[BinaryIO]:
+def _kept_rows(file: Path) -> Iterator[BinaryIO]:
     """Yield a stream whose content replaces a file on success, with its permissions."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        shutil.copymode(file, name)
-        Path(name).replace(file)
-        fsync(file.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
+    mode = stat.S_IMODE(file.stat().st_mode)
+    with replaced_file(file, mode) as stream:
+        yield stream
+        os.fchmod(stream.fileno(), mode)  # also what the umask restricts
 
 
 def _output_error(file: Path, error: OSError) -> OutputError:

@@ -21,7 +21,6 @@ from ranking.schema import Owner, Schema
 
 STEP = 900_000_000
 """Microseconds between two times at which the offset of local time may change."""
-EPOCH = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ranking.errors import OutputError
 from ranking.regular_files import open_regular
@@ -111,17 +111,36 @@ def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
+    try:
+        with replaced_file(file, mode) as stream:
+            stream.write((json.dumps(data, indent=2) + "\n").encode())
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+
+
+@contextmanager
+def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a stream whose content, once it is on disk, replaces a file on success.
+
+    Args:
+        file: path of the file.
+        mode: permissions, which the umask of the process restricts.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     draft = file.with_name(f".{file.name}.draft")
     try:
         draft.touch(mode)
-        draft.write_text(json.dumps(data, indent=2) + "\n")
+        with draft.open("wb") as stream:
+            yield stream
         fsync(draft)
         draft.replace(file)
         fsync(file.parent)
-    except OSError as error:
+    except BaseException:
         with suppress(OSError):
             draft.unlink()
-        raise OutputError(f"{file}: cannot be written ({os_error_text(error)})") from None
+        raise
 
 
 def os_error_text(error: OSError) -> str:

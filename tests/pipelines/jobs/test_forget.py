@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.cli.main import main
 from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
 from ranking.artifacts.user_hash import UserHash
 from ranking.encoding.vocabulary import stable_hash
+from tests.support.command import ranker
 from tests.support.redis_server import RedisServer
 
 METADATA = {b"ranker.served": b'{"format": 1}'}
-
-
-def ranker(*argv: object) -> tuple[int, str, str]:
-    """Run ``ranker``; return its exit code, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = main([str(argument) for argument in argv])
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def write_served(file: Path, users: list[Any], first: int = 0) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.cli.main import main
+from tests.support.command import ranker as load
 from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.parts
@@ -42,17 +40,6 @@ def items(tmp_path: Path) -> Path:
 def write_table(file: Path, columns: dict[str, Any], **how: Any) -> Path:
     pq.write_table(pa.table(columns), file, **how)
     return file
-
-
-def load(*argv: object) -> tuple[int, str, str]:
-    """Run ``ranker``; return its exit code, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = main([str(argument) for argument in argv])
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def stored(empty_redis: RedisServer) -> dict[str, Any]:
