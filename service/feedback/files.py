@@ -83,7 +83,7 @@ class RotatingJsonlFile:
         return None if self._file is None else max(0.0, self._opened + self._max_seconds - time.monotonic())
 
     def finish(self) -> None:
-        """Flush the open file to disk and rename it to its final name, if a file is open.
+        """Flush the open file to disk and rename it to its final name, if a file is open; remove an empty one.
 
         If that fails, the error is logged and the lines stay in the unfinished file; the next scan of the folder tries
         again to finish it.
@@ -92,9 +92,12 @@ class RotatingJsonlFile:
             return
         file, self._file = self._file, None
         try:
-            os.fsync(file)
-            self._path.rename(finished(self._path))
-            fsync(self._folder.path)
+            if self._size:
+                os.fsync(file)
+                self._path.rename(finished(self._path))
+                fsync(self._folder.path)
+            else:  # its first write failed
+                self._path.unlink()
         except OSError as error:
             log.error("%s cannot be finished: %s", self._path, error.strerror)
             self._failures.labels("finish").inc()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from service.output_folder import TIME_FORMAT, OutputFolder, unix_time
 
@@ -24,7 +25,10 @@ PART_SUFFIX, FINISHED_SUFFIX = ".jsonl.part", ".jsonl"
 FILE_NAME = re.compile(r"feedback-(?P<time>\d{8}T\d{6}Z)-[0-9a-f]{12}(?:-(?P<key>.+))?\.jsonl(?P<part>\.part)?")
 """Name of a file: time of its creation, a random number, and the name of the API key whose feedback it holds."""
 EMPTY_SECONDS = 60.0
-"""Age at which an empty unfinished file is removed: its process ended between creating the file and the first write."""
+"""Age at which an unfinished file without a complete line is removed; its process ended early."""
+
+BLOCK_BYTES = 64 * 1024
+"""Size of the reads that search the end of the last complete line, from the end of a file."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class FeedbackFolder(OutputFolder):
         """
         with suppress(OSError), path.open("r+b") as orphan:
             fcntl.flock(orphan, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the process that writes the file runs
-            if os.fstat(orphan.fileno()).st_size:
+            if size := _size_of_lines(orphan):
+                orphan.truncate(size)
                 os.fsync(orphan.fileno())
                 path.rename(finished(path))
                 log.warning("finished %s, left by a process that ended without finishing it", path.name)
@@ -112,3 +117,16 @@ class FeedbackFolder(OutputFolder):
 def finished(path: Path) -> Path:
     """Return the final path of an unfinished file."""
     return path.with_name(path.name.removesuffix(PART_SUFFIX) + FINISHED_SUFFIX)
+
+
+def _size_of_lines(file: BinaryIO) -> int:
+    """Return the size of the complete lines; a process that is killed during a write leaves an incomplete one."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - BLOCK_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

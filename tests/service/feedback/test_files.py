@@ -77,6 +77,24 @@ def test_append_on_a_full_disk_removes_the_partial_line(tmp_path: Path, monkeypa
     assert next(tmp_path.iterdir()).read_bytes() == b"whole\nagain\n"
 
 
+def test_finish_after_a_failed_first_write_leaves_no_empty_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(28, "no space left on device")
+
+    files = rotating_file(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        with pytest.raises(OSError, match="no space left"):
+            files.append(b"lost\n")
+    files.finish()
+    assert not list(tmp_path.iterdir())
+    files.append(b"kept\n")
+    files.finish()
+    assert next(tmp_path.iterdir()).read_bytes() == b"kept\n"
+
+
 def test_append_after_the_file_was_deleted_writes_a_new_file_and_logs_the_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

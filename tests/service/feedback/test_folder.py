@@ -11,7 +11,7 @@ import pytest
 
 from ranking.errors import OutputError
 from service.feedback.files import RotatingJsonlFile
-from service.feedback.folder import FILE_NAME, FeedbackFolder
+from service.feedback.folder import BLOCK_BYTES, FILE_NAME, FeedbackFolder
 from service.telemetry.metrics import Metrics
 
 OLD = "feedback-20260110T090000Z-0123456789ab"
@@ -64,6 +64,18 @@ def test_scan_finishes_files_of_ended_processes_and_leaves_those_of_running_ones
     running.append(b"on\n")
     running.finish()
     assert len(list(tmp_path.glob("*.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("torn", [b"x", b"x" * (BLOCK_BYTES - 1), b"x" * BLOCK_BYTES, b"x" * 3 * BLOCK_BYTES])
+def test_scan_removes_the_incomplete_line_of_a_process_that_was_killed_during_a_write(
+    tmp_path: Path, torn: bytes
+) -> None:
+    lines = b"1\n" + b"2" * 10 + b"\n"
+    (tmp_path / f"{OLD}-a.jsonl.part").write_bytes(lines + torn)
+    (tmp_path / f"{OLD}-b.jsonl.part").write_bytes(torn)
+    FeedbackFolder(tmp_path)
+    assert names(tmp_path) == [f"{OLD}-a.jsonl"], "the file without a complete line is removed"
+    assert (tmp_path / f"{OLD}-a.jsonl").read_bytes() == lines
 
 
 def test_scan_keeps_a_young_empty_file_that_may_not_be_locked_yet(tmp_path: Path) -> None:
