@@ -14,6 +14,8 @@ from pipelines.console import print_status
 CANDIDATES, CLIENTS = 100, 32
 FORMS = ("ids", "columns")
 """Forms of the requests: features from the bundle's tables, and features in the request."""
+TURNS = 3
+"""Turns of this measurement per turn of others, each as much shorter, because the pace of a machine changes."""
 INTERVAL_SECONDS = 5.0
 """``served_log_seconds`` of the service, half of the default."""
 
@@ -26,25 +28,26 @@ def measure_served_log(harness: Harness) -> dict[str, Any]:
         thread in the CPU time of the service, ``logged_bytes`` per request, and ``dropped`` requests.
     """
     candidates = min(CANDIDATES, harness.max_candidates)
-    turns = []
-    for turn in range(harness.sizes.turns):
-        measured: dict[str, dict[str, Any]] = {form: {} for form in FORMS}
-        with tempfile.TemporaryDirectory() as folder:
-            settings = {"served_log": Path(folder), "served_log_seconds": INTERVAL_SECONDS}
-            contenders: dict[str, dict[str, Any]] = {"off": {}, "on": settings}
-            for name in sorted(contenders, reverse=bool(turn % 2)):  # Neither is always first.
-                with harness.service(**contenders[name]) as server:
-                    for form in FORMS:
-                        measured[form][name] = _load(harness, server, form, candidates)
-        turns.append(measured)
+    turns: list[dict[str, dict[str, Any]]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        log: dict[str, Any] = {"served_log": Path(folder), "served_log_seconds": INTERVAL_SECONDS}
+        with harness.service() as off, harness.service(**log) as on:
+            servers = {"off": off, "on": on}
+            for turn in range(harness.sizes.turns * TURNS):
+                measured: dict[str, dict[str, Any]] = {form: {} for form in FORMS}
+                for form in FORMS:
+                    for name in sorted(servers, reverse=bool(turn % 2)):  # Neither is always first.
+                        measured[form][name] = _load(harness, servers[name], form, candidates)
+                turns.append(measured)
     return {"candidates": candidates, "clients": CLIENTS, "interval": INTERVAL_SECONDS, "turns": turns}
 
 
 def _load(harness: Harness, server: ServerProcess, form: str, candidates: int) -> dict[str, Any]:
     """Run a closed loop and add the cost of the log to its summary."""
     before = server.samples()
-    load = harness.closed_loop(server, form, candidates, CLIENTS, harness.sizes.open_seconds)
-    time.sleep(INTERVAL_SECONDS)  # The last requests are written, and do not disturb the next load.
+    load = harness.closed_loop(server, form, candidates, CLIENTS, harness.sizes.open_seconds / TURNS)
+    if "ranker_served_requests_total" in before:
+        time.sleep(INTERVAL_SECONDS)  # The last requests are written, and do not disturb the next load.
     change = {name: value - before.get(name, 0.0) for name, value in server.samples().items()}
     requests = change["ranker_served_requests_total"]
     if requests:

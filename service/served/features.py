@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,25 @@ class FeatureColumn:
         return f"{self.owner}.{self.name}"
 
 
+class Columns:
+    """Columns of one owner in several requests.
+
+    Args:
+        requests: Columns of each request by name.
+
+    Attributes:
+        names: Names of the columns that at least one request has.
+    """
+
+    def __init__(self, requests: Sequence[Mapping[str, Values]]) -> None:
+        self._requests = requests
+        self.names: Set[str] = set().union(*requests)
+
+    def parts(self, name: str) -> list[Values | None]:
+        """Return the values of a column, one part per request; None for requests that do not have it."""
+        return [columns.get(name) for columns in self._requests]
+
+
 class FeatureRows:
     """Feature values of several requests of one version.
 
@@ -58,19 +77,17 @@ class FeatureRows:
 
     def __init__(self, requests: Sequence[ServedRequest]) -> None:
         used = [request.result.used for request in requests]
-        self._features = [part.request for part in used]
+        features = [part.request for part in used]
         self._computed = [part.computed for part in used]
         self._ones = [1] * len(used)
-        self._counts = [len(part) for part in self._features]
+        self._counts = [len(part) for part in features]
         starts = np.cumsum(self._counts) - self._counts
         orders = [part.order for part in used]
         self._order: IdArray = np.concatenate(orders) + np.repeat(starts, list(map(len, orders)))
         self._order_array = pa.array(self._order)
-        self._present = {
-            (owner, attribute): set().union(*(getattr(part.owners[owner], attribute) for part in self._features))
-            for owner in OWNERS
-            for attribute in ("columns", "stored")
-        }
+        owners = {owner: [part.owners[owner] for part in features] for owner in OWNERS}
+        self._sent = {owner: Columns([part.columns for part in parts]) for owner, parts in owners.items()}
+        self._stored = {owner: Columns([part.stored for part in parts]) for owner, parts in owners.items()}
         missing = [request.result.missing for request in requests]
         names, shared, items = missing[0].names, missing[0].shared_indices, missing[0].item_indices
         self._positions = {
@@ -85,15 +102,25 @@ class FeatureRows:
     def unsent_sources(self, owner: Owner, columns: Sequence[FeatureColumn]) -> Sources:
         """Return the sources of an owner's values as if neither the requests nor the store had any [rows, columns]."""
         rows = len(self._order) if owner == "item" else len(self._counts)
-        sources: Sources = np.full((rows, len(columns)), MISSING, np.uint8)
-        sources[:, [column.is_computed for column in columns]] = COMPUTED
-        if owner in self._computed[0].known:
-            known = np.concatenate([part.known[owner] for part in self._computed])
-            known = known[self._order] if owner == "item" else known
-            positions = self._positions[owner]
-            in_table = [i for i, column in enumerate(columns) if column.name in positions and not column.is_computed]
-            missing = self._missing[owner][:, [positions[columns[i].name] for i in in_table]]
-            sources[:, in_table] = np.where(known[:, None] & ~missing, np.uint8(BUNDLE), np.uint8(MISSING))
+        defaults = np.array([COMPUTED if column.is_computed else MISSING for column in columns], np.uint8)
+        if owner not in self._computed[0].known:
+            return np.tile(defaults, (rows, 1))
+        in_table = {
+            self._positions[owner][column.name]: i
+            for i, column in enumerate(columns)
+            if column.name in self._positions[owner] and not column.is_computed
+        }
+        of_known = defaults.copy()
+        of_known[list(in_table.values())] = BUNDLE
+        sources = np.tile(of_known, (rows, 1))
+        missing = self._missing[owner]
+        places = np.full(missing.shape[1], -1)
+        places[list(in_table)] = list(in_table.values())
+        missing_rows, missing_columns = np.divmod(np.flatnonzero(missing), missing.shape[1])  # faster than ``nonzero``
+        is_logged = places[missing_columns] >= 0
+        sources[missing_rows[is_logged], places[missing_columns[is_logged]]] = MISSING
+        known = np.concatenate([part.known[owner] for part in self._computed])
+        sources[~(known[self._order] if owner == "item" else known)] = defaults
         return sources
 
     def values(self, column: FeatureColumn, sources: Sources) -> pa.Array:
@@ -105,7 +132,7 @@ class FeatureRows:
             column: The column.
             sources: Its part of ``unsent_sources``, in which the values of the requests and the store are marked.
         """
-        sent, stored = self._join(column, "columns"), self._join(column, "stored")
+        sent, stored = self._join(column, self._sent[column.owner]), self._join(column, self._stored[column.owner])
         values = None
         if sent is not None or stored is not None:
             values = sent if stored is None else stored if sent is None else _first_set(sent, stored)
@@ -118,15 +145,12 @@ class FeatureRows:
             return computed if values is None else _first_set(values, computed)
         return pa.nulls(len(sources)) if values is None else to_id_type(values, column.id_type)
 
-    def _join(self, column: FeatureColumn, attribute: str) -> pa.Array | None:
-        """Return the values of a column in the requests or the store, in the order of the responses."""
-        if column.name not in self._present[column.owner, attribute]:
+    def _join(self, column: FeatureColumn, columns: Columns) -> pa.Array | None:
+        """Return the values of a column, in the order of the responses; None if no request has the column."""
+        if column.name not in columns.names:
             return None
-        parts: list[Values | None] = [
-            getattr(request.owners[column.owner], attribute).get(column.name) for request in self._features
-        ]
         is_item = column.owner == "item"
-        values = join_values(parts, self._counts if is_item else self._ones, column.feature)
+        values = join_values(columns.parts(column.name), self._counts if is_item else self._ones, column.feature)
         return values.take(self._order_array) if is_item else values
 
     def _counter(self, column: FeatureColumn) -> pa.Array:
