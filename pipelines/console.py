@@ -55,8 +55,9 @@ class Progress:
             of = f" of {self._total:,}" if self._total else ""
             print_status(f"{self._label}: {self._count:,}{of} {self._unit} {note}".rstrip())
 
-    def close(self) -> None:
-        """Remove the bar and print one line with the count and the duration."""
+    def close(self, *, summary: bool = True) -> None:
+        """Remove the bar and print one line with the count and the duration, unless the caller prints a summary."""
         if self._bar is not None:
             self._bar.close()
-        print_status(f"{self._label}: {self._count:,} {self._unit} in {time.monotonic() - self._start:.1f} s")
+        if summary:
+            print_status(f"{self._label}: {self._count:,} {self._unit} in {time.monotonic() - self._start:.1f} s")

@@ -211,7 +211,7 @@ def _write(
             writer.write(joined, file.version)
             progress.advance(len(rows))
         writer.close(after)
-    progress.close()
+    progress.close(summary=False)
     return replace(counts, requests=requests, impressions=impressions, rows=rows_written, labels=positive)
 
 

@@ -41,6 +41,13 @@ def test_print_status_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> No
 # Progress without terminal.
 
 
+def test_close_without_summary_prints_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("reading", unit="rows")
+    progress.advance(7)
+    progress.close(summary=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_close_without_terminal_prints_count_and_duration(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress("reading", unit="rows")
     progress.advance(1200)
