@@ -27,6 +27,7 @@ from pydantic import (
 
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, check_address
+from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
 from service.backends.base import Precision
@@ -49,6 +50,11 @@ SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 
 OPTIONS = {"RANKER_HOST": "--host", "RANKER_PORT": "--port"}
 """Variables that look like settings but are options of the command line only."""
+
+
+def _parse_sink(value: Any) -> Any:
+    """Parse the address of a Kafka topic; any other text is a folder."""
+    return KafkaAddress.parse(value) if isinstance(value, str) and value.startswith(SCHEME) else value
 
 
 def _split(reasons: Any) -> Any:
@@ -114,7 +120,8 @@ class Settings(BaseModel):
             for other reasons is only counted. ``none``: no feedback is rejected.
         feedback_memory_bytes: Memory for the most recent answers, against which feedback is checked; all processes
             share it. 0: feedback is not compared with answers.
-        served_log: Folder for the served log. Without it, nothing is logged of the requests that are answered.
+        served_log: Folder for the served log, or ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``. Without it, nothing is
+            logged of the requests that are answered.
         served_share: Share of the users whose requests are in the served log, completely or not at all. Requests
             without a user are sampled by their id.
         served_log_seconds: Maximum seconds until an answered request is in a finished file of the served log.
@@ -172,7 +179,7 @@ class Settings(BaseModel):
     feedback_max_key_bytes: PositiveInt = 5 * 1024**3
     feedback_reject: Annotated[frozenset[SuspectReason], BeforeValidator(_split)] = frozenset({"value", "time"})
     feedback_memory_bytes: NonNegativeInt = 64 * 1024 * 1024
-    served_log: Path | None = None
+    served_log: Annotated[Path | KafkaAddress, BeforeValidator(_parse_sink)] | None = None
     served_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     served_log_seconds: Annotated[float, Field(ge=1)] = 10.0
     served_log_max_bytes: PositiveInt = 64 * 1024 * 1024

@@ -18,7 +18,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 PACKAGES = ("ranking", "service", "pipelines")
 OPTIONAL_MODULES = (
     *("torch", "torchrec", "fbgemm_gpu", "optuna", "sklearn", "tensorboard", "mlflow"),
-    *("redis", "hiredis", "jinja2", "opentelemetry.sdk", "opentelemetry.exporter"),
+    *("redis", "hiredis", "confluent_kafka", "jinja2", "opentelemetry.sdk", "opentelemetry.exporter"),
 )
 TRANSITIVE = {
     "starlette",
@@ -87,8 +87,18 @@ def test_every_imported_distribution_is_declared() -> None:
 
 def test_base_dependencies_leave_out_what_extras_declare() -> None:
     base = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
-    assert set(EXTRAS) == {"torch", "train", "redis", "report", "mlflow", "tracing"}
-    assert not base & {"torch", "torchrec", "redis", "hiredis", "jinja2", "optuna", "scikit-learn", "tensorboard"}
+    assert set(EXTRAS) == {"torch", "train", "redis", "kafka", "report", "mlflow", "tracing"}
+    assert not base & {
+        "torch",
+        "torchrec",
+        "redis",
+        "hiredis",
+        "confluent-kafka",
+        "jinja2",
+        "optuna",
+        "scikit-learn",
+        "tensorboard",
+    }
 
 
 @pytest.mark.parametrize("name", ["uvicorn", "fastapi"])

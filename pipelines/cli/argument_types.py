@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ranking.artifacts.feature_store_keys import check_address
+from ranking.artifacts.kafka_address import KafkaAddress
 
 MIN_LOG_ROWS = 2000
 """Minimum number of rows of a generated log, so that its rarest label (1 in 200) occurs in the training split."""
@@ -99,6 +100,14 @@ def canary(text: str) -> dict[str, Any]:
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not N=WEIGHT, such as 4=0.1")
     return {"version": positive_int(version), "weight": fraction(weight)}
+
+
+def kafka_address(text: str) -> KafkaAddress:
+    """Convert the address of a Kafka topic."""
+    try:
+        return KafkaAddress.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def location(text: str) -> Path | str:

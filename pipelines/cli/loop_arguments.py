@@ -1,4 +1,4 @@
-"""Arguments of the commands for the feature store and for what was served: load, counters, join and forget."""
+"""Arguments of the commands for the feature store and for what was served: load, counters, collect, join and forget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.argument_types import duration, location, moment, port, positive_int, store_address
+from pipelines.cli.argument_types import duration, kafka_address, location, moment, port, positive_int, store_address
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 
 BUNDLE = "folder written by 'ranker freeze', or a published version"
@@ -100,6 +100,19 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     )
     forget.add_argument("--repository", type=Path, metavar="REPOSITORY", help=f"{REPOSITORY}; for --to")
     _add_store(forget, "model whose keys are removed from the store (default: all models of the repository)")
+
+    collect = command("collect", "copy the files of a served log from a Kafka topic to a folder")
+    collect.add_argument(
+        "topic", type=kafka_address, metavar="TOPIC", help="kafka://HOST:PORT[,HOST:PORT]/TOPIC; setting served_log"
+    )
+    collect.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder of the files, for 'ranker join'")
+    collect.add_argument(
+        "--group",
+        default="ranker-collect",
+        metavar="NAME",
+        help="consumer group, under which the cluster keeps what was collected (default: ranker-collect)",
+    )
+    collect.add_argument("--follow", action="store_true", help="wait for new files at the end of the topic")
 
     join = command("join", "attribute feedback to served requests, and add the rows to a log for 'ranker train'")
     add_loop_folders(join, required=True)

@@ -1,4 +1,4 @@
-"""Commands for the feature store and for what was served: load, counters, join and forget."""
+"""Commands for the feature store and for what was served: load, counters, collect, join and forget."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ def counters_follow_command(arguments: argparse.Namespace) -> None:
     if arguments.once:
         print(dump_json(Follower(options).step()))
         return
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    follow(options, arguments.every, FollowMetrics(arguments.metrics_port), stop)
+    follow(options, arguments.every, FollowMetrics(arguments.metrics_port), _stop_on_signals())
 
 
 def forget_command(arguments: argparse.Namespace) -> None:
@@ -71,6 +68,14 @@ def forget_command(arguments: argparse.Namespace) -> None:
         store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
         removed["store_keys"] = forget_in_store(arguments.user, *store)
     print(dump_json(removed))
+
+
+def collect_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker collect``."""
+    from pipelines.jobs.collect import collect
+
+    stop = _stop_on_signals() if arguments.follow else None
+    print(dump_json({"files": collect(arguments.topic, arguments.to, arguments.group, stop)}))
 
 
 def join_command(arguments: argparse.Namespace) -> None:
@@ -100,6 +105,14 @@ def join_before(arguments: argparse.Namespace, model: str, log: Path | str) -> N
 
     sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, model)
     print_status(join(sources, log, arguments.window).to_text())
+
+
+def _stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def _store(arguments: argparse.Namespace) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pipelines.cli.argument_types import location
 from pipelines.cli.arguments import build_parser, walk_actions
 from pipelines.cli.loop_commands import (
+    collect_command,
     counters_apply_command,
     counters_follow_command,
     counters_load_command,
@@ -34,6 +35,7 @@ LOCKED_TRAINING = "pip install --no-deps -r requirements/train.lock (CPU) or req
 INSTALL_HINTS = {
     **dict.fromkeys(("torch", "onnx", "torchrec", "fbgemm_gpu", "sklearn", "optuna", "duckdb"), LOCKED_TRAINING),
     "redis": "pip install 'dselect-ranker[redis]'",
+    "confluent_kafka": "pip install 'dselect-ranker[kafka]'",
     "jinja2": "pip install 'dselect-ranker[report]'",
 }
 """Modules that only some commands need, and how to install them."""
@@ -343,6 +345,7 @@ COMMANDS: dict[str, Command] = {
     "counters apply": counters_apply_command,
     "counters follow": counters_follow_command,
     "forget": forget_command,
+    "collect": collect_command,
     "join": join_command,
     "serve": serve_command,
     "new": keys_new_command,

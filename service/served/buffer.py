@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -54,10 +55,18 @@ class VersionBuffer:
         self.candidates += sum(len(request.result.total) for request in requests)
         self.bytes += table.nbytes
 
-    def encode(self, pause: Callable[[], None]) -> pa.Buffer:
-        """Return the content of a Parquet file with all requests; ``pause`` is called between row groups."""
-        tables = _with_one_schema(self._tables)
-        schema = tables[0].schema
+    def encode(self, pause: Callable[[], None], max_bytes: float = math.inf) -> Iterator[tuple[pa.Buffer, int]]:
+        """Yield Parquet files with all requests: the content, and the number of requests.
+
+        Args:
+            pause: Called between row groups.
+            max_bytes: Maximum size of the requests of a file in memory; a larger request has a file of its own.
+        """
+        for table in _split(pa.concat_tables(_with_one_schema(self._tables)), max_bytes):
+            yield self._encode(table, pause), table.num_rows
+
+    def _encode(self, table: pa.Table, pause: Callable[[], None]) -> pa.Buffer:
+        schema = table.schema
         metadata = {METADATA_KEY: json.dumps(self._metadata(schema)).encode()}
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(
@@ -67,7 +76,6 @@ class VersionBuffer:
             use_dictionary=REPEATED_COLUMNS,
             write_statistics=False,
         ) as writer:
-            table = pa.concat_tables(tables)
             rows = max(1, ROW_GROUP_BYTES * table.num_rows // max(self.bytes, 1))
             for start in range(0, table.num_rows, rows):
                 writer.write_table(table.slice(start, rows), row_group_size=rows)
@@ -101,6 +109,16 @@ def _value_type(schema: pa.Schema, column: FeatureColumn) -> str:
         return "null"
     dtype = schema.field(column.label).type
     return str(dtype.value_type if column.owner == "item" else dtype)
+
+
+def _split(table: pa.Table, max_bytes: float) -> Iterator[pa.Table]:
+    """Split a table by rows into tables of at most ``max_bytes`` bytes, or one row."""
+    if table.num_rows <= 1 or max_bytes == math.inf or table.nbytes <= max_bytes:
+        yield table
+        return
+    middle = table.num_rows // 2
+    yield from _split(table.slice(0, middle), max_bytes)
+    yield from _split(table.slice(middle), max_bytes)
 
 
 def _with_one_schema(tables: list[pa.Table]) -> list[pa.Table]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import re
 import time
@@ -32,7 +33,12 @@ class ServedFolder(OutputFolder):
 
     Raises:
         OutputError: The folder cannot be created or written.
+
+    Attributes:
+        max_bytes: Maximum size of the requests of a file in memory: unlimited.
     """
+
+    max_bytes = math.inf
 
     def __init__(self, path: Path, days: float) -> None:
         super().__init__(path, "served log")
@@ -73,8 +79,8 @@ class ServedFolder(OutputFolder):
             OSError: The file could not be written; nothing of it remains, if the filesystem permits that.
         """
         self.check()
-        name = f"served-{datetime.now(UTC):{TIME_FORMAT}}-{uuid.uuid4().hex[:12]}"
-        part, path = self.path / f"{name}{PART_SUFFIX}", self.path / f"{name}{SUFFIX}"
+        path = self.path / new_name()
+        part = path.with_suffix(PART_SUFFIX)
         file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -94,6 +100,11 @@ class ServedFolder(OutputFolder):
         with suppress(OSError):  # the file is complete; only a power failure could still undo its name
             fsync(self.path)
         return path
+
+
+def new_name() -> str:
+    """Return the name of a new file."""
+    return f"served-{datetime.now(UTC):{TIME_FORMAT}}-{uuid.uuid4().hex[:12]}{SUFFIX}"
 
 
 def _remove_torn(path: Path, age: float) -> bool:

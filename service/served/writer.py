@@ -10,12 +10,14 @@ from collections import Counter, deque
 from typing import Literal, Self
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
+
 from ranking.artifacts.user_hash import UserHash
 from service.engine.model import LoadedModel
 from service.served.buffer import VersionBuffer
 from service.served.columns import ServedColumns
-from service.served.folder import ServedFolder
 from service.served.record import ServedRequest, is_sampled
+from service.served.sink import ServedSink, open_sink
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
@@ -59,13 +61,14 @@ class ServedLog:
     """Logs answered requests; one instance per process.
 
     Args:
-        folder: Folder of the files.
+        sink: Destination of the files.
         settings: Limits and options of the log.
         metrics: Metrics of the service.
     """
 
-    def __init__(self, folder: ServedFolder, settings: Settings, metrics: Metrics) -> None:
-        self._folder, self._settings, self._metrics = folder, settings, metrics
+    def __init__(self, sink: ServedSink, settings: Settings, metrics: Metrics) -> None:
+        self._sink, self._settings, self._metrics = sink, settings, metrics
+        self._max_bytes = min(settings.served_log_max_bytes, sink.max_bytes)
         self._share = settings.served_share
         self._collect_seconds = min(COLLECT_SECONDS, COLLECT_SHARE * settings.served_log_seconds)
         key = settings.served_log_user_key
@@ -93,11 +96,11 @@ class ServedLog:
         """Create the log, or return None if ``served_log`` is not set.
 
         Raises:
+            ConfigError: The Kafka client is not installed.
             OutputError: The folder is not writable.
         """
-        if settings.served_log is None:
-            return None
-        return cls(ServedFolder(settings.served_log, settings.served_log_days), settings, metrics)
+        sink = open_sink(settings)
+        return None if sink is None else cls(sink, settings, metrics)
 
     def add(self, request: ServedRequest) -> None:
         """Queue an answered request, or drop it if the queue or the folder is full. Called by the event loop only."""
@@ -126,7 +129,7 @@ class ServedLog:
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            log.error("the served log cannot be written: the filesystem does not respond; its last requests are lost")
+            log.error("the served log cannot be written: its destination does not respond; its last requests are lost")
 
     # The thread
 
@@ -161,7 +164,7 @@ class ServedLog:
     def _is_due(self) -> bool:
         size = sum(buffer.bytes for buffer in self._buffers.values())
         latest = EARLY_SHARE * self._settings.served_log_seconds - self._collect_seconds
-        return time.monotonic() - self._oldest >= latest or size >= self._settings.served_log_max_bytes
+        return time.monotonic() - self._oldest >= latest or size >= self._max_bytes
 
     def _convert(self) -> int:
         """Convert the next requests to tables, one per version; return their number."""
@@ -194,34 +197,38 @@ class ServedLog:
         """Write a file for each version."""
         buffers, self._buffers, self._oldest = self._buffers, {}, math.inf
         for buffer in buffers.values():
-            if buffer.requests:
-                try:
-                    self._write(buffer)
-                except OSError as error:
-                    self._drop("write_failed", buffer.requests, error.strerror or str(error))
-                except Exception as error:
-                    self._drop("write_failed", buffer.requests, f"{type(error).__name__}: {error!s:.200}")
+            if not buffer.requests:
+                continue
+            remaining = buffer.requests
+            try:
+                for content, requests in buffer.encode(self._pause, self._sink.max_bytes):
+                    self._write(content, requests)
+                    remaining -= requests
+            except OSError as error:
+                self._drop("write_failed", remaining, error.strerror or str(error))
+            except Exception as error:
+                self._drop("write_failed", remaining, f"{type(error).__name__}: {error!s:.200}")
 
-    def _write(self, buffer: VersionBuffer) -> None:
-        content, limit = buffer.encode(self._pause), self._settings.served_log_max_total_bytes
+    def _write(self, content: pa.Buffer, requests: int) -> None:
+        limit = self._settings.served_log_max_total_bytes
         if self._used_bytes + content.size > limit:
             self._scan()  # files may have been collected
         if self._used_bytes + content.size > limit:
             reason = f"its files have {self._used_bytes} bytes, and served_log_max_total_bytes is {limit}"
-            self._drop("folder_full", buffer.requests, reason)
+            self._drop("folder_full", requests, reason)
             return
-        self._folder.write(memoryview(content))
+        self._sink.write(memoryview(content))
         self._used_bytes += content.size
         self._metrics.served_bytes.inc(content.size)
-        self._metrics.served_requests.inc(buffer.requests)
+        self._metrics.served_requests.inc(requests)
         self._metrics.served_finished.set(time.time())
 
     def _scan(self) -> None:
         start = time.monotonic()
         try:
-            self._used_bytes = self._folder.scan()
+            self._used_bytes = self._sink.scan()
         except OSError as error:
-            self._report(f"{self._folder.path}: {error.strerror}")
+            self._report(f"{self._settings.served_log}: {error.strerror}")
         self._full = self._used_bytes >= self._settings.served_log_max_total_bytes
         end = time.monotonic()
         self._next_scan = end + max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE)

@@ -1,0 +1,184 @@
+"""The served log in a Kafka topic: the same rows as in a folder, failures of the broker, and limits of messages."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+from pipelines.jobs.join import JoinSources, join
+from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.errors import ConfigError
+from service.app import create_app
+from service.served.sink import open_sink
+from service.settings import Settings, load_settings
+from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.metrics import samples
+from tests.support.ports import HOST, free_port
+from tests.support.served_files import logged_ids
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.parts
+
+SHOWN = datetime(2026, 1, 11, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[KafkaBroker]:
+    with kafka_broker() as running:
+        yield running
+
+
+def client_of(repository: Path, log: str | Path, **settings: Any) -> TestClient:
+    return TestClient(create_app(Settings.model_validate({"repository": repository, "served_log": log, **settings})))
+
+
+def rank(client: TestClient, request_id: str, items: int = 2) -> None:
+    body: dict[str, Any] = {"request_id": request_id, "user": {"id": "u3"}, "time": SHOWN.isoformat()}
+    assert client.post("/v1/rank", json=body | {"items": {"id": [f"v{i}" for i in range(items)]}}).status_code == 200
+
+
+def collected(address: str, folder: Path) -> int:
+    from pipelines.jobs.collect import collect
+
+    return collect(KafkaAddress.parse(address), folder, "test")
+
+
+def metric(client: TestClient, name: str) -> float:
+    return samples(client.get("/metrics").text)[name]
+
+
+def joined_rows(served: Path, folder: Path) -> list[dict[str, Any]]:
+    feedback = folder / "feedback"
+    feedback.mkdir(parents=True)
+    join(JoinSources(served, feedback), folder / "log", 3600)
+    files = (folder / "log").glob("run-*/day=*/*.parquet")
+    rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+    return sorted(rows, key=lambda row: (row["request_id"], row["position"]))
+
+
+def test_collected_topic_joins_to_the_same_rows_as_a_folder(
+    broker: KafkaBroker, repository: Path, tmp_path: Path
+) -> None:
+    address = broker.create_topic("rows", partitions=2)
+    for log in (address, tmp_path / "folder"):
+        with client_of(repository, log, served_log_seconds=1) as client:
+            for number in range(10):
+                rank(client, f"r{number}")
+            wait_until(lambda client=client: metric(client, "ranker_served_requests_total") > 0)
+            for number in range(10, 20):
+                rank(client, f"r{number}")
+    assert collected(address, tmp_path / "topic") == len(list((tmp_path / "topic").iterdir())) >= 2
+    rows = joined_rows(tmp_path / "topic", tmp_path / "a")
+    assert rows == joined_rows(tmp_path / "folder", tmp_path / "b")
+    assert len(rows) == 40
+
+
+def test_stopped_broker_costs_counted_requests_but_not_rankings(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = pytest.importorskip("service.served.kafka")
+
+    monkeypatch.setattr(kafka, "DELIVERY_SECONDS", 2.0)
+    caplog.set_level(logging.ERROR, "ranker.service")
+    with kafka_broker() as broker:
+        address = broker.create_topic("served")
+        with client_of(repository, address, served_log_seconds=1) as client:
+            rank(client, "before")
+            wait_until(lambda: metric(client, "ranker_served_requests_total") == 1)
+            assert collected(address, tmp_path) == 1
+            broker.stop()
+            start = time.monotonic()
+            for number in range(5):
+                rank(client, f"lost-{number}")
+            assert time.monotonic() - start < 2.0
+            wait_until(lambda: metric(client, "ranker_served_dropped_total,reason=write_failed") == 5)
+            broker.start()
+            broker.create_topic("served")
+            rank(client, "after")
+            wait_until(lambda: metric(client, "ranker_served_requests_total") == 2)
+        assert collected(address, tmp_path / "after") == 1
+    assert logged_ids(tmp_path / "after") == ["after"]
+    (line,) = [message for message in caplog.messages if "drops requests" in message]
+    assert "not acknowledged within 2 s" in line
+    assert "check the address" in line
+
+
+def test_files_fit_into_messages(
+    broker: KafkaBroker, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = pytest.importorskip("service.served.kafka")
+
+    monkeypatch.setattr(kafka, "MAX_REQUEST_BYTES", 30_000)
+    address = broker.create_topic("sizes")
+    with client_of(repository, address) as client:
+        for number in range(60):
+            rank(client, f"r{number}", items=1 + number % 40)
+    assert collected(address, tmp_path) > 2
+    assert sorted(logged_ids(tmp_path)) == sorted(f"r{number}" for number in range(60))
+    for file in tmp_path.iterdir():
+        assert pq.ParquetFile(file).read().nbytes <= 30_000
+
+
+def test_stopping_without_a_server_ends_within_the_limit(
+    repository: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = pytest.importorskip("service.served.kafka")
+
+    monkeypatch.setattr(kafka, "DELIVERY_SECONDS", 1.0)
+    caplog.set_level(logging.ERROR, "ranker.service")
+    with client_of(repository, f"kafka://{HOST}:{free_port()}/served") as client:
+        rank(client, "lost")
+        start = time.monotonic()
+    assert time.monotonic() - start < 8.0
+    (line,) = [message for message in caplog.messages if "drops requests" in message]
+    assert "Connection refused" in line
+    assert "check the address, the servers and the network" in line
+
+
+def test_invalid_address_is_an_error_that_shows_the_form(repository: Path) -> None:
+    with pytest.raises(ConfigError, match="write kafka://HOST:PORT") as caught:
+        load_settings({"repository": repository}, environ={"RANKER_SERVED_LOG": "kafka://broker/served"})
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_client_is_an_error_that_names_the_extra(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    monkeypatch.delitem(sys.modules, "service.served.kafka", raising=False)
+    settings = Settings.model_validate({"repository": repository, "served_log": "kafka://broker:9092/served"})
+    with pytest.raises(ConfigError, match=r"pip install 'dselect-ranker\[kafka\]'"):
+        open_sink(settings)
+
+
+class _UnknownTopic:
+    def __init__(self, *_: Any) -> None:
+        self._deliver: Any = None
+
+    def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+        self._deliver = on_delivery
+
+    def flush(self, _: float) -> None:
+        from confluent_kafka import KafkaError
+
+        self._deliver(KafkaError(KafkaError._UNKNOWN_TOPIC), None)
+
+
+def test_unknown_topic_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = pytest.importorskip("service.served.kafka")
+    monkeypatch.setattr(kafka, "Producer", _UnknownTopic)  # the broker of the tests creates unknown topics
+    with pytest.raises(OSError, match="the cluster has no topic 'served': create it"):
+        kafka.KafkaTopic(KafkaAddress("broker:9092", "served")).write(memoryview(b"file"))
+
+
+def test_request_larger_than_a_message_is_an_error_that_names_the_setting() -> None:
+    kafka = pytest.importorskip("service.served.kafka")
+    with pytest.raises(OSError, match="leave out columns with served_log_exclude"):
+        kafka.KafkaTopic(KafkaAddress("broker:9092", "served")).write(memoryview(bytes(1_000_001)))
