@@ -63,5 +63,21 @@ def score_again(file: ServedFile, request_id: str, ranker: FrozenRanker) -> npt.
     return np.asarray(scores)
 
 
+def logged_table(file: ServedFile, ranker: FrozenRanker) -> pa.Table:
+    """Return the candidates of a file: ids of request, user and item, and the values that scored them, completed."""
+    tables = []
+    for row in file.table.to_pylist():
+        count = len(row["item_id"])
+        columns = {name: to_array([row[name]] * count) for name in ("request_id", "user_id")}
+        columns["item_id"] = to_array(row["item_id"])
+        for column in file.metadata["columns"]:
+            values = row.get(f"{column['owner']}.{column['name']}")  # absent if no request has a value
+            if values is None:
+                continue
+            columns[column["name"]] = to_array(values if column["owner"] == "item" else [values] * count)
+        tables.append(fill_features(pa.table(columns), ranker.schema, ranker.tables))
+    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+
+
 def to_array(values: list[Any]) -> pa.Array:
     return pa.array(values) if any(value is not None for value in values) else pa.nulls(len(values))

@@ -16,30 +16,14 @@ from pipelines.data.reader import LogReader
 from pipelines.features.joined import write_joined_columns
 from pipelines.jobs.join import JoinSources, join
 from pipelines.jobs.publish import publish
-from ranking import FrozenRanker
 from ranking.artifacts import bundle
 from ranking.encoding.feature_table import fill_features
 from service.app import create_app
 from service.settings import Settings
 from tests.support.counted_ranker import make_counted_ranker
-from tests.support.served_files import ServedFile, served_files, to_array
+from tests.support.served_files import logged_table, served_files
 
 WINDOW = 3_600
-
-
-def logged_table(file: ServedFile, ranker: FrozenRanker) -> pa.Table:
-    """Return the candidates of a file with the values that scored them, completed as the service does."""
-    tables = []
-    for row in file.table.to_pylist():
-        count = len(row["item_id"])
-        columns = {"item_id": to_array(row["item_id"]), "user_id": to_array([row["user_id"]] * count)}
-        for column in file.metadata["columns"]:
-            values = row.get(f"{column['owner']}.{column['name']}")  # absent if no request has a value
-            if values is None:
-                continue
-            columns[column["name"]] = to_array(values if column["owner"] == "item" else [values] * count)
-        tables.append(fill_features(pa.table(columns), ranker.schema, ranker.tables))
-    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
 @pytest.mark.parametrize("text", [False, True])
