@@ -23,10 +23,12 @@ from pipelines.config.types import Range, Timestamp
 from pipelines.config.uri import Uri
 from ranking.errors import ConfigError
 from ranking.model.mmoe import ModelConfig
-from ranking.schema import CrossFeature, ListOf, Objective, Schema, StrictModel
+from ranking.schema import CrossFeature, ListOf, NumberFeature, Objective, Schema, StrictModel
 from ranking.schema.validation_errors import format_validation_error
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+WIDTH_STEP = 4
+"""Embedding widths must be multiples of this number, because FBGEMM loads four weights at a time."""
 Precision = Literal["float32", "bfloat16"]
 Tracker = Literal["tensorboard", "mlflow"]
 
@@ -217,6 +219,15 @@ class Config(Schema):
                 "training.convergence: choose budget_at < anneal_until, "
                 "so that tasks choose among the remaining experts"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_widths(self) -> Self:
+        for feature in self.features:
+            if isinstance(feature, NumberFeature) or (not isinstance(feature, CrossFeature) and feature.training_only):
+                continue
+            if feature.dim % WIDTH_STEP:
+                raise ValueError(f"feature '{feature.name}' has dim = {feature.dim}; choose a multiple of {WIDTH_STEP}")
         return self
 
     @model_validator(mode="after")

@@ -149,6 +149,11 @@ def test_unknown_key_in_a_list_is_named_by_the_entry_name(config_file: Path, sec
     assert error_message(config_file).startswith(f"{config_file}: {section}.'{name}'.colour: unknown key")
 
 
+def test_width_that_training_does_not_support_is_named(config_file: Path) -> None:
+    config_file.write_text(DOCUMENT.replace('name = "tags"', 'name = "tags"\ndim = 6'))
+    assert error_message(config_file) == f"{config_file}: feature 'tags' has dim = 6; choose a multiple of 4"
+
+
 def test_key_of_another_feature_kind_is_unknown(config_file: Path) -> None:
     config_file.write_text(DOCUMENT.replace('name = "age"', 'name = "age"\ndim = 8'))
     assert error_message(config_file) == f"{config_file}: features.'age'.dim: unknown key of kind 'numeric'"
