@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from typing import Literal, Self
+from typing import Self
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from service.served.columns import ServedColumns
 from service.served.record import ServedRequest, is_sampled
 from service.served.sink import ServedSink, open_sink
 from service.settings import Settings
-from service.telemetry.metrics import Metrics
+from service.telemetry.metrics import Metrics, ServedDrop
 
 log = logging.getLogger("ranker.service")
 
@@ -49,8 +49,7 @@ LOG_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
 """Maximum seconds to write all requests when the service stops."""
 
-Reason = Literal["queue_full", "folder_full", "write_failed"]
-REASONS: dict[Reason, str] = {
+REASONS: dict[ServedDrop, str] = {
     "queue_full": "requests arrive faster than they can be written",
     "folder_full": "its files have reached served_log_max_total_bytes",
 }
@@ -76,8 +75,8 @@ class ServedLog:
         self._queue: deque[ServedRequest] = deque()
         self._queued_candidates = self._queued_values = 0  # written by the event loop
         self._taken_candidates = self._taken_values = 0  # written by the thread
-        self._rejected: Counter[Reason] = Counter()  # counted by the event loop, published by the thread
-        self._published: Counter[Reason] = Counter()
+        self._rejected: Counter[ServedDrop] = Counter()  # counted by the event loop, published by the thread
+        self._published: Counter[ServedDrop] = Counter()
         self._columns: WeakKeyDictionary[LoadedModel, ServedColumns] = WeakKeyDictionary()
         self._buffers: dict[ServedColumns, VersionBuffer] = {}
         self._oldest = math.inf  # time of arrival of the first request in the buffers
@@ -245,7 +244,7 @@ class ServedLog:
         waiting = self._queued_candidates - self._taken_candidates
         self._metrics.served_queue_rows.set(waiting + sum(buffer.candidates for buffer in self._buffers.values()))
 
-    def _drop(self, reason: Reason, requests: int, explanation: str) -> None:
+    def _drop(self, reason: ServedDrop, requests: int, explanation: str) -> None:
         self._metrics.served_dropped.labels(reason).inc(requests)
         self._report(explanation)
 

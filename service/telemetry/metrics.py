@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ FEEDBACK_OUTCOMES = {
 }
 """Status code → outcome of a feedback request, unless the request has a more specific reason of rejection."""
 
-SERVED_DROPS = ("queue_full", "folder_full", "write_failed")
+ServedDrop = Literal["queue_full", "folder_full", "write_failed"]
 """Reasons for which the served log lacks requests."""
 
 
@@ -247,7 +248,7 @@ class Metrics:
             "Requests that the served log lacks by reason: queue_full, folder_full or write_failed.",
             ["reason"],
         )
-        for reason in SERVED_DROPS:
+        for reason in get_args(ServedDrop):
             self.served_dropped.labels(reason)  # 0 is different from unknown
         self.served_bytes = counter("served_bytes", "Bytes of finished files of the served log.")
         self.served_cpu = counter("served_cpu_seconds", "CPU time of the thread that writes the served log.")
