@@ -5,12 +5,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-dep
 # Every file is checked against the hashes of the lock file. The project itself has none.
 LOCKED := $(PIP) --require-hashes --requirement
 
-.PHONY: demo serve test test-fast soak lint audit sbom licenses lock bench bench-train clean
+.PHONY: demo serve test test-fast soak lint audit sbom licenses lock bench bench-peers bench-train clean
 
 # One test process per core, at most four. Idle processes take tests from busy ones, and expensive fixtures are built once
 # for all of them.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
+PEERS := $(wildcard requirements/peers/*.lock)
 KUAIRAND ?= ../shared/data/kuairand-pure
 
 demo: .venv/train
@@ -53,13 +54,19 @@ sbom: .venv/sbom
 licenses: .venv/sbom
 	@$(BIN)/pip-licenses > /dev/null && echo "all licenses are allowed"
 
-# Adds the hashes of pins that have none. PINS="idna==3.21" changes pins. TORCH_INDEX: index of PyTorch's CPU builds.
+# Adds the hashes of pins that have none. PINS="idna==3.21" changes pins. TORCH_INDEX: index of PyTorch's CPU builds. FOLDER:
+# folder of the lock files.
 lock: .venv/update
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m requirements.lock $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) $(PINS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m requirements.lock $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) \
+	  $(if $(FOLDER),--folder $(FOLDER)) $(PINS)
 
-# Options go into BENCH, such as BENCH="--only litserve" or BENCH=--quick.
+# Options go into BENCH, such as BENCH="--only peers" or BENCH=--quick.
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.serving $(BENCH)
+
+# Installs the servers that `make bench` compares with and that need an environment of their own, because their requirements
+# conflict with the project's.
+bench-peers: $(PEERS:requirements/peers/%.lock=.venv/peers/%/ready)
 
 # KUAIRAND is the folder of the original KuaiRand files. Options go into BENCH, such as BENCH=--ten-million,
 # BENCH="--only score" or BENCH="--threads 1".
@@ -100,4 +107,9 @@ clean:
 
 .venv/bench: requirements/bench.lock .venv/dev
 	$(LOCKED) requirements/bench.lock
+	@touch $@
+
+.venv/peers/%/ready: requirements/peers/%.lock | .venv/bin/python
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@

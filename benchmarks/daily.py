@@ -26,7 +26,7 @@ from benchmarks.counters.metrics import Metrics, mean, table, without_derived
 from pipelines.config.config import Config, load_config
 from pipelines.data.reader import LogReader
 from pipelines.data.splits import TimeRange
-from pipelines.evaluation.evaluate import bootstrap_metrics
+from pipelines.evaluation.differences import bootstrap_metrics
 from pipelines.evaluation.predict import Predictions, predict
 from pipelines.evaluation.sources import LogRange, bundle_scorer
 from pipelines.features.joined import definition, write_joined_columns

@@ -197,11 +197,13 @@ def main() -> None:
         locks = [read_lock(path) for path in sorted(arguments.folder.glob("*.lock"))]
         change_pins(locks, arguments.pins)
         incomplete = [(lock, name) for lock in locks for name, pin in lock.pins.items() if not pin.hashes]
-        builds = {build_of(lock, name) for lock, name in incomplete}
-        cpu_builds = {build for build in builds if build.endswith("+cpu")}
-        hashes = find_hashes(builds - cpu_builds, []) | find_hashes(cpu_builds, arguments.index)
-        if other := builds - hashes.keys():
-            raise LockError(f"write versions as the index does: it has no {', '.join(sorted(other))} by this name")
+        hashes: dict[str, tuple[str, ...]] = {}
+        for lock in locks:  # One by one, because environments of their own may pin other versions.
+            builds = {build_of(lock, name) for incomplete_lock, name in incomplete if incomplete_lock is lock}
+            cpu_builds = {build for build in builds if build.endswith("+cpu")}
+            hashes |= find_hashes(builds - cpu_builds, []) | find_hashes(cpu_builds, arguments.index)
+            if other := builds - hashes.keys():
+                raise LockError(f"write versions as the index does: it has no {', '.join(sorted(other))} by this name")
     except LockError as error:
         sys.exit(f"lock: {error}")
     if not incomplete:

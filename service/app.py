@@ -18,15 +18,21 @@ from service.feedback.answers import AnsweredRequests
 from service.feedback.checks import FeedbackChecks
 from service.feedback.writer import FeedbackWriter
 from service.http.admin import repository_routes
+from service.http.auth.guard import ApiKeyGuard
 from service.http.auth.keys import Keyring
-from service.http.auth.middleware import ApiKeyMiddleware
+from service.http.console import console_routes
+from service.http.console_pages import console_pages
 from service.http.docs import docs_routes
 from service.http.errors import install_error_handlers
 from service.http.feedback import feedback_routes
+from service.http.gateway import Gateway
 from service.http.index import OPERATIONS_LINKS, SERVICE_LINKS, index_routes, model_list_routes
-from service.http.middleware import AdmissionMiddleware, PortRouter, RequestContextMiddleware
+from service.http.open_inference.handler import InferHandler
+from service.http.open_inference.routes import open_inference_routes
 from service.http.openapi import customize_openapi
-from service.http.routes import health_routes, metrics_routes, model_routes, ranking_routes
+from service.http.ports import PortRouter
+from service.http.rank_handler import RankHandler
+from service.http.routes import health_routes, metrics_routes, ranking_routes
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry, StartupBarrier
 from service.models.shadow import ShadowScorer
@@ -74,7 +80,7 @@ def create_app(
         ConfigError: The key file cannot be read, or the store's address is not valid.
         OutputError: The folder of feedback or of the served log is not writable.
     """
-    keyring = Keyring(settings.keys) if settings.keys else None
+    guard = ApiKeyGuard(Keyring(settings.keys)) if settings.keys else None
     models, metrics, tracer = ModelRegistry(settings.default_model, barrier), Metrics(), tracing.from_environment()
     writer = FeedbackWriter.from_settings(settings, metrics)
     served_log = ServedLog.from_settings(settings, metrics)
@@ -88,7 +94,8 @@ def create_app(
         reconciler.load_initial()
     feature_store = StoreLookup.from_settings(settings, metrics)
     deadlines = settings.default_deadline_ms, settings.max_deadline_ms
-    engine = Engine(settings.max_batch_rows, metrics, feature_store, *deadlines)
+    batch_tracer = None if tracer is None else tracer.batches
+    engine = Engine(settings.max_batch_rows, metrics, feature_store, *deadlines, batch_tracer=batch_tracer)
     admission, lifecycle = Admission(settings.max_queue_rows, settings.max_queue_requests), Lifecycle()
     context = ServerContext(settings, admission, lifecycle, metrics)
     shadows = ShadowScorer(engine, metrics)
@@ -113,31 +120,28 @@ def create_app(
         if tracer is not None:
             tracer.close()
 
-    def build(*routers: APIRouter) -> FastAPI:
+    def build(*routers: APIRouter) -> Gateway:
         app = FastAPI(title=TITLE, version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **DISABLED)
-        app.add_middleware(AdmissionMiddleware, context=context)
-        if keyring is not None:
-            app.add_middleware(ApiKeyMiddleware, keyring=keyring)
-        app.add_middleware(
-            RequestContextMiddleware,
-            telemetry=telemetry,
-            max_body_bytes=settings.max_body_bytes,
-            read_seconds=settings.read_seconds,
-            server_timing=settings.server_timing,
-        )
         install_error_handlers(app)
         for router in (*routers, health_routes(models, lifecycle), docs_routes(TITLE)):
             app.router.routes.extend(router.routes)  # include_router would match each request twice
-        customize_openapi(app, requires_keys=keyring is not None)
-        return app
+        customize_openapi(app, requires_keys=guard is not None)
+        return Gateway(app, context, telemetry, guard)
 
+    handler = RankHandler(settings, engine, shadows, answers, served_log)
+    infer_handler = InferHandler(settings, engine, shadows, handler.parsed_bodies, answers, served_log)
     main = [
-        ranking_routes(settings, models, engine, shadows, answers, served_log),
+        ranking_routes(handler, models),
         model_list_routes(models),
-        model_routes(models),
+        open_inference_routes(infer_handler, models),
         feedback_routes(settings, writer, checks, metrics),
     ]
-    operations = [metrics_routes(metrics), repository_routes(settings, models, reconciler)]
+    operations = [
+        metrics_routes(metrics),
+        repository_routes(settings, models, reconciler),
+        *console_routes(settings, models, reconciler, handler),
+        console_pages(),
+    ]
     if operations_port is None:
         return build(index_routes(SERVICE_LINKS | OPERATIONS_LINKS), *main, *operations)
     return PortRouter(

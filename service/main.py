@@ -69,17 +69,18 @@ def serve(settings: Settings, host: str, port: int) -> None:
     _check_repository(settings)
     operations_port = choose_operations_port(settings, host, port)
     listeners = [_bind(host, port, "--port")]
-    log.info("serving on %s, documentation at /docs", _url(listeners[0]))
+    console = "" if operations_port is not None else ", console at /console"
+    log.info("serving on %s, documentation at /docs%s", _url(listeners[0]), console)
     if operations_port is not None:
         listeners.append(_bind(host, operations_port, "--operations-port"))
         operations_port = listeners[1].getsockname()[1]
-        log.info("serving metrics and admin operations on %s", _url(listeners[1]))
+        log.info("serving metrics and admin operations on %s, console at /console", _url(listeners[1]))
     options: dict[str, Any] = {
         "http": LimitedHttpProtocol,
         "ws": "none",
         "log_config": None,
         "access_log": False,  # metrics count requests
-        "proxy_headers": False,  # the address of the client is not used
+        "proxy_headers": False,  # clients cannot set the address in traces
         "backlog": BACKLOG,
         "server_header": False,
         "timeout_keep_alive": settings.keep_alive_seconds,

@@ -26,8 +26,9 @@ from pydantic import (
 )
 
 from ranking.artifacts.atomic_files import os_error_text
-from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, check_address
+from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
 from ranking.artifacts.kafka_address import SCHEME, KafkaAddress
+from ranking.artifacts.store_address import check_address
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
 from service.backends.base import Precision

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -179,3 +181,19 @@ def _seed_torch() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _restore_process() -> Iterator[None]:
+    """Undo what a service or a command that runs in the test process has set for the whole process.
+
+    Another number of threads changes the last digits of a training, and later tests would log every record to stderr.
+    """
+    root, hook = logging.getLogger(), threading.excepthook
+    handlers, level = root.handlers[:], root.level
+    yield
+    torch.set_num_threads(1)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    threading.excepthook = hook
+    logging.captureWarnings(False)

@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PACKAGES = ("ranking", "service", "pipelines")
 OPTIONAL_MODULES = (
-    *("torch", "torchrec", "fbgemm_gpu", "optuna", "sklearn", "tensorboard", "mlflow"),
+    *("torch", "torchrec", "fbgemm_gpu", "optuna", "sklearn", "scipy", "lightgbm", "tensorboard", "mlflow"),
     *("redis", "hiredis", "confluent_kafka", "jinja2", "opentelemetry.sdk", "opentelemetry.exporter"),
 )
 TRANSITIVE = {
@@ -87,16 +87,19 @@ def test_every_imported_distribution_is_declared() -> None:
 
 def test_base_dependencies_leave_out_what_extras_declare() -> None:
     base = {distribution_name(requirement) for requirement in PROJECT["dependencies"]}
-    assert set(EXTRAS) == {"torch", "train", "redis", "kafka", "report", "mlflow", "tracing"}
+    assert set(EXTRAS) == {*("client", "torch", "train", "redis", "kafka", "report", "baselines", "mlflow", "tracing")}
     assert not base & {
         "torch",
         "torchrec",
         "redis",
         "hiredis",
+        "httpx2",
         "confluent-kafka",
         "jinja2",
         "optuna",
         "scikit-learn",
+        "scipy",
+        "lightgbm",
         "tensorboard",
     }
 

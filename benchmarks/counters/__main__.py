@@ -10,35 +10,20 @@ thread: its result depends on the seed only.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.counters.boosting import boosted_scorers
 from benchmarks.counters.metrics import mean, measured, table, without_derived
-from pipelines.config.config import Config, load_config
-from pipelines.data.splits import split_range
-from pipelines.evaluation.predict import Predictions, predict
-from pipelines.evaluation.sources import Scorer, run_scorers
-from pipelines.jobs.train import train
-from pipelines.runs.run import RunFolder
+from benchmarks.counters.runs import scored, trained
+from pipelines.config.config import load_config
+from pipelines.evaluation.predict import Predictions
+from pipelines.evaluation.sources import run_scorers
 from ranking.metrics import UnitDraws
 
 WITHOUT, WITH = "without counters", "with counters"
 TREES = "LightGBM"
-
-
-def trained(config: Config, folder: Path, seed: int) -> RunFolder:
-    """Return the run of a configuration with a seed; train it if it is not finished."""
-    training = config.training.model_copy(update={"seed": seed})
-    config = config.model_copy(update={"training": training})
-    return train(config, folder, resume=folder.exists())
-
-
-def scored(scorer: Scorer, config: Config, split: str) -> Predictions:
-    """Return the predictions of a model on one split of the log."""
-    return predict(scorer, replace(scorer.log_range(None), time_range=split_range(config.logs, split)))
 
 
 def main() -> None:

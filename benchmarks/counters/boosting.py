@@ -1,7 +1,7 @@
 """LightGBM on the features of a run: one model per task, on the same rows and with the same encoder.
 
-Like the ranker, LightGBM stops at the lowest loss on the validation split. Its settings are those of ``GRID`` with the
-lowest loss there, chosen for each task with seed 0.
+LightGBM stops at the best validation metric. Its settings are those of ``GRID`` with the best one, chosen for each task
+with seed 0.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.counters.columns import TreeColumns
 from pipelines.config.config import Config
 from pipelines.console import print_status
 from pipelines.data.reader import LogReader
+from pipelines.evaluation.baselines.tree_columns import TreeColumns
 from pipelines.evaluation.sources import Scorer, run_scorers
 from pipelines.features.joined import joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.artifacts.atomic_files import write_json
-from ranking.encoding.batch import EncodedBatch, Float32
+from ranking.encoding.batch import EncodedBatch, Float32, Int64
 from ranking.frozen.calibration import Calibration
 from ranking.schema import Task
 
@@ -48,22 +48,44 @@ FIXED = {
     "verbosity": -1,
 }
 """Parameters that all models share. ``feature_pre_filter`` is off because ``min_data_in_leaf`` differs between them."""
-OBJECTIVES = {"binary": ("binary", "binary_logloss"), "regression": ("regression", "l2")}
-"""Objective and validation loss of each kind of task."""
+POINTWISE = {"binary": ("binary", "binary_logloss"), "regression": ("regression", "l2")}
+"""Objective and validation metric of each kind of task."""
+LAMBDARANK = POINTWISE | {"binary": ("lambdarank", "ndcg")}
+"""The same for the order within a user's day (Burges 2010, "From RankNet to LambdaRank to LambdaMART")."""
+RISING = ("ndcg",)
+"""Metrics that rise as models get better."""
 MAX_ROUNDS, PATIENCE = 2_000, 30
 CHOICES = "choices.json"
 
+Objectives = Mapping[str, tuple[str, str]]
+"""Objective and validation metric by kind of task."""
 Setting = Mapping[str, int]
 """One value for each entry of ``GRID``."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of one split: matrix [rows, columns], labels [rows, tasks] (NaN where masked) and weights [rows]."""
+    """Rows of one split, sorted by user and day.
+
+    Attributes:
+        matrix: features [rows, columns].
+        labels: labels [rows, tasks], NaN where masked.
+        weights: sample weights [rows].
+        sizes: rows of each user and day.
+    """
 
     matrix: Float32
     labels: Float32
     weights: Float32
+    sizes: Int64
+
+    @classmethod
+    def of(cls, batch: LabeledBatch, columns: TreeColumns) -> Split:
+        """Convert encoded rows, which have groups."""
+        assert batch.groups is not None
+        batch = batch.take(np.argsort(batch.groups, kind="stable"))
+        _, sizes = np.unique(batch.groups, return_counts=True)
+        return cls(columns.matrix(batch.inputs), batch.labels, batch.weights, sizes)
 
 
 @dataclass(frozen=True)
@@ -92,24 +114,25 @@ def read_data(run: RunFolder, config: Config) -> TreeData:
     splits = []
     with joined_columns(reader, scorer.schema, scorer.features) as joined:
         for split in ("train", "validation"):
-            rows = read_split(reader.with_joined(joined), config.logs, scorer.encoder, split)
-            batch = LabeledBatch.concat(list(rows))
-            splits.append(Split(columns.matrix(batch.inputs), batch.labels, batch.weights))
+            rows = read_split(reader.with_joined(joined), config.logs, scorer.encoder, split, "user_day")
+            splits.append(Split.of(LabeledBatch.concat(list(rows)), columns))
     return TreeData(columns, *splits)
 
 
-def boosted_scorers(run: RunFolder, config: Config, folder: Path, seeds: int) -> list[Scorer]:
+def boosted_scorers(
+    run: RunFolder, config: Config, folder: Path, seeds: int, objectives: Objectives = POINTWISE
+) -> list[Scorer]:
     """Return the models of each seed with the encoder of a run; train them unless the folder has them."""
     if not ((folder / CHOICES).exists() and (folder / str(seeds - 1)).exists()):
-        train_models(read_data(run, config), config.training_schema.tasks, folder, seeds)
+        train_models(read_data(run, config), config.training_schema.tasks, folder, seeds, objectives)
     return [_scorer(run, folder, seed) for seed in range(seeds)]
 
 
-def train_models(data: TreeData, tasks: Sequence[Task], folder: Path, seeds: int) -> None:
+def train_models(data: TreeData, tasks: Sequence[Task], folder: Path, seeds: int, objectives: Objectives) -> None:
     """Choose the settings of each task and train its model with each seed.
 
     Writes the models to ``SEED/TASK.txt``, then ``choices.json``: for each task the chosen settings, and each setting
-    with its rounds and validation loss.
+    with its rounds and validation loss (of a metric that rises, its negative).
     """
     settings = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
     datasets = {max_ids: data.datasets(max_ids) for max_ids in GRID["max_ids"]}
@@ -117,7 +140,7 @@ def train_models(data: TreeData, tasks: Sequence[Task], folder: Path, seeds: int
     for i, task in enumerate(tasks):
 
         def fit(setting: Setting, seed: int, i: int = i, task: Task = task) -> lgb.Booster:
-            return _fit(data, datasets[setting["max_ids"]], i, task, setting, seed)
+            return _fit(data, datasets[setting["max_ids"]], i, objectives[task.kind], setting, seed)
 
         models = [fit(setting, 0) for setting in settings]
         losses = [_loss(model) for model in models]
@@ -136,17 +159,17 @@ def train_models(data: TreeData, tasks: Sequence[Task], folder: Path, seeds: int
 
 
 def _loss(model: lgb.Booster) -> float:
-    """Return the lowest validation loss."""
-    (losses,) = model.best_score.values()
-    (loss,) = losses.values()
-    return float(loss)
+    """Return the lowest validation loss; of a metric that rises, the negative of the highest."""
+    (metrics,) = model.best_score.values()
+    ((name, value),) = metrics.items()
+    return -float(value) if name.startswith(RISING) else float(value)
 
 
 def _fit(
     data: TreeData,
     datasets: tuple[lgb.Dataset, lgb.Dataset],
     task_index: int,
-    task: Task,
+    objective_and_metric: tuple[str, str],
     setting: Setting,
     seed: int,
 ) -> lgb.Booster:
@@ -157,9 +180,10 @@ def _fit(
         dataset.construct()
         dataset.set_label(np.nan_to_num(labels))
         dataset.set_weight(np.where(np.isnan(labels), 0, split.weights))
-    objective, metric = OBJECTIVES[task.kind]
+        dataset.set_group(split.sizes)
+    objective, metric = objective_and_metric
     tree = {name: setting[name] for name in ("num_leaves", "min_data_in_leaf")}
-    parameters = {**FIXED, **tree, "objective": objective, "metric": metric, "seed": seed}
+    parameters = {**FIXED, **tree, "objective": objective, "metric": metric, "eval_at": [10], "seed": seed}
     stop = lgb.early_stopping(PATIENCE, verbose=False)
     return lgb.train(parameters, train, MAX_ROUNDS, valid_sets=[validation], callbacks=[stop])
 

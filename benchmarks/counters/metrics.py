@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipelines.config.config import Config
-from pipelines.evaluation.compare import metric_difference
-from pipelines.evaluation.evaluate import bootstrap_metrics
+from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
 from pipelines.evaluation.predict import Predictions
 from ranking.metrics import Array, UnitDraws
 

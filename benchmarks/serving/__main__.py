@@ -3,9 +3,9 @@
     python -m benchmarks.serving
 
 In addition to the parts of ``ranker bench``, it compares the frozen model with the dense one and with the roofline of
-the processor, the service with LitServe, and the results with performance targets. Writes results/serving.json,
-results/serving.svg, and the generated parts of benchmarks.md and scaling.md. LitServe is omitted if it is not
-installed (requirements/bench.lock).
+the processor, and the service with other ways to serve the bundle. It measures the CPU time of a request by area and
+compares the results with performance targets. Writes results/serving.json, results/serving.svg, and the generated parts
+of benchmarks.md and scaling.md. What is not installed (requirements/bench.lock) is omitted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import replace_part
-from benchmarks.serving import capacity, latency_plot, litserve_comparison, report
+from benchmarks.serving import budget, capacity, latency_plot, peer_comparison, report
 from pipelines.bench import benchmark
 from pipelines.bench.command import read_results, write_results
 from pipelines.bench.sizes import FULL, QUICK
 from ranking.errors import RankerError
 
 DOCS = Path(__file__).parents[2] / "docs"
-PARTS = (*benchmark.PARTS, litserve_comparison.PART)
+PARTS = (*benchmark.PARTS, peer_comparison.PART, budget.PART)
 NAME = "serving"
 """Name of the generated part of benchmarks.md and of the result files."""
 
@@ -53,19 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--items", type=int, help="items of the reference model (default: 1000000)")
     parser.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
     arguments = parser.parse_args(argv)
-    sizes, tuning = (QUICK, litserve_comparison.QUICK) if arguments.quick else (FULL, litserve_comparison.FULL)
+    sizes, effort = (QUICK, peer_comparison.QUICK) if arguments.quick else (FULL, peer_comparison.FULL)
     if arguments.items is not None:
         sizes = replace(sizes, items=arguments.items)
     parts: dict[str, benchmark.Part] = {
         **benchmark.PARTS,
         "engines": partial(benchmark.measure_engines, module="benchmarks.serving.engines"),
-        litserve_comparison.PART: partial(litserve_comparison.compare, tuning=tuning),
+        peer_comparison.PART: partial(peer_comparison.compare, effort=effort),
+        budget.PART: budget.measure_budget,
     }
-    packages = (*benchmark.PACKAGES, "litserve")
     file = arguments.docs / "results" / f"{NAME}.json"
     results = read_results(file)
     try:
-        for result in benchmark.run_benchmark(None, sizes, arguments.threads, arguments.only, parts, packages):
+        for result in benchmark.run_benchmark(None, sizes, arguments.threads, arguments.only, parts):
             results |= result
             write_results(file, results)
             write_documents(arguments.docs, results)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.serving.litserve_comparison import PART as LITSERVE
+from benchmarks.serving.peer_comparison import PART as PEERS
+from benchmarks.serving.peers.catalog import HAND_WRITTEN, LITSERVE
 from benchmarks.serving.roofline import ROOFLINE
 from pipelines.bench.engines import LOOK_UP
 from pipelines.bench.interleave import ratios
@@ -85,12 +86,34 @@ def _batching(results: Results) -> Sequence[float]:
     return [turn["batches"]["per_second"] / turn["no batches"]["per_second"] for turn in turns]
 
 
-def _to_litserve(candidates: int, cores: int, key: str) -> Metric:
+def _to_peer(name: str, candidates: int, key: str, *, clients: int = 32) -> Metric:
+    """Divide a value of the service by that of a peer."""
+
     def metric(results: Results) -> Sequence[float]:
-        cases = {(case["candidates"], case["cores"]): case["turns"] for case in results[LITSERVE]["cases"]}
-        return [turn["ranker"][key] / turn["litserve"][key] for turn in cases[candidates, cores]]
+        turns = {peer["name"]: peer["turns"] for peer in results[PEERS]["peers"]}[name]
+        loads = [turn[f"{candidates} {clients}"] for turn in turns]
+        return [load["ranker"][key] / load["peer"][key] for load in loads]
 
     return metric
+
+
+def _peer_targets() -> Iterator[Target]:
+    """Return the targets of the comparison with other ways to serve the bundle."""
+    sizes = (10, 100, 500)
+    for count in sizes:
+        label = f"requests/s: ranker / hand-written app, {count} candidates, 32 clients"
+        yield Target(label, _to_peer(HAND_WRITTEN, count, "per_second"), 1.05)
+    for count in sizes:
+        label = f"p99: ranker / hand-written app, {count} candidates, 32 clients"
+        yield Target(label, _to_peer(HAND_WRITTEN, count, "p99"), 1, is_upper=True)
+    label = "p50: ranker / hand-written app, 10 candidates, 1 client"
+    yield Target(label, _to_peer(HAND_WRITTEN, 10, "p50", clients=1), 1.2, is_upper=True)
+    for count, bound in ((10, 2.2), (100, 1.3)):
+        label = f"requests/s: ranker / LitServe, {count} candidates, 32 clients"
+        yield Target(label, _to_peer(LITSERVE, count, "per_second"), bound)
+    for count in (10, 100):
+        label = f"p99: ranker / LitServe, {count} candidates, 32 clients"
+        yield Target(label, _to_peer(LITSERVE, count, "p99"), 0.75, is_upper=True)
 
 
 def _tail(results: Results) -> Sequence[float]:
@@ -142,7 +165,7 @@ TARGETS = (
         _time_ratio("no split, onnxruntime", FROZEN, 500),
         1.08,
     ),
-    Target("requests/s: HTTP / engine only, ids, 100 candidates, 64 clients", _http_to_engine, 0.65),
+    Target("requests/s: HTTP / engine only, ids, 100 candidates, 64 clients", _http_to_engine, 0.75),
     Target("requests/s: batching / no batching, 10 candidates, 32 clients", _batching, 1.5),
     Target(
         "time: parse + look-up + write / forward, columns, 500 candidates",
@@ -153,16 +176,7 @@ TARGETS = (
     Target(
         "time: parse + look-up + write / forward, ids, 500 candidates", _stages_to_forward("ids"), 0.1, is_upper=True
     ),
-    Target(
-        "requests/s: ranker / LitServe, 1 core, 100 candidates, 32 clients", _to_litserve(100, 1, "per_second"), 1.3
-    ),
-    Target("requests/s: ranker / LitServe, 1 core, 10 candidates, 32 clients", _to_litserve(10, 1, "per_second"), 2.2),
-    Target(
-        "p99: ranker / LitServe, 2 cores, 100 candidates, 32 clients", _to_litserve(100, 2, "p99"), 0.75, is_upper=True
-    ),
-    Target(
-        "p99: ranker / LitServe, 2 cores, 10 candidates, 32 clients", _to_litserve(10, 2, "p99"), 0.75, is_upper=True
-    ),
+    *_peer_targets(),
     Target("p99 / p50 at 70 % of peak, ids, 100 candidates", _tail, 4, is_upper=True),
     Target("responses/s: at 5× peak / at peak", _overload("per_second"), 0.8),
     Target("p99 of responses: at 5× peak / at peak", _overload("p99"), 3, is_upper=True),

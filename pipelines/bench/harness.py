@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.bench.load import LoadSpec
+from pipelines.bench.connection import RequestBody
+from pipelines.bench.load import PATH, LoadSpec
 from pipelines.bench.requests import Requests
 from pipelines.bench.server_process import ServerProcess, service_process
 from pipelines.bench.sizes import Sizes
@@ -18,6 +20,23 @@ from pipelines.console import print_status
 from ranking.artifacts import bundle
 from ranking.errors import RankerError
 from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """How a server other than the service expects a request.
+
+    Attributes:
+        path: path of the requests.
+        wrap: returns the request for one of the service.
+    """
+
+    path: str
+    wrap: Callable[[RequestBody], RequestBody]
+
+
+PLAIN = Envelope(PATH, lambda body: body)
+"""Requests of the service."""
 
 MAX_CLIENT_CPU = 0.8
 """CPU utilization of the load generator above which it delays its own requests."""
@@ -49,6 +68,10 @@ class Harness:
         """Numbers of candidates to measure, as far as the bundle has as many items."""
         return [count for count in self.sizes.candidates if count <= self.max_candidates]
 
+    def bodies(self, form: str, candidates: int) -> tuple[RequestBody, ...]:
+        """Return the requests of a load, in a form of ``requests.FORMS``."""
+        return self._requests.bodies(form, candidates)
+
     def service(self, cores: Sequence[int] | None = None, **settings: Any) -> ServerProcess:
         """Create a process of the service that rejects no request unless the settings say otherwise."""
         cores = cores or self.cores[: self.threads]
@@ -57,11 +80,26 @@ class Harness:
         return service_process(Settings(repository=self._repository, **options), cores)
 
     def closed_loop(
-        self, server: ServerProcess, form: str, candidates: int, clients: int, seconds: float | None = None
+        self,
+        server: ServerProcess,
+        form: str,
+        candidates: int,
+        clients: int,
+        seconds: float | None = None,
+        envelope: Envelope = PLAIN,
     ) -> dict[str, Any]:
-        """Measure a server in a closed loop, by default for ``load_seconds``; see ``load.summarize``."""
+        """Measure a server in a closed loop, by default for ``load_seconds``; see ``load.summarize``.
+
+        Args:
+            server: running server.
+            form: form of the requests, one of ``requests.FORMS``.
+            candidates: candidates per request.
+            clients: number of clients.
+            seconds: duration of the measurement.
+            envelope: how the server expects a request.
+        """
         seconds = self.sizes.load_seconds if seconds is None else seconds
-        return self._measure(server, form, candidates, seconds, clients=clients)
+        return self._measure(server, form, candidates, seconds, clients=clients, envelope=envelope)
 
     def open_loop(
         self, server: ServerProcess, form: str, candidates: int, rate: float, seconds: float, seed: int
@@ -103,10 +141,11 @@ class Harness:
         clients: int = 0,
         rate: float = 0.0,
         seed: int = 0,
+        envelope: Envelope = PLAIN,
     ) -> dict[str, Any]:
         """Run a load; adds ``cpu``, the CPU milliseconds of the server per request, to its summary."""
-        bodies = self._requests.bodies(form, candidates)
-        spec = LoadSpec(server.port, bodies, seconds, self.sizes.warmup_seconds, clients, rate, seed)
+        bodies = tuple(envelope.wrap(body) for body in self.bodies(form, candidates))
+        spec = LoadSpec(server.port, bodies, seconds, self.sizes.warmup_seconds, clients, rate, seed, envelope.path)
         load_cores = [core for core in self.cores if core not in server.cores] or self.cores
         before = server.cpu_seconds()
         summary = self.run_module("pipelines.bench.load", cores=load_cores, stdin=spec.to_json())

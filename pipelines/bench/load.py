@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 60.0
 MAX_CONNECTIONS = 500
 """Maximum number of connections of an open loop; select() supports 1,024 file descriptors."""
 HOST, PATH = "127.0.0.1", "/v1/rank"
-"""Address and path of every measured server."""
+"""Address of every measured server, and path of the service."""
 OK = 200
 
 
@@ -46,6 +46,7 @@ class LoadSpec:
         clients: clients of a closed loop; 0 for an open loop.
         rate: requests/s of an open loop.
         seed: seed of the arrival times of an open loop.
+        path: path of the requests.
     """
 
     port: int
@@ -55,6 +56,7 @@ class LoadSpec:
     clients: int = 0
     rate: float = 0.0
     seed: int = 0
+    path: str = PATH
 
     def to_json(self) -> str:
         """Serialize for the load generator process."""
@@ -71,7 +73,7 @@ class LoadSpec:
     def requests(self) -> list[bytes]:
         """Return complete HTTP requests, head and body."""
         head = "POST {0} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {1}\r\nAccept: {1}\r\nContent-Length: {2}\r\n\r\n"
-        return [head.format(PATH, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
+        return [head.format(self.path, body.content_type, len(body.data)).encode() + body.data for body in self.bodies]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -77,24 +78,46 @@ class ServerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stop all processes of the server."""
+        sessions = {self._process.pid}
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _session_processes(self._process.pid):
+            processes = _server_processes(sessions)
+            if not processes:
                 break
-            os.killpg(self._process.pid, number)
+            sessions |= {process.session for process in processes.values()}  # Finds children of those that end first.
+            for pid in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
             try:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
         self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        """Id of the first process of the server."""
+        return self._process.pid
+
     def cpu_seconds(self) -> float:
         """Return the CPU time that the processes have used."""
-        return sum(ticks for _, ticks in _session_processes(self._process.pid)) / CLOCK_TICKS
+        return sum(process.ticks for process in _server_processes({self._process.pid}).values()) / CLOCK_TICKS
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the processes within the block, so that a server that polls while it is idle uses no CPU time."""
+        processes = list(_server_processes({self._process.pid}))
+        try:
+            for pid in processes:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGCONT)
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the processes."""
         pages = 0
-        for pid, _ in _session_processes(self._process.pid):
+        for pid in _server_processes({self._process.pid}):
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -146,18 +169,30 @@ def free_port() -> int:
         return port
 
 
-def _session_processes(session: int) -> list[tuple[int, int]]:
-    """Return (process id, ticks of CPU time) of the running processes of a session."""
-    processes = []
+class _Process(NamedTuple):
+    """A running process: its parent, its session and its ticks of CPU time."""
+
+    parent: int
+    session: int
+    ticks: int
+
+
+def _server_processes(sessions: set[int]) -> dict[int, _Process]:
+    """Return the running processes of these sessions and their descendants, which may have sessions of their own."""
+    running = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # The process has just ended.
             continue
-        state, process_session, user, system = fields[0], int(fields[3]), int(fields[11]), int(fields[12])
-        if process_session == session and state != "Z":
-            processes.append((int(stat.parent.name), user + system))
-    return processes
+        if fields[0] != "Z":
+            running[int(stat.parent.name)] = _Process(int(fields[1]), int(fields[3]), int(fields[11]) + int(fields[12]))
+    members = {pid for pid, process in running.items() if process.session in sessions}
+    size = 0
+    while size < len(members):
+        size = len(members)
+        members |= {pid for pid, process in running.items() if process.parent in members}
+    return {pid: running[pid] for pid in members}
 
 
 def main(settings: str, port: str) -> None:

@@ -8,8 +8,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from ranking.artifacts.feature_store_keys import check_address
 from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.store_address import check_address
 
 MIN_LOG_ROWS = 2000
 """Minimum number of rows of a generated log, so that its rarest label (1 in 200) occurs in the training split."""

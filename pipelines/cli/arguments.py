@@ -33,6 +33,10 @@ BENCH_PARTS = ("engines", "http", "bare", "open", "batching", "overload", "attac
 """Parts that ``ranker bench`` can measure."""
 
 
+EMBEDDINGS = ("float32", "float16", "int8")
+"""Types of the rows of embedding tables in a bundle."""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; it sets ``command`` to the name of the selected command."""
     top = argparse.ArgumentParser(prog="ranker", description="Train, freeze, publish and serve a DSelect-k ranker.")
@@ -65,6 +69,30 @@ def build_parser() -> argparse.ArgumentParser:
     kuairand = command("kuairand", "convert the original files of KuaiRand (CSV or Parquet)", sources)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
     kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
+
+    init = command("init", "write a first ranker.toml for a log, with the reason of every guess in a comment")
+    init.add_argument("log", type=location, metavar="LOG", help="Parquet file or folder, or CSV file; a path or URI")
+    init.add_argument("--users", type=location, metavar="FILE", help="table of user features, Parquet or CSV")
+    init.add_argument("--items", type=location, metavar="FILE", help="table of item features, Parquet or CSV")
+    init.add_argument(
+        "--out",
+        type=Path,
+        default=Path("ranker.toml"),
+        metavar="FILE",
+        help="new configuration; converted copies are written next to it (default: ranker.toml)",
+    )
+    init.add_argument("--name", help="name of the model (default: the name of the log)")
+    init.add_argument("--time", metavar="COLUMN", help="time of the impression (default: guessed)")
+    init.add_argument("--user", metavar="COLUMN", help="user id (default: guessed)")
+    init.add_argument("--item", metavar="COLUMN", help="item id (default: guessed)")
+    init.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        dest="labels",
+        metavar="COLUMN",
+        help="what to predict; may be repeated (default: guessed)",
+    )
 
     check = command("check", "validate a configuration and its log")
     check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
@@ -114,6 +142,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="evaluate the values of this feature separately, or new_user or new_item; may be repeated; replaces the "
         "configured slices",
     )
+    evaluate.add_argument(
+        "--importance",
+        action="store_true",
+        help="measure how much worse the predictions become when the values of each feature are shuffled; for a run "
+        "without --logs, add the result to its evaluation.json and report",
+    )
     evaluate.add_argument("--json", action="store_true", help=JSON)
 
     compare = command("compare", "compare two runs or bundles on the same rows, with paired intervals")
@@ -134,6 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     freeze = command("freeze", "write the bundle of a converged run")
     freeze.add_argument("source", type=Path, metavar="RUN", help=RUN)
     freeze.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help=NEW_FOLDER)
+    _add_embeddings(freeze)
 
     publish = command("publish", "make a bundle the current version in a repository")
     publish.add_argument("bundle", type=Path, metavar="BUNDLE", help=BUNDLE)
@@ -209,6 +244,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="with --served and --feedback: first join the requests whose window has closed; see 'ranker join'",
     )
     daily.add_argument("--fresh", action="store_true", help="train from scratch, such as after a change of features")
+    _add_embeddings(daily)
     _add_overrides(daily)
     daily.add_argument("--json", action="store_true", help=JSON)
 
@@ -265,7 +301,11 @@ def build_parser() -> argparse.ArgumentParser:
     new_key.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
     new_key.add_argument("--name", required=True, help="name of the key; every key has a different name")
     new_key.add_argument(
-        "--scopes", nargs="+", required=True, choices=["rank", "feedback", "admin"], help="operations that it permits"
+        "--scopes",
+        nargs="+",
+        required=True,
+        choices=["rank", "feedback", "read", "admin"],
+        help="operations that it permits",
     )
     new_key.add_argument("--days", type=days, help="days until it expires (default: never)")
     new_key.add_argument(
@@ -343,6 +383,16 @@ def _add_bad_row_limit(command: argparse.ArgumentParser) -> None:
         type=fraction,
         metavar="SHARE",
         help="fail if more than this share of the rows is bad (default: logs.max_bad_rows, 0.01)",
+    )
+
+
+def _add_embeddings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--embeddings",
+        choices=EMBEDDINGS,
+        default=EMBEDDINGS[0],
+        help="type of the rows of embedding tables in the bundle; float16 takes half the memory of float32, int8 less "
+        "(default: float32)",
     )
 
 

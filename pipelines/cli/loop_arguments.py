@@ -152,7 +152,7 @@ def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
         type=store_address,
         metavar="URL",
         default=os.environ.get("RANKER_STORE"),
-        help="redis://HOST:PORT/DB, rediss:// or unix:// (default: the variable RANKER_STORE)",
+        help="address of the store, such as redis://HOST:PORT/DB (default: the variable RANKER_STORE)",
     )
     parser.add_argument("--model", help=model)
     parser.add_argument(

@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except RankerError as error:
-        print(f"ranker: {error}", file=sys.stderr)
+        message = str(error).replace("\n", "\\n")  # names of columns may contain line breaks
+        print(f"ranker: {message}", file=sys.stderr)
         return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
@@ -100,6 +101,23 @@ def kuairand_command(arguments: argparse.Namespace) -> None:
     print(arguments.out / "ranker.toml")
 
 
+def init_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker init``."""
+    from pipelines.init.roles import Overrides
+    from pipelines.jobs.init import init
+
+    written = init(
+        arguments.log,
+        arguments.out,
+        users=arguments.users,
+        items=arguments.items,
+        name=arguments.name,
+        overrides=Overrides(arguments.time, arguments.user, arguments.item, arguments.labels),
+        command=arguments.argv,
+    )
+    print(written.to_text())
+
+
 def check_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker check``."""
     from pipelines.config.config import load_config
@@ -133,6 +151,7 @@ def train_command(arguments: argparse.Namespace) -> None:
         overwrite=arguments.overwrite,
         warm_start=warm,
         command=arguments.argv,
+        baselines=True,
     )
     if not is_main_process():
         return
@@ -172,9 +191,18 @@ def evaluate_command(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.evaluate import evaluate_all
     from pipelines.evaluation.format import format_evaluation
     from pipelines.evaluation.sources import resolve_scorers
+    from pipelines.runs.run import RunFolder
 
-    evaluation = evaluate_all(resolve_scorers(arguments.source), arguments.logs, arguments.slices)
+    evaluation = evaluate_all(
+        resolve_scorers(arguments.source),
+        arguments.logs,
+        arguments.slices,
+        baselines=True,
+        importance=arguments.importance,
+    )
     print(dump_json(evaluation) if arguments.json else format_evaluation(evaluation))
+    if arguments.importance and arguments.logs is None:  # the test split of a run
+        RunFolder.open(arguments.source).add_to_evaluation("importance", evaluation["importance"])
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
@@ -183,7 +211,7 @@ def compare_command(arguments: argparse.Namespace) -> None:
     from pipelines.evaluation.format import format_comparison
     from pipelines.evaluation.sources import resolve_scorers
 
-    comparison = compare(resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs)
+    comparison = compare(resolve_scorers(arguments.a), resolve_scorers(arguments.b), arguments.logs, baselines=True)
     comparison = {"a": str(arguments.a), "b": str(arguments.b), **comparison}
     print(dump_json(comparison) if arguments.json else format_comparison(comparison))
 
@@ -199,7 +227,7 @@ def freeze_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker freeze``."""
     from pipelines.jobs.freeze import freeze_run
 
-    freeze_run(arguments.source, arguments.out)
+    freeze_run(arguments.source, arguments.out, arguments.embeddings)
     print(arguments.out)
 
 
@@ -226,6 +254,7 @@ def daily_command(arguments: argparse.Namespace) -> None:
         day,
         margin=arguments.margin,
         fresh=arguments.fresh,
+        embeddings=arguments.embeddings,
         command=arguments.argv,
     )
     print(dump_json(record) if arguments.json else arguments.repository / record["model"] / str(record["version"]))
@@ -329,6 +358,7 @@ COMMANDS: dict[str, Command] = {
     "demo": demo_command,
     "synthetic": synthetic_command,
     "kuairand": kuairand_command,
+    "init": init_command,
     "check": check_command,
     "train": train_command,
     "tune": tune_command,

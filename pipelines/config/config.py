@@ -29,6 +29,8 @@ from ranking.schema.validation_errors import format_validation_error
 Fraction = Annotated[float, Field(ge=0, le=1)]
 WIDTH_STEP = 4
 """Embedding widths must be multiples of this number, because FBGEMM loads four weights at a time."""
+RankingGroup = Literal["user_day", "request"]
+"""Rows that compete with each other: those of a user on one calendar day, or those of a request of a user."""
 Precision = Literal["float32", "bfloat16"]
 Tracker = Literal["tensorboard", "mlflow"]
 
@@ -122,6 +124,18 @@ class LearningRates(StrictModel):
     gates: PositiveFloat = 1e-2
 
 
+class RankingLossConfig(StrictModel):
+    """Pairwise loss on the order of rows that compete with each other, in addition to the loss of each row.
+
+    Attributes:
+        weight: weight of the term, relative to the losses of the rows.
+        within: rows that compete: those of a user on one calendar day, or of one request (``columns.request``).
+    """
+
+    weight: PositiveFloat = 0.5
+    within: RankingGroup = "user_day"
+
+
 class TrainingConfig(StrictModel):
     """Settings of the training loop.
 
@@ -139,6 +153,7 @@ class TrainingConfig(StrictModel):
         keep_checkpoints: maximum number of checkpoints to keep.
         patience: validations without improvement, counted after the experts are selected, before training stops.
         loss_weighting: ``fixed`` uses the task weights; ``uncertainty`` additionally learns weights.
+        ranking_loss: pairwise loss of the binary tasks, which training adds to their loss; None for none.
         seed: seed of initialization, shuffling and dropout.
         trackers: experiment trackers that receive parameters and metrics.
     """
@@ -156,9 +171,14 @@ class TrainingConfig(StrictModel):
     keep_checkpoints: PositiveInt = 2
     patience: PositiveInt = 8
     loss_weighting: Literal["fixed", "uncertainty"] = "fixed"
+    ranking_loss: RankingLossConfig | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     trackers: ListOf[Tracker] = ()
     convergence: ConvergenceConfig = ConvergenceConfig()
+
+
+BaselineName = Literal["constant", "popularity", "user_mean", "linear", "lightgbm"]
+"""Names of the baselines; docs/evaluation.md defines them."""
 
 
 class EvaluationConfig(StrictModel):
@@ -168,11 +188,15 @@ class EvaluationConfig(StrictModel):
         slices: features whose values define slices that are evaluated separately; ``new_user`` and ``new_item`` too.
         ndcg_at: k of NDCG@k: number of top positions per request.
         bootstrap: bootstrap draws for the intervals; 0 for no intervals.
+        baselines: simple models that the model is compared with; an empty list for none.
+        importance: whether training ends with the permutation importance of the features.
     """
 
     slices: ListOf[str] = ()
     ndcg_at: PositiveInt = 10
     bootstrap: NonNegativeInt = 200
+    baselines: ListOf[BaselineName] = ("constant", "popularity", "user_mean", "linear", "lightgbm")
+    importance: bool = False
 
 
 class ServingConfig(StrictModel):

@@ -29,7 +29,7 @@ def require_consistent(config: Config) -> None:
     Raises:
         ConfigError: names the settings.
     """
-    contradictions = [*_gate(config), *_sizes(config), *_evaluation(config), *_columns(config)]
+    contradictions = [*_gate(config), *_sizes(config), *_ranking(config), *_evaluation(config), *_columns(config)]
     if contradictions:
         raise ConfigError("; ".join(contradictions))
 
@@ -59,6 +59,19 @@ def _sizes(config: Config) -> Iterator[str]:
         gamma = getattr(config.training.convergence, key)
         if not low <= gamma <= high:
             yield f"training.convergence.{key}: must be from {low:g} to {high:g} (got {gamma:g})"
+
+
+def _ranking(config: Config) -> Iterator[str]:
+    ranking = config.training.ranking_loss
+    if ranking is None:
+        return
+    if ranking.within == "request" and config.columns.request is None:
+        yield (
+            "training.ranking_loss: within = 'request' needs the column of the request id: set columns.request, or "
+            "choose within = 'user_day'"
+        )
+    if all(task.kind != "binary" for task in config.tasks):
+        yield "training.ranking_loss: no task is binary, and only binary tasks have this loss: remove it"
 
 
 def _evaluation(config: Config) -> Iterator[str]:

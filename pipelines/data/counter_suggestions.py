@@ -71,7 +71,7 @@ class CounterSuggester:
         for counter in self._counters.counters:
             self._keys[counter.name].append(counter_keys(counter, hashes).keys)
         for task in self._schema.tasks:
-            label = rows[task.label].cast(pa.float64()).fill_null(0.0).to_numpy()
+            label = rows[task.label].cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
             self._positives[task.name] += int(np.count_nonzero(label))
 
     def suggestions(self) -> list[SuggestedCounter]:

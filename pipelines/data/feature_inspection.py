@@ -6,6 +6,7 @@ The whole split is searched for absent and constant features. Copies of a label 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,30 @@ HASH_BITS = np.uint64((1 << 53) - 1)
 """The bits of a hash that float64 holds exactly."""
 
 Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Association:
+    """How well a feature alone predicts a label.
+
+    Attributes:
+        feature: the feature.
+        task: the task.
+        measure: AUC for a binary task, rank correlation for a regression.
+        strength: value of the measure; 0 if the sample is too small.
+        rows: number of sampled rows with a label.
+    """
+
+    feature: InputFeature
+    task: Task
+    measure: str
+    strength: float
+    rows: int
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the feature can only be a copy of the label."""
+        return self.strength >= (COPY_AUC if self.task.kind == "binary" else COPY_CORRELATION)
 
 
 class FeatureInspector:
@@ -89,7 +114,7 @@ class FeatureInspector:
         for feature in self._schema.inputs:
             column = rows[feature.column].combine_chunks()
             if isinstance(feature, NumberFeature):
-                columns.append(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+                columns.append(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
             elif pa.types.is_null(column.type):
                 columns.append(np.full(len(column), np.nan))
             else:
@@ -98,7 +123,8 @@ class FeatureInspector:
         labels = encode_labels(rows, self._schema.tasks).astype(np.float64)
         return np.concatenate([np.stack(columns, axis=1), labels], axis=1)
 
-    def _copies(self) -> Iterator[str]:
+    def associations(self) -> Iterator[Association]:
+        """Yield how well each feature alone predicts each label in a sample."""
         sample = self._sample.rows()
         if sample is None:
             return
@@ -107,25 +133,27 @@ class FeatureInspector:
             labels = sample[:, len(features) + i]
             known = ~np.isnan(labels)
             for j, feature in enumerate(features):
-                strength = _association(sample[known, j], labels[known], feature, task)
-                if strength is not None:
-                    yield (
-                        f"feature '{feature.name}' predicts label '{task.label}' of task '{task.name}' almost "
-                        f"perfectly ({strength} in a sample of {known.sum():,} training rows): check that column "
-                        f"'{feature.column}' is known before the impression, or remove the feature"
-                    )
+                measure, strength = _association(sample[known, j], labels[known], feature, task)
+                yield Association(feature, task, measure, strength, int(known.sum()))
+
+    def _copies(self) -> Iterator[str]:
+        for found in self.associations():
+            if found.is_copy:
+                yield (
+                    f"feature '{found.feature.name}' predicts label '{found.task.label}' of task '{found.task.name}' "
+                    f"almost perfectly ({found.measure} {found.strength:.4f} in a sample of {found.rows:,} training "
+                    f"rows): check that column '{found.feature.column}' is known before the impression, or remove the "
+                    "feature"
+                )
 
 
-def _association(values: Array, labels: Array, feature: InputFeature, task: Task) -> str | None:
-    """Return how strongly a feature alone predicts a label, as text, if it can only be a copy; otherwise None."""
+def _association(values: Array, labels: Array, feature: InputFeature, task: Task) -> tuple[str, float]:
+    """Return how strongly a feature alone predicts a label: the measure and its value."""
     known = ~np.isnan(values)
-    if task.kind == "regression":
-        score, target = _predictor(values[known], labels[known], feature)
-        correlation = _rank_correlation(score, target)
-        return f"rank correlation {correlation:.4f}" if correlation >= COPY_CORRELATION else None
     score, target = _predictor(values[known], labels[known], feature)
-    auc = max(_auc(score, target), _auc(known.astype(np.float64), labels))
-    return f"AUC {auc:.4f}" if auc >= COPY_AUC else None
+    if task.kind == "regression":
+        return "rank correlation", _rank_correlation(score, target)
+    return "AUC", max(_auc(score, target), _auc(known.astype(np.float64), labels))
 
 
 def _predictor(values: Array, labels: Array, feature: InputFeature) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.data.parquet import LogFile
-from ranking.encoding.columns import add_reason
+from ranking.encoding.columns import add_reason, invalid_rows
 from ranking.encoding.missing_columns import describe_missing, missing_feature_columns, suggest_column
 from ranking.errors import InvalidInputError, LogError
 from ranking.schema import Owner, Schema, Task
@@ -183,6 +183,27 @@ def _kind(kind: pa.DataType) -> str:
     return "date" if pa.types.is_date(kind) else str(kind)
 
 
+def bad_row_reasons(table: pa.Table, schema: Schema, *, labels: bool) -> pa.Array:
+    """Return the reason why each row cannot be used [rows] string; null for a usable row.
+
+    Args:
+        table: rows completed by ``fill_features``.
+        schema: columns, features and tasks.
+        labels: whether time, labels, masks and weights are checked too.
+
+    Raises:
+        InvalidInputError: a label, mask or weight column is not numeric.
+    """
+    reasons = pa.nulls(table.num_rows, pa.string())
+    for feature, invalid, rule in invalid_rows(table, schema):
+        reasons = add_reason(reasons, invalid, f"feature '{feature.name}' {rule}")
+    reasons = add_reason(reasons, table[schema.columns.item].combine_chunks().is_null(), "the item id is null")
+    if not labels:
+        return reasons
+    reasons = add_reason(reasons, table[schema.columns.time].combine_chunks().is_null(), "the time is null")
+    return mark_bad_labels(reasons, table, schema)
+
+
 def mark_bad_labels(reasons: pa.Array, table: pa.Table, schema: Schema) -> pa.Array:
     """Add the reason why a row's labels, masks or weight cannot be used.
 
@@ -254,4 +275,4 @@ def to_float64(table: pa.Table, name: str, role: str) -> pa.Array:
         column = column.cast(pa.int8())
     elif not (pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise InvalidInputError(name, f"holds {kind}, but it is {role}: write numbers")
-    return column.cast(pa.float64())
+    return column.cast(pa.float64(), safe=False)  # integers above 2^53 are rounded

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import groupby, repeat
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,10 @@ from pipelines.data.dated_table import feature_table
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.joined import JoinedColumns, JoinedFile
-from pipelines.data.log_schema import ColumnChecker, mark_bad_labels, required_columns
+from pipelines.data.log_schema import ColumnChecker, bad_row_reasons, required_columns
 from pipelines.data.parquet import LogFile, OpenFile, find_files
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
-from ranking.encoding.columns import add_reason, holds_integers, invalid_rows
+from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError
 from ranking.schema import Owner, Schema
@@ -316,12 +317,12 @@ class LogReader:
         """Separate the usable from the bad rows among the selected rows of a chunk."""
         with as_log_error(file):
             completed = fill_features(table, self._schema, self._tables)
-            reasons = self._bad_row_reasons(completed)
+            reasons = bad_row_reasons(completed, self._schema, labels=self._labels)
         good = reasons.is_null()
         bad = pc.invert(good)
         bad_positions = selected[bad.to_numpy(zero_copy_only=False)]
         logged = table.drop_columns([c for c in self._schema.derived_columns if c in table.column_names])
-        rows = [to_json(row, inf_nan_mode="strings", fallback=str).decode() for row in logged.filter(bad).to_pylist()]
+        rows = [_to_json(row) for row in logged.filter(bad).to_pylist()]
         bad_rows = pa.table(
             {
                 "file": pa.array([file] * len(rows), pa.string()),
@@ -333,19 +334,6 @@ class LogReader:
         excluded = np.sort(np.concatenate([bad_positions, duplicates])).astype(np.int32)
         positions = first_row + selected[good.to_numpy(zero_copy_only=False)]
         return ScannedChunk(completed.filter(good), bad_rows, len(duplicates), file, chunk, excluded, positions)
-
-    def _bad_row_reasons(self, table: pa.Table) -> pa.Array:
-        """Return the reason why each row cannot be used [rows] string; null for a usable row."""
-        schema = self._schema
-        reasons = pa.nulls(table.num_rows, pa.string())
-        for feature, invalid, rule in invalid_rows(table, schema):
-            reasons = add_reason(reasons, invalid, f"feature '{feature.name}' {rule}")
-        reasons = add_reason(reasons, table[schema.columns.item].combine_chunks().is_null(), "the item id is null")
-        if not self._labels:
-            return reasons
-        time = table[schema.columns.time].combine_chunks()
-        reasons = add_reason(reasons, time.is_null(), "the time is null")
-        return mark_bad_labels(reasons, table, schema)
 
 
 def _take(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
@@ -361,6 +349,11 @@ def _join(table: pa.Table, joined: pa.Table | None) -> pa.Table:
     for name in joined.column_names:
         table = table.append_column(name, joined[name])
     return table
+
+
+def _to_json(row: dict[str, Any]) -> str:
+    """Return a row as JSON; bytes become Base64, and what JSON cannot express becomes text."""
+    return to_json(row, bytes_mode="base64", inf_nan_mode="strings", fallback=str).decode()
 
 
 def _changed(file: str) -> LogError:

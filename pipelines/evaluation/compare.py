@@ -12,37 +12,37 @@ import numpy as np
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.console import print_status
-from pipelines.evaluation.evaluate import UPWARD_BIASED, bootstrap_metrics
-from pipelines.evaluation.predict import MAX_ROWS_PER_FILE, Predictions, predict
+from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
+from pipelines.evaluation.baselines.measure import measure_baselines
+from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
+from pipelines.evaluation.predict import MAX_ROWS_PER_FILE, PredictBaselines, Predictions, predict
 from pipelines.evaluation.sources import Scorer
+from pipelines.runs.single_task import merge_baselines
 from ranking.errors import LogError, UsageError
-from ranking.metrics import Array, UnitDraws, interval
+from ranking.metrics import UnitDraws
 from ranking.schema import Task
 
 LABEL_FIELDS = {"kind", "label", "transform", "mask"}
 """Fields in which two tasks of the same name must agree to be comparable."""
-DECIMALS = 6
-"""Decimal places of differences; smaller ones are rounding errors, such as between a float32 run and its bundle."""
-LOWER_IS_BETTER = {
-    **dict.fromkeys(("auc", "gauc", "gauc_by_user_day", "ndcg"), False),
-    **dict.fromkeys(("logloss", "normalised_entropy", "calibration_error", "rmse", "mae"), True),
-}
-"""Metrics that rank two models; ``calibration`` does not, because its best value is 1."""
 
 
-def compare(a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None) -> dict[str, Any]:
+def compare(
+    a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None, *, baselines: bool = False
+) -> dict[str, Any]:
     """Compute the metrics of A and B on the rows that both can use, with the evaluation settings of A.
 
     Args:
         a: one model, or the models of a single-task run.
         b: the same for B.
         logs: a log to use as a whole; default: the test split of A, or of B if A is a bundle.
+        baselines: whether to compare both with the baselines that A configures (B if A is a bundle).
 
     Returns:
         ``rows``, ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``. Each task has ``rows`` and
         ``measures``. Each metric in ``measures`` has
         ``a``, ``b``, ``difference`` (B − A), ``interval`` (95 % interval of the difference) and ``better`` ("a" or "b";
-        None if the interval contains 0).
+        None if the interval contains 0). ``baselines``, if requested, has ``a`` and ``b``, the entries ``baselines`` of
+        the evaluations of both models on these rows.
 
     Raises:
         UsageError: A and B have no task in common, or tasks of the same name have different labels.
@@ -55,22 +55,40 @@ def compare(a: Iterable[Scorer], b: Iterable[Scorer], logs: Uri | None = None) -
     tasks: dict[str, Any] = {}
     units: list[dict[str, Any]] = []
     predictions: dict[str, Predictions] = {}
+    fitted: dict[str, Baselines | str] = {}
+    results: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
     for model_a, model_b in itertools.product(a, b):
         shared = [name for name in model_a.schema.task_names if name in model_b.schema.task_names]
         if shared:
+            owner = model_a if model_a.logs is not None else model_b
+            if baselines:
+                fitted = {owner.name: fitted.get(owner.name) or fit_baselines(owner)}
             predictions = {
-                model.name: predictions.get(model.name) or predict(model, log_range) for model in (model_a, model_b)
+                model.name: predictions.get(model.name)
+                or predict(model, log_range, baselines=_predict_baselines(fitted.get(model.name)))
+                for model in (model_a, model_b)
             }  # only the current pair is kept, to bound the memory
             aligned = _align(predictions[model_a.name], predictions[model_b.name])
             draws = UnitDraws(aligned[0].units, settings.bootstrap)
             units.append(draws.to_json())
             tasks |= _compare_tasks(shared, *aligned, draws, settings)
+            if baselines:
+                shown = next((side.baselines for side in aligned if side.baselines is not None), None)
+                for key, side in zip(results, aligned, strict=True):
+                    entry = measure_baselines(replace(side, baselines=shown), fitted[owner.name], draws, settings)
+                    results[key].append(entry)
     return {
         "rows": max(result["rows"] for result in tasks.values()),
         "intervals": min(units, key=lambda entry: entry["units"]),
         "ndcg_at": settings.ndcg_at,
         "tasks": {name: tasks[name] for name in names},
+        **({"baselines": {key: merge_baselines(entries) for key, entries in results.items()}} if baselines else {}),
     }
+
+
+def _predict_baselines(fitted: Baselines | str | None) -> PredictBaselines | None:
+    """Return the predictions of fitted baselines; None if there are none."""
+    return fitted.predict if isinstance(fitted, Baselines) else None
 
 
 def _shared_tasks(a: Sequence[Scorer], b: Sequence[Scorer]) -> list[str]:
@@ -125,26 +143,6 @@ def _compare_tasks(
             metric: metric_difference(metric, values, metrics_b[metric], units) for metric, values in metrics_a.items()
         }
         results[name] = {"rows": int(has_label.sum()), "measures": metrics}
+        if task.kind == "regression":
+            results[name]["label_deviation"] = float(rows_a.labels.std())
     return results
-
-
-def metric_difference(metric: str, a: Array, b: Array, units: int) -> dict[str, Any]:
-    """Return the difference B − A of a metric with its interval.
-
-    Args:
-        metric: name of the metric.
-        a: values of A in the data and in each draw [1 + B].
-        b: values of B under the same draws [1 + B].
-        units: number of units that the rows belong to.
-    """
-    differences = np.round(b - a, DECIMALS)
-    bounds = interval(differences, units, reflected=metric in UPWARD_BIASED)
-    better = None
-    if bounds is not None and not bounds[0] <= 0 <= bounds[1] and metric in LOWER_IS_BETTER:
-        better = "b" if (bounds[1] < 0) == LOWER_IS_BETTER[metric] else "a"
-    values = {"a": a[0], "b": b[0], "difference": differences[0]}
-    return {
-        **{name: None if np.isnan(value) else float(value) for name, value in values.items()},
-        "interval": None if bounds is None else list(bounds),
-        "better": better,
-    }

@@ -9,46 +9,63 @@ import numpy as np
 
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
+from pipelines.data.parquet import find_files
+from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
+from pipelines.evaluation.baselines.measure import measure_baselines
+from pipelines.evaluation.differences import UPWARD_BIASED, bootstrap_metrics
 from pipelines.evaluation.gates import gate_metrics
+from pipelines.evaluation.importance.measure import measure_importance
 from pipelines.evaluation.predict import Predictions, predict
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs import single_task
 from ranking.errors import LogError, UsageError
 from ranking.metrics import (
-    Array,
     LabeledScores,
     UnitDraws,
-    binary_measures,
     calibration_curve,
     interval,
-    regression_measures,
 )
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
 
-UPWARD_BIASED = ("calibration_error",)
-"""Metrics that sampling noise can only raise; their intervals are mirrored at the value."""
-AT_MOST_ONE = ("auc", "gauc", "gauc_by_user_day", "ndcg")
-"""Metrics that cannot exceed 1. No metric can be negative."""
+AT_MOST_ONE = ("auc", "gauc", "gauc_by_user_day", "ndcg", "r2")
+"""Metrics that cannot exceed 1."""
+CAN_BE_NEGATIVE = ("r2",)
+"""Metrics that can be negative."""
 
 
 def evaluate_all(
-    sources: Iterable[Scorer], logs: Uri | None = None, slices: Sequence[str] | None = None
+    sources: Iterable[Scorer],
+    logs: Uri | None = None,
+    slices: Sequence[str] | None = None,
+    *,
+    baselines: bool = False,
+    importance: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate one model, or several single-task models as if they were one model."""
-    evaluations = [evaluate(source, logs, slices) for source in sources]
+    """Evaluate one model, or several single-task models as if they were one model; see ``evaluate``."""
+    evaluations = [evaluate(source, logs, slices, baselines=baselines, importance=importance) for source in sources]
     return evaluations[0] if len(evaluations) == 1 else single_task.merge_evaluations(evaluations)
 
 
-def evaluate(source: Scorer, logs: Uri | None = None, slices: Sequence[str] | None = None) -> dict[str, Any]:
+def evaluate(
+    source: Scorer,
+    logs: Uri | None = None,
+    slices: Sequence[str] | None = None,
+    *,
+    baselines: bool = False,
+    importance: bool = False,
+) -> dict[str, Any]:
     """Return the content of ``evaluation.json``: ``evaluate_predictions`` plus the gate metrics under ``gates``.
 
-    ``gates`` is None if the selection of the model is unknown.
+    ``gates`` is None if the selection of the model is unknown. ``baselines`` and ``importance`` are present only if
+    requested.
 
     Args:
         source: the model.
         logs: a log to evaluate on as a whole; default: the test split of the model's own log.
         slices: slice names that replace those of the model's settings.
+        baselines: whether to fit the configured baselines on the training split and compare the model with them.
+        importance: whether to measure the permutation importance of the features.
 
     Raises:
         LogError: the log cannot be used, or it contains no row to evaluate.
@@ -61,14 +78,23 @@ def evaluate(source: Scorer, logs: Uri | None = None, slices: Sequence[str] | No
         if name not in schema.sliceable:
             raise UsageError(f"{source.name} has no slice '{name}': choose from {', '.join(schema.sliceable)}")
     statistics = GateStatistics(schema.tasks, source.num_experts)
-    predictions = predict(source, source.log_range(logs), settings.slices, statistics)
+    log_range = source.log_range(logs)
+    find_files(log_range.path)  # a wrong path is reported before the baselines are fitted
+    fitted = fit_baselines(source) if baselines else None
+    predict_baselines = fitted.predict if isinstance(fitted, Baselines) else None
+    predictions = predict(source, log_range, settings.slices, statistics, predict_baselines)
     evaluation = evaluate_predictions(predictions, settings)
+    if fitted is not None:
+        draws = UnitDraws(predictions.units, settings.bootstrap)
+        evaluation["baselines"] = measure_baselines(predictions, fitted, draws, settings)
     try:
         gates = None if source.selection is None else gate_metrics(statistics, source.selection)
     except KeyError as error:
         raise LogError(
             f"{source.name}: selection.json has no key {error}: another version wrote the run; train again"
         ) from None
+    if importance:
+        evaluation["importance"] = measure_importance(source, log_range, predictions, settings.bootstrap)
     return {**evaluation, "gates": gates}
 
 
@@ -115,26 +141,20 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
 
 
 def compute_metrics(task: Task, rows: LabeledScores, draws: UnitDraws, settings: EvaluationConfig) -> dict[str, Any]:
-    """Return the number of rows and positives, and each metric ``m`` with its ``m_interval``."""
+    """Return the rows, the positives or the labels' deviation, and each metric ``m`` with its ``m_interval``."""
     if not len(rows):
         return {"rows": 0}
     metrics: dict[str, Any] = {"rows": len(rows)}
     if task.kind == "binary":
         metrics["positives"] = int(rows.labels.sum())
+    else:
+        metrics["label_deviation"] = float(rows.labels.std())
     units = len(np.unique(rows.units))
     for name, values in bootstrap_metrics(task, rows, draws, settings).items():
         bounds = interval(values, units, reflected=name in UPWARD_BIASED)
         if bounds is not None:
-            bounds = (max(bounds[0], 0.0), min(bounds[1], 1.0) if name in AT_MOST_ONE else bounds[1])
+            low = bounds[0] if name in CAN_BE_NEGATIVE else max(bounds[0], 0.0)
+            bounds = (low, min(bounds[1], 1.0) if name in AT_MOST_ONE else bounds[1])
         metrics[name] = float(values[0]) if values[0] == values[0] else None
         metrics[f"{name}_interval"] = None if bounds is None else list(bounds)
     return metrics
-
-
-def bootstrap_metrics(
-    task: Task, rows: LabeledScores, draws: UnitDraws, settings: EvaluationConfig
-) -> dict[str, Array]:
-    """Return each metric of the task's kind in the data and in each bootstrap draw [1 + B]."""
-    if task.kind == "binary":
-        return binary_measures(rows, draws, settings.ndcg_at)
-    return regression_measures(rows, draws)

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from pipelines.evaluation.baselines.format import (
+    baseline_tables,
+    describe_baselines,
+    describe_omitted,
+    paired_baseline_tables,
+)
+from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.evaluation.gates import format_gates
+from pipelines.evaluation.importance.format import format_importance
+from pipelines.evaluation.text_table import TASKS_PER_TABLE, UNDEFINED, align_columns
 from ranking.metrics import FEW_UNITS
 
-UNDEFINED = "–"
-TASKS_PER_TABLE = 9
-"""Maximum number of task columns in a slice table, so that it fits a terminal."""
 DECIMALS = {"calibration": 3}
 """Decimal places by metric; 4 for all others."""
 
 
 def format_evaluation(evaluation: Mapping[str, Any]) -> str:
-    """Format the result of ``evaluate``: tasks, metrics before and after calibration, slices, gates."""
+    """Format the result of ``evaluate``: verdict, tasks, baselines, calibration, slices, importance, gates."""
     tasks = evaluation["tasks"]
     blocks = _task_tables(tasks, evaluation["ndcg_at"])
     bad_rows = sum(evaluation.get("bad_rows", {}).values())
     left_out = f"; {bad_rows:,} bad rows are not evaluated" if bad_rows else ""
     blocks[0].insert(0, f"{evaluation['rows']:,} rows{left_out}; {describe_intervals(evaluation.get('intervals'))}")
+    baselines = evaluation.get("baselines")
+    if lines := verdict(baselines):
+        blocks.insert(0, lines)
+    if baselines and "tasks" in baselines:
+        blocks += _baseline_blocks(baselines)
     if evaluation.get("uncalibrated"):
         blocks.append(_calibration_table(evaluation["uncalibrated"], tasks))
     for name, values in evaluation["slices"].items():
         blocks += _slice_tables(name, values, list(tasks))
+    if evaluation.get("importance"):
+        blocks += format_importance(evaluation["importance"])
     if evaluation.get("gates"):
         blocks.append([format_gates(evaluation["gates"])])
     return "\n\n".join("\n".join(block) for block in blocks)
@@ -34,6 +47,7 @@ def format_evaluation(evaluation: Mapping[str, Any]) -> str:
 def format_comparison(comparison: Mapping[str, Any]) -> str:
     """Format the result of ``compare``, with one line per task and metric."""
     rows = [["task", "metric", "A", "B", "B − A", "95 % interval", ""]]
+    baselines = comparison.get("baselines")
     for task, result in comparison["tasks"].items():
         for metric, m in result["measures"].items():
             if m["a"] is None and m["b"] is None:
@@ -43,17 +57,28 @@ def format_comparison(comparison: Mapping[str, Any]) -> str:
             if m["interval"] is not None:
                 bounds = " … ".join(_signed(end) for end in m["interval"])
                 mark = "" if m["interval"][0] <= 0 <= m["interval"][1] else "*"
-            verdict = f"{mark} {m['better'].upper()} is better" if m["better"] else mark
-            cells = [_number(metric, m["a"]), _number(metric, m["b"]), _signed(m["difference"]), bounds, verdict]
+            outcome = f"{mark} {m['better'].upper()} is better" if m["better"] else mark
+            cells = [_number(metric, m["a"]), _number(metric, m["b"]), _signed(m["difference"]), bounds, outcome]
             rows.append([task, name, *cells])
     head = [
         f"A  {comparison['a']}",
         f"B  {comparison['b']}",
         f"{comparison['rows']:,} rows; * the interval excludes 0",
         describe_intervals(comparison.get("intervals")),
+        *_describe_deviations(comparison["tasks"]),
+        *(f"{side.upper()}  {line}" for side in ("a", "b") for line in verdict((baselines or {}).get(side))),
         "",
     ]
-    return "\n".join(head + _align_columns(rows, left=(0, 1, 6)))
+    lines = head + align_columns(rows, left=(0, 1, 6))
+    for table in paired_baseline_tables(baselines or {}):
+        lines += ["", *align_columns(table, left=(0, 1, 2))]
+    return "\n".join(lines)
+
+
+def _describe_deviations(tasks: Mapping[str, Any]) -> list[str]:
+    """Return a line with the standard deviation of the labels of the regression tasks, if there are any."""
+    deviations = [f"{name} {m['label_deviation']:.4f}" for name, m in tasks.items() if "label_deviation" in m]
+    return [f"standard deviation of the labels: {', '.join(deviations)}"] if deviations else []
 
 
 def describe_intervals(intervals: Mapping[str, Any] | None) -> str:
@@ -96,13 +121,22 @@ def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:
         for name, m in binary.items():
             auc, *others = (_number(metric, m.get(metric)) for metric in ("auc", *shown))
             rows.append([name, _count(m.get("positives")), auc, _interval(m.get("auc_interval")), *others])
-        blocks.append(_align_columns(rows))
+        blocks.append(align_columns(rows))
     if regression:
-        rows = [["task", "rows", "rmse", "95 % interval", "mae"]]
+        rows = [["task", "rows", "rmse", "95 % interval", "mae", "r²", "label s.d."]]
         for name, m in regression.items():
-            cells = (_number("rmse", m["rmse"]), _interval(m["rmse_interval"]), _number("mae", m["mae"]))
+            cells = [_number("rmse", m["rmse"]), _interval(m["rmse_interval"]), _number("mae", m["mae"])]
+            cells += [_number("r2", m.get("r2")), _number("label_deviation", m.get("label_deviation"))]
             rows.append([name, _count(m["rows"]), *cells])
-        blocks.append(_align_columns(rows))
+        blocks.append(align_columns(rows))
+    return blocks
+
+
+def _baseline_blocks(baselines: Mapping[str, Any]) -> list[list[str]]:
+    """Format the metrics of the baselines, and why some of them are omitted."""
+    blocks = [align_columns(table, left=(0, 1)) for table in baseline_tables(baselines)] or [[]]
+    blocks[0].insert(0, f"baselines, {describe_baselines(baselines)}")
+    blocks[-1] += describe_omitted(baselines)
     return blocks
 
 
@@ -119,7 +153,7 @@ def _calibration_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
         pairs = ((after[task].get(metric), m.get(metric)) for metric, _ in shown)
         cells = (_number(metric, v) for (metric, _), pair in zip(shown, pairs, strict=True) for v in pair)
         rows.append([task, *cells])
-    return _align_columns(rows)
+    return align_columns(rows)
 
 
 def _slice_tables(name: str, values: Mapping[str, Any], tasks: list[str]) -> list[list[str]]:
@@ -132,21 +166,8 @@ def _slice_tables(name: str, values: Mapping[str, Any], tasks: list[str]) -> lis
             metrics = (result["tasks"][task] for task in columns)
             cells = (_number("auc", m.get("auc", m.get("rmse"))) for m in metrics)
             rows.append([value, _count(result["rows"]), *cells])
-        blocks.append([f"by {name}: AUC of binary tasks, RMSE of regression tasks", *_align_columns(rows)])
+        blocks.append([f"by {name}: AUC of binary tasks, RMSE of regression tasks", *align_columns(rows)])
     return blocks
-
-
-def _align_columns(rows: Iterable[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Format rows as lines: columns as wide as their widest cell, two spaces apart, ``left`` ones left-aligned."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if i in left else f"{cell:>{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _count(value: int | None) -> str:

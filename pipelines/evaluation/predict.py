@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,6 +31,10 @@ MAX_ROWS_PER_FILE = 1 << 40
 """Multiplier of the file index in ``Predictions.positions``; no file has more rows than this."""
 
 
+PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
+"""Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Labels and model outputs of the same rows.
@@ -47,6 +51,7 @@ class Predictions:
         files: names of the log's files.
         positions: unique position of each row [rows]: file index · 2⁴⁰ + row number within the file's time range.
         bad_rows: number of rows by reason that could not be evaluated.
+        baselines: predictions of the baselines [rows, baselines, tasks]; None if there are none.
     """
 
     tasks: tuple[Task, ...]
@@ -60,6 +65,7 @@ class Predictions:
     files: tuple[str, ...]
     positions: Ids
     bad_rows: Mapping[str, int] = field(default_factory=dict)
+    baselines: Float32 | None = None
 
     def __len__(self) -> int:
         return len(self.users)
@@ -84,6 +90,7 @@ class Predictions:
             requests=None if self.requests is None else self.requests[rows],
             slices=(),
             positions=self.positions[rows],
+            baselines=None if self.baselines is None else self.baselines[rows],
         )
 
     def task_rows(
@@ -112,7 +119,11 @@ class Predictions:
 
 @torch.no_grad()
 def predict(
-    source: Scorer, log_range: LogRange, slices: Sequence[str] = (), gate_statistics: GateStatistics | None = None
+    source: Scorer,
+    log_range: LogRange,
+    slices: Sequence[str] = (),
+    gate_statistics: GateStatistics | None = None,
+    baselines: PredictBaselines | None = None,
 ) -> Predictions:
     """Score the rows of a log batch by batch.
 
@@ -121,13 +132,14 @@ def predict(
         log_range: the rows to score.
         slices: slice names, each in ``Schema.sliceable``.
         gate_statistics: updated with the gate weights of each batch.
+        baselines: predictions of the baselines, which are added to those of the model.
 
     Raises:
         LogError: the log cannot be used, or the time range contains no usable row.
     """
     reader = LogReader(log_range.path, source.schema, dict(source.tables))
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
-        return _predict(source, reader.with_joined(joined), log_range.time_range, slices, gate_statistics)
+        return _predict(source, reader.with_joined(joined), log_range.time_range, slices, gate_statistics, baselines)
 
 
 def _predict(
@@ -136,10 +148,12 @@ def _predict(
     time_range: TimeRange,
     slices: Sequence[str],
     gate_statistics: GateStatistics | None,
+    baselines: PredictBaselines | None,
 ) -> Predictions:
     schema, columns = source.schema, source.schema.columns
     row_slices = tuple(make_slice(name, source.encoder) for name in slices)
     labels, outputs, users, days, requests, positions = [], [], [], [], [], []
+    baseline_outputs = []
     files: dict[str, int] = {}
     training_rows, bad_rows, first_bad = 0, Counter[str](), None
     for chunk in reader.scan(time_range):
@@ -155,6 +169,8 @@ def _predict(
             gate_statistics.add(weights, torch.from_numpy(batch.labels))
         labels.append(batch.labels)
         outputs.append(batch_outputs.float().numpy())
+        if baselines is not None:
+            baseline_outputs.append(baselines(chunk.rows, batch))
         users.append(batch.users)
         days.append(local_days(chunk.rows[columns.time]).cast(pa.int32()).to_numpy().astype(np.int64))
         positions.append(file * MAX_ROWS_PER_FILE + chunk.positions)
@@ -189,4 +205,5 @@ def _predict(
         tuple(files),
         np.concatenate(positions),
         dict(bad_rows),
+        np.concatenate(baseline_outputs) if baseline_outputs else None,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.evaluation.compare import LOWER_IS_BETTER
+from pipelines.evaluation.differences import LOWER_IS_BETTER
 
 GUARDED_METRICS = ("auc", "logloss", "rmse")
 """Metrics that block a promotion: ranking quality, quality of the probabilities, and regression error."""

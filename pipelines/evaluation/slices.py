@@ -104,7 +104,7 @@ class _NumericSlice:
         self._parts: list[npt.NDArray[np.float32]] = []
 
     def add(self, table: pa.Table, inputs: EncodedBatch) -> None:  # noqa: ARG002
-        column = table[self._column].combine_chunks().cast(pa.float64())
+        column = table[self._column].combine_chunks().cast(pa.float64(), safe=False)
         self._parts.append(column.to_numpy(zero_copy_only=False).astype(np.float32))
 
     def groups(self) -> dict[str, IdArray]:

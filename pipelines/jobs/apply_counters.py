@@ -36,7 +36,7 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
     Args:
         logs: Parquet file or folder.
         path: the repository; the counters are those of the current version.
-        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        url: address of the store, see ``ranking.artifacts.store_address``.
         model: name of the model; default: the default model of the repository.
         prefix: prefix of the keys.
 
@@ -128,7 +128,7 @@ class ChunkWriter:
         """
         with self.store.errors(self._hint), self.store.client.pipeline(transaction=True) as pipeline:
             try:
-                pipeline.watch(self.store.state)  # type: ignore[no-untyped-call]
+                pipeline.watch(self.store.state)
                 state = self.read_state()
                 with as_log_error(chunk.file):
                     rows, times = self._newer(chunk.rows, state)
@@ -139,8 +139,9 @@ class ChunkWriter:
                         values, base = self._new_values(rows, times, state)
                     state = replace(state, base=base)
                 pipeline.multi()
+                for key, value in values.items():  # a transaction in a cluster may not contain MSET
+                    pipeline.set(key, value)
                 if values:
-                    pipeline.mset(values)
                     pipeline.set(self.store.state, state.encode())
                 pipeline.sadd(self.store.applied, marker)
                 pipeline.execute()

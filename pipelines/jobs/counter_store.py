@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import redis
+from redis.cluster import RedisCluster
 
 from pipelines.config.uri import single_line
-from pipelines.jobs.store_client import connect
+from pipelines.jobs.store_client import STORE_ERRORS, connect
 from ranking.artifacts import bundle, repository
 from ranking.artifacts.default_model import read_default_model
-from ranking.artifacts.feature_store_keys import counter_prefix, redact_address
+from ranking.artifacts.feature_store_keys import counter_prefix
+from ranking.artifacts.store_address import redact_address
 from ranking.counters.features import DerivedFeatures
 from ranking.errors import OutputError, UsageError
 from ranking.frozen.ranker import FrozenRanker
@@ -39,9 +40,9 @@ class CounterStore:
 
     def __init__(self, url: str, prefix: str, model: str) -> None:
         self._url = url
-        self.start = counter_prefix(prefix, model)
-        self.state, self.applied = f"{self.start}state", f"{self.start}applied"
         self.client = connect(url)
+        self.start = counter_prefix(prefix, model, clustered=isinstance(self.client, RedisCluster))
+        self.state, self.applied = f"{self.start}state", f"{self.start}applied"
 
     @property
     def address(self) -> str:
@@ -53,7 +54,7 @@ class CounterStore:
         """Convert errors of the store to OutputError, whose message ends with the hint."""
         try:
             yield
-        except redis.RedisError as error:
+        except STORE_ERRORS as error:
             raise OutputError(f"{self.address}: cannot be written ({single_line(error)}); {hint}") from None
 
 

@@ -25,6 +25,7 @@ from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
 from pipelines.jobs.refresh_counters import refresh_counters
 from pipelines.jobs.train import train
+from pipelines.report.page import write_report
 from pipelines.runs.run import RunFolder
 from pipelines.training.warm_start import WarmStart
 from ranking.artifacts import repository
@@ -33,6 +34,7 @@ from ranking.artifacts.bundle import COUNTERS
 from ranking.artifacts.checksums import CHECKSUM_FILE
 from ranking.artifacts.release import CURRENT
 from ranking.errors import LogError, QualityGateError, UsageError
+from ranking.frozen.embedding_rows import RowType
 
 BUNDLE, REFRESHED = "bundle", "refreshed_bundle"
 RECORD = "daily.json"
@@ -46,6 +48,7 @@ def daily(
     *,
     margin: float,
     fresh: bool = False,
+    embeddings: RowType = "float32",
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train on the days since the last training, compare with the served model on the new day, and publish.
@@ -57,6 +60,7 @@ def daily(
         day: the newest day of the log; it is the test split of both models.
         margin: tolerated loss of a metric against the served model, as a share of its value.
         fresh: train from scratch instead of from the run of the served model.
+        embeddings: type of the rows of embedding tables in the bundle.
         command: arguments of the command line, stored in the run.
 
     Returns:
@@ -114,7 +118,8 @@ def daily(
             f"fix the log or the settings, or increase --margin.{continued}"
         )
     if not (folder / BUNDLE).exists():
-        freeze_run(folder, folder / BUNDLE)
+        write_report(folder)  # becomes part of the bundle
+        freeze_run(folder, folder / BUNDLE, embeddings)
     _, version = publish(folder / BUNDLE, repo)
     return _record(folder, record | {"version": version})
 

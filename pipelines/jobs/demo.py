@@ -22,6 +22,7 @@ from pipelines.evaluation.format import format_evaluation
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
+from pipelines.report.page import write_report
 from ranking.artifacts.atomic_files import check_creatable
 from ranking.errors import LogError, RankerError
 
@@ -55,9 +56,10 @@ def demo(folder: Path) -> None:
     print_status(f"1/5 generating {ROWS:,} impressions")
     generate(logs, ROWS)
     print_status("2/5 training")
-    train(load_config(logs / "ranker.toml"), run)
+    train(load_config(logs / "ranker.toml"), run, baselines=True)
     print(format_evaluation(json.loads((run / "evaluation.json").read_text())))
     print_status("3/5 freezing")
+    write_report(run)  # becomes part of the bundle
     freeze_run(run, bundle)
     print_status("4/5 publishing")
     name, version = publish(bundle, repository)
@@ -92,7 +94,8 @@ def service(repository: Path) -> Iterator[str]:
                     process.kill()
                     process.wait()
                     output.seek(0)
-                    raise RankerError(f"the service did not start:\n{output.read()}")
+                    *_, last = output.read().splitlines() or ["it printed nothing"]
+                    raise RankerError(f"the service did not start: {last}")
                 time.sleep(0.1)
             yield url
         finally:

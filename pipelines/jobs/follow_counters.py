@@ -37,7 +37,7 @@ class FollowOptions:
 
     Attributes:
         sources: the served log and feedback; ``model`` and ``repository`` are set.
-        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        url: address of the store, see ``ranking.artifacts.store_address``.
         prefix: prefix of the keys.
         state: folder of the joined logs.
         window: seconds after an impression in which feedback counts, for counters without a delay.

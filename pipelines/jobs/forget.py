@@ -85,7 +85,7 @@ def forget_in_store(user: str, path: Path, url: str, model: str | None, prefix: 
     Args:
         user: id of the user; the decimal text of an integer id.
         path: the repository.
-        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        url: address of the store, see ``ranking.artifacts.store_address``.
         model: name of the model; default: all models of the repository.
         prefix: prefix of the keys.
 

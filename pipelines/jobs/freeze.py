@@ -8,12 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 from pipelines.config.config import LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import print_status
+from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
 from pipelines.features.joined import joined_columns
@@ -25,32 +27,93 @@ from ranking.counters.features import DerivedFeatures
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import BundleError, InvalidInputError, LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
+from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze as frozen
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import SingleTaskConfig
+from ranking.metrics.binary import auc
 from ranking.model.mmoe import MMoE
+from ranking.schema import Task
 from ranking.selection import Selection
 
 GOLDEN_ROWS = 32
 """Number of rows with their scores that the bundle contains for verification."""
 VERIFIED_ROWS = 4096
 """Maximum number of held-out rows on which frozen and dense scores are compared."""
+MAX_SCORE_CHANGE, MAX_AUC_CHANGE = 0.1, 0.001
+"""Largest changes by embeddings of another type: of a score, in standard deviations of its task, and of an AUC."""
 TOLERANCE = 1e-5
 """Maximum difference between a frozen score and the score of the dense model."""
 
 
-def freeze_run(path: Path, out: Path) -> FrozenRanker:
+def with_embeddings(ranker: FrozenRanker, embeddings: RowType, rows: pa.Table) -> FrozenRanker:
+    """Return the ranker with another type of the rows of embedding tables; its details record the changes of scores.
+
+    Args:
+        ranker: ranker with rows in float32.
+        embeddings: new type.
+        rows: completed rows with labels.
+
+    Raises:
+        BundleError: the scores, or the AUC, of a task change by more than ``MAX_SCORE_CHANGE`` or ``MAX_AUC_CHANGE``.
+    """
+    tasks = ranker.schema.tasks
+    compact = replace(ranker, weights=encoded(ranker.weights, embeddings))
+    before, after = (one.score_completed(rows, tasks)[0].astype(np.float64) for one in (ranker, compact))
+    changes: dict[str, dict[str, float]] = {}
+    for task, old, new in zip(tasks, before.T, after.T, strict=True):
+        spread = float(old.std())
+        change = float(np.abs(new - old).max()) / spread if spread else 0.0
+        if not change <= MAX_SCORE_CHANGE:  # also true for NaN
+            raise BundleError(
+                f"embeddings in {embeddings} change scores of '{task.name}' by up to {change:.1%} of their standard "
+                f"deviation (allowed: {MAX_SCORE_CHANGE:.0%}): freeze with --embeddings float32, or float16"
+            )
+        changes[task.name] = {"scores": change}
+        auc_change = _auc_change(rows, task, old, new)
+        if auc_change is None:
+            continue
+        if abs(auc_change) > MAX_AUC_CHANGE:
+            raise BundleError(
+                f"embeddings in {embeddings} change the AUC of '{task.name}' by {auc_change:+.4f} "
+                f"(allowed: {MAX_AUC_CHANGE:g}): freeze with --embeddings float32, or float16"
+            )
+        changes[task.name]["auc"] = auc_change
+    worst = max(changes, key=lambda name: changes[name]["scores"])
+    print_status(
+        f"embeddings in {embeddings} change scores by up to {changes[worst]['scores']:.2%} of their standard deviation "
+        f"('{worst}')"
+    )
+    return replace(compact, details={**ranker.details, "embeddings": {"type": embeddings, "changes": changes}})
+
+
+def _auc_change(
+    rows: pa.Table, task: Task, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
+) -> float | None:
+    """Return the change of the AUC; None for a regression, or if a class is absent."""
+    if task.kind != "binary":
+        return None
+    labels = masked_labels(rows, task).to_numpy(zero_copy_only=False)
+    known = ~np.isnan(labels)
+    old, new = (auc(labels[known], scores[known]) for scores in (before, after))
+    return None if old is None or new is None else new - old
+
+
+def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> FrozenRanker:
     """Write the bundle of a run, after verifying on held-out rows that its scores equal those of the dense model.
 
     Args:
         path: folder of a finished run.
         out: new folder for the bundle.
+        embeddings: type of the rows of embedding tables. Scores on the held-out rows may differ from those with float32
+            by at most ``MAX_SCORE_CHANGE`` and ``MAX_AUC_CHANGE``.
 
     Raises:
         NotConvergedError: codes of the gate are not binary; names task, selector and distance.
         OutputError: ``out`` exists or cannot be written.
-        BundleError: the scores of the frozen graph and the dense model differ, or the run is a single-task run.
+        BundleError: the scores of the frozen graph and the dense model differ, or the run is a single-task run, or the
+            type of embeddings changes the scores of a task too much.
         LogError: the run or its log cannot be used.
     """
     check_creatable(out)
@@ -87,10 +150,13 @@ def freeze_run(path: Path, out: Path) -> FrozenRanker:
     print_status(
         f"frozen and dense scores agree on {held_out.num_rows:,} held-out rows (maximum difference {difference:.1e})"
     )
+    if embeddings != "float32":
+        ranker = with_embeddings(ranker, embeddings, held_out)
     derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
     ranker = replace(ranker, body=onnx_body(ranker.graph, encoder), derived=derived)
     try:
-        bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out)
+        documents = [run.path / name for name in bundle.DOCUMENTS if (run.path / name).exists()]
+        bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out, documents)
     except InvalidInputError as error:  # encoding the side tables found an invalid value
         owner = next(feature.owner for feature in schema.inputs if feature.column == error.field)
         where = config.logs.users if owner == "user" else config.logs.items

@@ -26,7 +26,7 @@ def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[
 
     Args:
         path: the repository; the state is that of the current version.
-        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        url: address of the store, see ``ranking.artifacts.store_address``.
         model: name of the model; default: the default model of the repository.
         prefix: prefix of the keys.
 

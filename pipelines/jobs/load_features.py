@@ -11,8 +11,9 @@ import redis
 from pipelines.config.uri import Uri, single_line
 from pipelines.console import Progress, print_status
 from pipelines.data.side_table import SideTableChunk, SideTableReader
-from pipelines.jobs.store_client import connect
-from ranking.artifacts.feature_store_keys import key_prefix, redact_address
+from pipelines.jobs.store_client import STORE_ERRORS, connect
+from ranking.artifacts.feature_store_keys import key_prefix
+from ranking.artifacts.store_address import redact_address
 from ranking.errors import OutputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
@@ -33,7 +34,7 @@ def load_features(
         owner: owner of the features.
         ranker: ranker that uses the features; columns that it does not read are not written.
         model: name under which the ranker is served.
-        url: address of the store, see ``ranking.artifacts.feature_store_keys``.
+        url: address of the store, see ``ranking.artifacts.store_address``.
         prefix: prefix of the keys.
         ttl: seconds after which values expire; None: never.
 
@@ -66,7 +67,7 @@ def load_features(
             writer.write(batch)
             written += len(batch)
             loading.advance(len(batch))
-    except redis.RedisError as error:
+    except STORE_ERRORS as error:
         raise OutputError(
             f"{redact_address(url)}: cannot be written ({single_line(error)}); "
             f"{written:,} of {rows.num_rows:,} {owner}s "

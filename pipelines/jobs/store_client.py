@@ -2,35 +2,91 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+from urllib.parse import urlencode
+
 import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import SSLConnection, parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from pipelines.config.uri import single_line
-from ranking.artifacts.feature_store_keys import redact_address, unsupported_option_message
+from ranking.artifacts.store_address import StoreAddress, redact_address, unsupported_option_message
 from ranking.errors import OutputError, UsageError
 
 TIMEOUT_SECONDS = 30.0
 """Timeout of connecting and of each response in seconds."""
 
+OPTIONS: dict[str, Any] = {
+    "protocol": 2,
+    "socket_timeout": TIMEOUT_SECONDS,
+    "socket_connect_timeout": TIMEOUT_SECONDS,
+}
 
-def connect(url: str) -> redis.Redis:
-    """Connect to a store.
+StoreClient: TypeAlias = redis.Redis | RedisCluster
+
+STORE_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException)
+"""Errors of a store that cannot be reached or rejects a command."""
+
+
+def connect(url: str) -> StoreClient:
+    """Connect to a store: to its server, to all servers of a cluster, or to the primary that Sentinels name.
 
     Raises:
         OutputError: the store cannot be reached.
         UsageError: the address has an unsupported option.
     """
+    address = StoreAddress.parse(url)
     try:
-        client = redis.Redis.from_url(
-            url, protocol=2, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS
-        )
-        client.connection_pool.make_connection()
-    except (TypeError, ValueError, redis.RedisError):
-        raise UsageError(unsupported_option_message(url)) from None
-    try:
+        match address.kind:
+            case "server":
+                client: StoreClient = _server_client(url)
+            case "sentinel":
+                client = _sentinel_client(address)
+            case "cluster":
+                client = _cluster_client(address)
         client.ping()
-    except redis.RedisError as error:
+    except (TypeError, ValueError):
+        raise UsageError(unsupported_option_message(url)) from None
+    except STORE_ERRORS as error:
         raise OutputError(
             f"{redact_address(url)}: cannot be reached ({single_line(error)}); "
             "check the address, the password and the network"
         ) from None
     return client
+
+
+def _server_client(url: str) -> redis.Redis:
+    client = redis.Redis.from_url(url, **OPTIONS)
+    client.connection_pool.make_connection()  # checks the options
+    return client
+
+
+def _sentinel_client(address: StoreAddress) -> redis.Redis:
+    """Return a client of the primary; it asks the Sentinels each time it connects."""
+    options = _options(address.server_url)
+    protocol = address.server_url.partition(":")[0]
+    sentinel_options = _options(f"{protocol}://?{urlencode(address.sentinel_options)}")
+    redis.Redis(**options)  # checks the options
+    manager = Sentinel(list(address.hosts), sentinel_kwargs=sentinel_options)
+    for name in ("host", "port"):
+        options.pop(name)
+    client: redis.Redis = manager.master_for(address.service, **options)
+    return client
+
+
+def _cluster_client(address: StoreAddress) -> RedisCluster:
+    options = _options(address.server_url)
+    redis.Redis(**options)  # checks the options
+    for name in ("host", "port", "db"):
+        options.pop(name, None)
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]
+    return RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 3), **options)
+
+
+def _options(server_url: str) -> dict[str, Any]:
+    """Return the options of clients of a server."""
+    options: dict[str, Any] = OPTIONS | dict(parse_url(server_url))
+    return options | {"ssl": options.pop("connection_class", None) is SSLConnection}

@@ -49,6 +49,7 @@ def train(
     on_check: OnCheck | None = None,
     columns_from: RunFolder | None = None,
     command: Sequence[str] = (),
+    baselines: bool = False,
 ) -> RunFolder:
     """Train on the configured log; the single-task baseline trains its models one after the other.
 
@@ -63,6 +64,7 @@ def train(
         on_check: callback for each line of metrics.jsonl; an exception that it raises ends the training.
         columns_from: run whose columns of counters and histories are reused if they belong to this log and schema.
         command: arguments of the command line, stored in the run; empty if the training was started from Python.
+        baselines: whether the final evaluation compares the model with the configured baselines.
 
     Raises:
         LogError: the log cannot be used.
@@ -74,19 +76,19 @@ def train(
     if warm_start is not None:
         warm_start.require_compatible(config)
     if isinstance(config.model.gate, SingleTaskConfig):
-        return _train_single_tasks(config, folder, command, resume=resume, overwrite=overwrite)
+        return _train_single_tasks(config, folder, command, baselines, resume=resume, overwrite=overwrite)
     with init_distributed() as context:
         _require_divisible(config, context)
         with _open_run_folder(config, folder, context, command, resume=resume, overwrite=overwrite) as run:
             if run.finished:
                 print_status(f"{folder}: training has already finished")
             else:
-                _train_with_trackers(config, run, context, warm_start, on_check, columns_from)
+                _train_with_trackers(config, run, context, warm_start, on_check, columns_from, baselines)
     return run
 
 
 def _train_single_tasks(
-    config: Config, folder: Path, command: Sequence[str], *, resume: bool, overwrite: bool
+    config: Config, folder: Path, command: Sequence[str], baselines: bool, *, resume: bool, overwrite: bool
 ) -> RunFolder:
     """Train one model per task."""
     if get_world_size() > 1:
@@ -95,7 +97,7 @@ def _train_single_tasks(
         runs = {}
         for task, task_config in single_task.task_configs(config).items():
             print_status(f"training the model of task {task}")
-            runs[task] = train(task_config, run.task_folder(task), resume=resume, command=command)
+            runs[task] = train(task_config, run.task_folder(task), resume=resume, command=command, baselines=baselines)
         if all(task_run.evaluation.exists() for task_run in runs.values()):
             evaluations = (task_run.load_evaluation() for task_run in runs.values())
             write_json(single_task.merge_evaluations(evaluations), run.evaluation)
@@ -142,6 +144,7 @@ def _train_with_trackers(
     warm_start: WarmStart | None,
     on_check: OnCheck | None,
     columns_from: RunFolder | None,
+    baselines: bool,
 ) -> None:
     """Train, and record the training with the configured trackers."""
     with Trackers(config, run) as trackers:
@@ -151,7 +154,7 @@ def _train_with_trackers(
             if on_check is not None:
                 on_check(line)
 
-        _train_model(config, run, context, warm_start, log_check, columns_from)
+        _train_model(config, run, context, warm_start, log_check, columns_from, baselines)
         if context.is_main:
             trackers.finish()
 
@@ -163,6 +166,7 @@ def _train_model(
     warm_start: WarmStart | None,
     on_check: OnCheck | None,
     columns_from: RunFolder | None,
+    baselines: bool,
 ) -> None:
     data = prepare(config, run, context, warm_start, columns_from)
     torch.manual_seed(config.training.seed + context.rank)
@@ -178,7 +182,13 @@ def _train_model(
         if warm_start.reopen:
             model.gate.reopen(config.training.convergence.gamma)
     loader = partial(BatchLoader, data.reader, data.index, logs=config.logs, settings=config.training)
-    encode_train = partial(LabeledBatch.from_table, encoder=data.encoder, position_encoder=data.position_encoder)
+    ranking = config.training.ranking_loss
+    encode_train = partial(
+        LabeledBatch.from_table,
+        encoder=data.encoder,
+        position_encoder=data.position_encoder,
+        ranking_within=None if ranking is None else ranking.within,
+    )
     encode_validation = partial(LabeledBatch.from_table, encoder=data.encoder)
     validation = partial(loader, encode=encode_validation, split="validation", shuffle=False)
     trainer = Trainer(
@@ -194,7 +204,7 @@ def _train_model(
     trainer.resume()
     trainer.fit()
     if context.is_main:
-        _write_results(config, run, trainer, validation(), data.survey, warm_start)
+        _write_results(config, run, trainer, validation(), data.survey, warm_start, baselines)
         trainer.remove_checkpoints()
 
 
@@ -210,6 +220,7 @@ def _write_results(
     validation: BatchLoader,
     survey: dict[str, Any],
     warm_start: WarmStart | None,
+    baselines: bool,
 ) -> None:
     """Calibrate and evaluate a trained model; selection.json is written last and marks the run as finished.
 
@@ -220,6 +231,7 @@ def _write_results(
         validation: batches of the validation split.
         survey: content of ``survey.json``.
         warm_start: the earlier run that the training started from, if any.
+        baselines: whether to compare the model with the configured baselines.
     """
     schema = config.serving_schema
     model, encoder = load_model(run, config)  # the best weights, which may be older than the last ones
@@ -243,7 +255,8 @@ def _write_results(
     earlier = Calibration() if warm_start is None else warm_start.run.load_calibration()
     calibrate(run, model, schema.tasks, validation.epoch(0), earlier)
     if survey["rows"]["test"]:
-        write_json(evaluate(run_scorer(run, config, model, encoder, record)), run.evaluation)
+        scorer = run_scorer(run, config, model, encoder, record)
+        write_json(evaluate(scorer, baselines=baselines, importance=config.evaluation.importance), run.evaluation)
     write_json(record, run.selection)
 
 

@@ -12,8 +12,8 @@ UNDEFINED = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format a decimal number."""
-    return f"{value:,.{digits}f}" if _is_defined(value) else UNDEFINED
+    """Format a decimal number; one that rounds to 0 has no sign."""
+    return f"{value:z,.{digits}f}" if _is_defined(value) else UNDEFINED
 
 
 def count(value: float | None) -> str:

@@ -7,9 +7,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipelines.report import (
+    baselines_section,
     data_section,
     experts_section,
     formatting,
+    importance_section,
     quality_section,
     reproduce_section,
     training_section,
@@ -27,8 +29,10 @@ SECTIONS = (
     experts_section.selected_experts,
     experts_section.cost,
     quality_section.metrics,
+    baselines_section.baselines,
     quality_section.calibration_curves,
     quality_section.slices,
+    importance_section.importance,
     experts_section.gate_metrics,
     reproduce_section.reproduce,
 )

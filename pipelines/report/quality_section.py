@@ -21,6 +21,8 @@ METRICS = {
     "calibration_error": ("calibration error", 4),
     "rmse": ("RMSE", 4),
     "mae": ("MAE", 4),
+    "r2": ("R²", 4),
+    "label_deviation": ("s.d. of the labels", 4),
 }
 """Heading and decimal places of each metric, in the order of the columns."""
 

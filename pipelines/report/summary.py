@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.report import formatting
 from pipelines.report.run_data import RunData
 
@@ -15,8 +16,13 @@ MAX_BAD_SHARE = 0.01
 
 
 def summarize(run_data: RunData) -> dict[str, Any]:
-    """Return the sentence below the title, the tiles, and the notes."""
-    return {"sentence": _sentence(run_data), "tiles": _tiles(run_data), "notes": _notes(run_data)}
+    """Return the verdict on the baselines, the sentence below the title, the tiles, and the notes."""
+    return {
+        "verdict": verdict((run_data.evaluation or {}).get("baselines")),
+        "sentence": _sentence(run_data),
+        "tiles": _tiles(run_data),
+        "notes": _notes(run_data),
+    }
 
 
 def _sentence(run_data: RunData) -> str:

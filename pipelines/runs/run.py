@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.config.config import Config, load_config
 from pipelines.config.diff import diff_configs
-from ranking.artifacts.atomic_files import check_empty, os_error_text
+from ranking.artifacts.atomic_files import check_empty, os_error_text, write_json
 from ranking.errors import ConfigError, LogError, OutputError
 from ranking.frozen.calibration import Calibration
 
@@ -250,6 +250,15 @@ class RunFolder:
     def load_evaluation(self) -> dict[str, Any]:
         """Load ``evaluation.json``."""
         return _read_json(self.evaluation)
+
+    def add_to_evaluation(self, key: str, part: dict[str, Any]) -> None:
+        """Set one entry of ``evaluation.json``, if the run has this file.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        if self.evaluation.exists():
+            write_json({**self.load_evaluation(), key: part}, self.evaluation)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl.

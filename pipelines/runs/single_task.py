@@ -83,8 +83,31 @@ def merge_evaluations(evaluations: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "calibration_curves": _merge(parts, "calibration_curves"),
         "slices": slices,
         **{key: merged for key in ("uncalibrated", "uncalibrated_curves") if (merged := _merge(parts, key))},
+        **(
+            {"baselines": merge_baselines([part["baselines"] for part in parts])}
+            if all("baselines" in part for part in parts)
+            else {}
+        ),
+        **({"importance": _merge_importance(parts)} if all("importance" in part for part in parts) else {}),
         "gates": None,
     }
+
+
+def _merge_importance(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the importance of each task's model; a feature of a counter may exist in the models of some tasks only."""
+    results = [part["importance"] for part in parts]
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in (entry for result in results for entry in result["entries"]):
+        merged = entries.setdefault((entry["kind"], entry["name"]), {**entry, "features": [], "tasks": {}})
+        merged["features"] = list(dict.fromkeys([*merged["features"], *entry["features"]]))
+        merged["tasks"].update(entry["tasks"])
+    return {**results[0], "metrics": _merge(results, "metrics"), "entries": list(entries.values())}
+
+
+def merge_baselines(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the entries ``baselines`` of each task's model; all of them are omitted if those of one task are."""
+    omitted = next((entry for entry in entries if "omitted" in entry), None)
+    return omitted or {**entries[0], "tasks": _merge(entries, "tasks")}
 
 
 def _merge(parts: Iterable[dict[str, Any]], key: str) -> dict[str, Any]:

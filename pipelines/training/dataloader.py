@@ -18,6 +18,7 @@ from pipelines.data.parquet import CHUNK_ROWS
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.prefetch import SharedIterator, ordered_map, prefetch
+from pipelines.training.ranking_groups import permute_groups
 from ranking.errors import ConfigError
 
 PREFETCHED_BATCHES = 8
@@ -50,7 +51,8 @@ class BatchLoader:
     """Batches of one split of a log for one rank.
 
     The row groups of the log (adjacent small ones as one unit), in an order drawn for the epoch, are cut into blocks of
-    at least ``shuffle_rows`` rows, and the rows of each block are permuted. An epoch is the sequence of the blocks. The
+    at least ``shuffle_rows`` rows, and the rows of each block are permuted; rows of a group of the ranking loss stay
+    adjacent. An epoch is the sequence of the blocks. The
     ranks read consecutive parts of it, which differ by at most one row. The rows read do not depend on the number of
     threads nor, over all ranks together, on the number of ranks.
 
@@ -166,7 +168,7 @@ class BatchLoader:
         ) as encoded:
             for epoch_slice, block_runs in zip(part, runs, strict=True):
                 block = LabeledBatch.concat(list(islice(encoded, len(block_runs))))
-                order = self._row_order(epoch, epoch_slice, len(block))
+                order = self._row_order(epoch, epoch_slice, block)
                 for rows in np.split(order, range(missing, len(order), self._batch_size)):
                     fragments.append(block.take(rows))
                     missing -= len(rows)
@@ -178,12 +180,13 @@ class BatchLoader:
         if steps:
             yield LabeledBatch.concat(fragments) if fragments else last.take(np.empty(0, np.int64))
 
-    def _row_order(self, epoch: int, epoch_slice: EpochSlice, rows: int) -> npt.NDArray[np.int64]:
+    def _row_order(self, epoch: int, epoch_slice: EpochSlice, block: LabeledBatch) -> npt.NDArray[np.int64]:
         """Return the rows of a block that belong to a slice, in reading order."""
         if not self._shuffle:
             return np.arange(epoch_slice.start, epoch_slice.stop)
         random = np.random.default_rng((self._settings.seed, epoch, ROW_STREAM + epoch_slice.block))
-        return random.permutation(rows)[epoch_slice.start : epoch_slice.stop]
+        order = random.permutation(len(block)) if block.groups is None else permute_groups(block.groups, random)
+        return order[epoch_slice.start : epoch_slice.stop]
 
     def _read_tasks(self, runs: Iterable[list[IndexedChunk]]) -> Iterator[ReadTask]:
         """Yield one task per run; runs in the same row group share an iterator, so that it is decoded once."""

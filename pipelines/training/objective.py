@@ -15,6 +15,7 @@ from pipelines.training.labeled_batch import DeviceBatch
 from pipelines.training.regularization import Regularization
 from ranking.model.losses import FixedWeighting, task_losses
 from ranking.model.mmoe import MMoE
+from ranking.model.ranking_loss import pairwise_losses
 from ranking.schema import Task
 
 
@@ -23,7 +24,7 @@ class ObjectiveOutput(NamedTuple):
 
     Attributes:
         total: scalar to minimize: weighted losses plus penalties.
-        losses: loss per task [tasks], without task weights and penalties.
+        losses: loss per task [tasks], without task weights, ranking loss and penalties.
         outputs: model outputs [batch, tasks].
         weights: gate weights [..., tasks, experts].
     """
@@ -42,6 +43,7 @@ class Objective(nn.Module):
         tasks: the tasks, which determine the losses.
         weighting: weighting of the losses.
         penalty: penalties on the gate.
+        ranking_weight: weight of the pairwise losses of batches with groups, in addition to the task weights.
         precision: precision of the model's matrix products; gates and losses stay in float32.
     """
 
@@ -51,6 +53,7 @@ class Objective(nn.Module):
         tasks: Sequence[Task],
         weighting: FixedWeighting,
         penalty: Regularization,
+        ranking_weight: float,
         precision: Precision,
     ) -> None:
         super().__init__()
@@ -58,6 +61,7 @@ class Objective(nn.Module):
         self.weighting = weighting
         self._tasks = tasks
         self._penalty = penalty
+        self._ranking_weight = ranking_weight
         self._autocast = precision == "bfloat16"
 
     def forward(self, step: int, batch: DeviceBatch) -> ObjectiveOutput:
@@ -67,6 +71,9 @@ class Objective(nn.Module):
         outputs = forward.outputs.float()
         losses = task_losses(outputs, batch.labels, self._tasks, batch.weights)
         total = self.weighting(losses) + self._penalty(step, self.model.gate, forward)
+        if batch.groups is not None:
+            ranking = pairwise_losses(outputs, batch.labels, batch.groups, self._tasks, batch.weights)
+            total = total + self._ranking_weight * (ranking @ self.weighting.weights)
         return ObjectiveOutput(total, losses.detach(), outputs.detach(), forward.routing.weights.detach())
 
 

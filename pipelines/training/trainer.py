@@ -101,7 +101,8 @@ class Trainer:
         weighting = (UncertaintyWeighting if uncertainty else FixedWeighting)(config.tasks).to(context.device)
         self._optimizer = make_optimizer(model, settings, weighting)
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._objective = Objective(model, config.tasks, weighting, penalty, settings.precision)
+        ranking_weight = 0.0 if settings.ranking_loss is None else settings.ranking_loss.weight
+        self._objective = Objective(model, config.tasks, weighting, penalty, ranking_weight, settings.precision)
         if continuation is not None:
             restore_optimizers(continuation.optimizers, self._objective, self._optimizer, self._tables)
         self._wrapped: nn.Module = data_parallel(self._objective, context)

@@ -5,9 +5,10 @@ weights.safetensors   weights of the frozen graph, named as in ``FrozenGraph``
 body.onnx             the graph after the embeddings, for ONNX Runtime; absent for a per-example gate
 encoder/              vocabularies, buckets and scales (Parquet)
 users.parquet, items.parquet   features by id, if the ranker has feature tables
-users/, items/        the same features encoded (``FeatureIndex``); since format 2
+users/, items/        the same features encoded (``FeatureIndex``); text ids as hashes since format 3
 counters/             state of counters and histories, if the ranker has some, see ``ranking.counters``
 golden.parquet        inputs and their expected scores
+evaluation.json, report.html   evaluation and report of the run, for people, if it had them
 SHA256SUMS            checksums of all other files, in the format of sha256sum
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,13 @@ from ranking.selection import Selection
 if TYPE_CHECKING:
     from ranking.gates.config import GateConfig
 
-FORMAT = 2
+FORMAT, COMPACT_FORMAT = 3, 4
+"""Formats that are written: format 4 if embeddings are float16 or int8, which services of format 3 cannot read."""
+SUPPORTED_FORMATS = (2, FORMAT, COMPACT_FORMAT)
+"""Formats that can be read. Format 2 has the text of ids in place of hashes."""
 BODY, COUNTERS = "body.onnx", "counters"
+DOCUMENTS = EVALUATION, REPORT = "evaluation.json", "report.html"
+"""Documents of the run that a bundle may contain. Scoring does not read them."""
 TOLERANCE = 1e-5
 """Maximum absolute and relative difference between golden scores and the scores of another machine."""
 
@@ -59,20 +65,21 @@ READ_ERRORS = (
 """Exceptions of reading intact files that are inconsistent with each other."""
 
 
-def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
+def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents: Iterable[Path] = ()) -> None:
     """Write a bundle atomically.
 
     Args:
         ranker: the ranker.
         golden: completed rows that are stored with their scores, which ``load`` verifies.
         folder: must not exist.
+        documents: files to copy that are named as in ``DOCUMENTS``.
 
     Raises:
         OutputError: the folder exists or cannot be written.
     """
     schema = ranker.schema
     manifest = {
-        "format": FORMAT,
+        "format": FORMAT if ranker.embeddings == "float32" else COMPACT_FORMAT,
         "name": schema.name,
         "schema": schema.model_dump(mode="json", exclude_none=True),
         "selection": ranker.selection.to_json(),
@@ -100,6 +107,8 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path) -> None:
         scores, _ = ranker.score_completed(inputs, schema.tasks)
         rows = {"inputs": _struct(inputs), "scores": _struct(score_table(scores, schema.tasks))}
         pq.write_table(pa.table(rows), draft / "golden.parquet")
+        for document in documents:
+            shutil.copyfile(document, draft / document.name)
         write_checksums(draft)
 
 
@@ -191,6 +200,18 @@ def check_golden_scores(
             raise BundleError(f"{message} (task '{task}', by up to {worst:.2g}){hint}")
 
 
+def parse_schema(data: Any, file: Path) -> Schema:
+    """Return the schema in a manifest.
+
+    Raises:
+        BundleError: it is not valid.
+    """
+    try:
+        return Schema.model_validate(data)
+    except ValidationError as error:
+        raise BundleError(f"{file}: {format_validation_error(error, data)}") from None
+
+
 def read_golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
     """Read the golden rows, completed, and their expected scores, one column per task.
 
@@ -208,15 +229,13 @@ def read_golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
 def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
     file = folder / "manifest.json"
     manifest: dict[str, Any] = json.loads(read_regular(file))
-    if manifest["format"] != FORMAT:
+    if manifest["format"] not in SUPPORTED_FORMATS:
+        supported = ", ".join(map(str, SUPPORTED_FORMATS))
         raise BundleError(
-            f"{file}: format {manifest['format']} is not supported (supported: {FORMAT}); update dselect-ranker, "
+            f"{file}: format {manifest['format']} is not supported (supported: {supported}); update dselect-ranker, "
             "or freeze the run again with the installed version"
         )
-    try:
-        schema = Schema.model_validate(manifest["schema"])
-    except ValidationError as error:
-        raise BundleError(f"{file}: {format_validation_error(error, manifest['schema'])}") from None
+    schema = parse_schema(manifest["schema"], file)
     calibration = _calibration(manifest.get("calibration", {}), schema, file)
     encoder = Encoder.read(folder / "encoder", schema)
     tables = LazyFeatureTables(folder, schema)

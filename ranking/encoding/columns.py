@@ -133,7 +133,7 @@ def invalid_rows(table: pa.Table, schema: Schema) -> Iterator[tuple[InputFeature
         schema: the features.
     """
     for feature in schema.numbers:
-        column = table[feature.column].combine_chunks().cast(pa.float64())
+        column = table[feature.column].combine_chunks().cast(pa.float64(), safe=False)
         yield feature, _null_to_false(pc.invert(pc.is_finite(column))), "is NaN or infinite: write null for unknown"
         if isinstance(feature, NumericFeature) and feature.transform == "log1p":
             yield feature, _null_to_false(pc.less_equal(column, -1.0)), "is −1 or less, but its transform is log1p"
@@ -151,7 +151,7 @@ def add_reason(reasons: pa.Array, invalid: pa.Array, reason: str) -> pa.Array:
 def read_column(column: pa.Array, feature: InputFeature) -> pa.Array:
     """Apply a feature's default and maximum length to its canonical column."""
     if isinstance(feature, NumberFeature):
-        column = column.cast(pa.float64())
+        column = column.cast(pa.float64(), safe=False)
     if feature.default is not None and column.null_count:
         default = list(feature.default) if isinstance(feature, PooledFeature) else feature.default
         scalar = to_canonical(pa.array([default]), feature)

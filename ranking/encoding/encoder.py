@@ -251,7 +251,7 @@ def transform_column(column: pa.Array, transform: str) -> FloatArray:
 
     ``standardise`` leaves them unchanged here: ``Scale`` applies it.
     """
-    return transform_numbers(column.cast(pa.float64()).to_numpy(zero_copy_only=False), transform)
+    return transform_numbers(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), transform)
 
 
 def transform_numbers(numbers: FloatArray, transform: str) -> FloatArray:

@@ -154,7 +154,7 @@ class Bucketizer:
 
     def rows(self, values: pa.Array, field: str) -> IdArray:  # noqa: ARG002 — same interface as Vocabulary
         """Return the embedding rows [len(values)] int64 of numbers."""
-        return self.rows_from_values(values.cast(pa.float64()).to_numpy(zero_copy_only=False))
+        return self.rows_from_values(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
     def rows_from_values(self, numbers: FloatArray) -> IdArray:
         """Return the embedding rows [len(numbers)] int64 of numbers; NaN gives the missing row."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ranking.encoding.torch_batch import TorchBatch
+from ranking.frozen.embedding_rows import decoded
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
 from ranking.schema import Schema
@@ -38,11 +39,12 @@ class FrozenGraph:
     Args:
         schema: features and tasks.
         selection: the selected experts.
-        weights: arrays by name, as above; the graph shares their memory.
+        weights: arrays by name, as above, with rows of embeddings as in ``embedding_rows``; the graph shares the memory
+            of those in float32 or more.
         gate: settings of a per-example gate; None if the gate is static.
 
     Attributes:
-        weights: the same weights as tensors.
+        weights: the same weights as tensors, with embeddings in float32.
         experts: layers of each selected expert, float64, by expert number.
         towers: layers of each task's tower, float64; the last one computes the output.
     """
@@ -56,7 +58,7 @@ class FrozenGraph:
     ) -> None:
         self.schema = schema
         self.selection = selection
-        self.weights = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+        self.weights = {name: torch.from_numpy(weight) for name, weight in decoded(weights).items()}
         self.gate = gate
         self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
         self.towers = {task: _layers(self.weights, f"tower.{task}") for task in schema.task_names}

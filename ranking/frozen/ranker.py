@@ -18,8 +18,10 @@ from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.missing_columns import describe_missing, missing_feature_columns, suggest_column
 from ranking.encoding.vocabulary import OOV, Vocabulary
-from ranking.errors import InvalidInputError
+from ranking.errors import InvalidInputError, RankerError
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
+from ranking.frozen.contributions import Contributions, ContributionsGraph
+from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, RowType
 from ranking.lookup.feature_index import FeatureIndex
 from ranking.schema import Owner, Schema, Task
 from ranking.selection import Selection
@@ -89,6 +91,19 @@ class FrozenRanker:
 
         with torch.inference_mode(mode=False):  # Ordinary tensors, also if the first caller is in inference mode.
             return FrozenGraph(self.schema, self.selection, self.weights, self.gate)
+
+    @cached_property
+    def contributions_graph(self) -> ContributionsGraph | None:
+        """The graph that computes contributions of features, in NumPy; None for a per-example gate."""
+        if self.gate is not None:
+            return None
+        return ContributionsGraph(self.encoder, self.selection, self.weights, self.calibration)
+
+    @property
+    def embeddings(self) -> RowType:
+        """Type of the rows of embedding tables; float32 if there are none."""
+        types = {str(weight.dtype) for name, weight in self.weights.items() if name.startswith(PREFIX)}
+        return next((row_type for row_type in ROW_TYPES[::-1] if row_type in types), "float32")
 
     @property
     def backends(self) -> list[str]:
@@ -211,6 +226,27 @@ class FrozenRanker:
             weights = self.graph.routing(TorchBatch.from_numpy(inputs)).mean(0)
         rows = (weights[self.schema.task_names.index(task)].tolist() for task in tasks)
         return {task: {e: w for e, w in enumerate(row) if w > 0} for task, row in zip(tasks, rows, strict=True)}
+
+    def contributions(self, table: pa.Table, tasks: Sequence[str] | None = None) -> Contributions:
+        """Return the contribution of each feature to the logit of each row, see ``Contributions``.
+
+        Args:
+            table: ids and features, one row per candidate, as in ``score``.
+            tasks: names of the tasks; default all.
+
+        Raises:
+            InvalidInputError: an unknown task, a column that is missing or of the wrong type, a NaN or infinite value
+                (names the row).
+            RankerError: the gate selects experts per example.
+        """
+        selected = [task.name for task in self.tasks(tasks)]
+        if self.contributions_graph is None:
+            raise RankerError(
+                f"'{self.schema.name}' has a per-example gate, whose outputs jump where the selected experts change: "
+                "contributions need a gate without per_example"
+            )
+        self._require_columns(table.column_names)
+        return self.contributions_graph(self.encoder.encode(self.complete(table)), selected)
 
     def tasks(self, names: Sequence[str] | None) -> list[Task]:
         """Return the named tasks, default all.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ranking.encoding.encoder import Encoder
+from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, SCALE
 from ranking.selection import Selection
 
 Weights = Mapping[str, npt.NDArray[Any]]
@@ -26,7 +28,12 @@ def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Select
     """
     schema = encoder.schema
     for name, feature in schema.tables.items():
-        _check_shape(weights, f"embedding.{name}", (encoder.id_mappings[name].size, feature.dim))
+        table, rows = f"{PREFIX}{name}", encoder.id_mappings[name].size
+        _check_shape(weights, table, (rows, feature.dim))
+        if weights[table].dtype == np.int8:
+            _check_shape(weights, f"{table}{SCALE}", (rows,))
+        elif weights[table].dtype not in ROW_TYPES:
+            raise ValueError(f"'{table}' is {weights[table].dtype} instead of {', '.join(ROW_TYPES)}")
     input_width = sum(feature.dim for feature in (*schema.categoricals, *schema.bags)) + encoder.dense_size
     widths = {_check_layers(weights, f"expert.{expert}", input_width) for expert in selection.experts_used}
     if len(widths) != 1:

@@ -1,6 +1,6 @@
 """Encoded features of users or items by id, in arrays that processes share.
 
-keys.npy, starts.npy, text.npy, ends.npy   index from ids to rows, see ``id_index``
+keys.npy, starts.npy, checks.npy   index from ids to rows, see ``id_index``
 rows.npy      one record of ``IndexLayout.row_dtype`` per id, then the record of an unknown id
 values.npy    embedding rows of all lists of ids, concatenated
 hashes.npy    hashes of the same ids, if the keys of counters contain lists of this owner
@@ -25,7 +25,7 @@ from ranking.encoding.encoder import Encoder, hash_lists
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import IdArray
 from ranking.errors import InvalidInputError
-from ranking.lookup.id_index import IdIndex, RowArray, write_id_index
+from ranking.lookup.id_index import IdIndex, RowArray, holds_text, write_id_index
 from ranking.lookup.npy import ArrayWriter, ReadFile, map_file, open_array
 from ranking.schema import Owner, PooledFeature, Schema
 
@@ -137,9 +137,10 @@ class FeatureIndex:
         """
         if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and self.id_type == pa.int64():
             return self._index.rows_from_values(ids)
-        if isinstance(ids, list) and set(map(type, ids)) == {int if self.id_type == pa.int64() else str}:
-            with suppress(OverflowError):  # An integer exceeds 64 bits.
-                return self._index.rows_from_values(ids)  # Arrow would cost more than the lookup of a request's ids.
+        if isinstance(ids, list) and (self.id_type == pa.string() or set(map(type, ids)) == {int}):
+            # Arrow would cost more than the lookup of a request's ids.
+            with suppress(OverflowError, TypeError):  # An integer exceeds 64 bits, or an id is not text.
+                return self._index.rows_from_values(ids)
         return self._index.rows(cast_ids(to_id_array(ids), self.id_type, self._layout.id_column))
 
     def take(self, rows: RowArray) -> EncodedBatch:
@@ -177,7 +178,7 @@ class FeatureIndex:
             OSError, ValueError: the files are not an index of this layout.
         """
         layout = IndexLayout.for_owner(encoder, owner)
-        id_type = pa.string() if (folder / "text.npy").exists() else pa.int64()
+        id_type = pa.string() if holds_text(folder) else pa.int64()
         index = IdIndex.open(folder, id_type, read_file)
         rows = open_array(folder / "rows.npy", layout.row_dtype, read_file)
         if len(rows) != len(index) + 1:
@@ -206,11 +207,12 @@ def write_feature_index(table: FeatureTable, encoder: Encoder, owner: Owner, fol
         folder: must not exist.
 
     Raises:
-        InvalidInputError: a column has the wrong type or holds a NaN or infinite number (names the row).
+        InvalidInputError: a column has the wrong type or holds a NaN or infinite number, or two text ids have the same
+            hash (names the row).
     """
     folder.mkdir()
     layout = IndexLayout.for_owner(encoder, owner)
-    order = write_id_index(table.ids, folder)
+    order = write_id_index(table.ids, folder, layout.id_column)
     unknown = pa.table({layout.id_column: pa.nulls(1, table.ids.type)})
     with ExitStack() as files:
         rows = files.enter_context(ArrayWriter(folder / "rows.npy", layout.row_dtype))

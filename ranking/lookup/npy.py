@@ -85,7 +85,7 @@ def open_array(file: Path, dtype: npt.DTypeLike, read_file: ReadFile = map_file)
     shape, _, stored = read_header(stream)
     if stored.hasobject:
         raise ValueError(f"{file.name} holds Python objects")
-    if stored != np.dtype(dtype) or len(shape) != 1:
+    if stored != np.dtype(dtype) or len(shape) != 1 or shape[0] < 0:  # NumPy infers a size of -1 from the buffer.
         raise ValueError(f"{file.name} holds {stored} {list(shape)}, not {np.dtype(dtype)} [rows]")
     if stream.tell() + shape[0] * stored.itemsize > len(content):
         raise ValueError(f"{file.name} holds fewer than {shape[0]} rows")

@@ -1,6 +1,6 @@
 """Quality measures of scores with bootstrap intervals; definitions in docs/evaluation.md."""
 
-from ranking.metrics.binary import CURVE_BINS, auc, binary_measures, calibration_curve
+from ranking.metrics.binary import CURVE_BINS, auc, auc_draws, binary_measures, calibration_curve
 from ranking.metrics.bootstrap import FEW_UNITS, UnitDraws, interval
 from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 from ranking.metrics.regression import regression_measures
@@ -15,6 +15,7 @@ __all__ = [
     "SamplingUnits",
     "UnitDraws",
     "auc",
+    "auc_draws",
     "binary_measures",
     "calibration_curve",
     "interval",

@@ -34,7 +34,7 @@ def binary_measures(rows: LabeledScores, draws: UnitDraws, ndcg_at: int = 10) ->
     columns = [np.ones(len(rows)), rows.labels, rows.predictions, losses, *grouped]
     sums = draws.sums(rows.units, [*columns, *_by_bin(rows.labels - rows.predictions, bins)])
     count, positives, predicted, loss, user_aucs, user_rows, day_aucs, day_rows, ndcgs, requests, *gaps = sums
-    measures = {"auc": _auc(rows, draws.counts)}
+    measures = {"auc": auc_draws(rows, draws)}
     with np.errstate(divide="ignore", invalid="ignore"):
         # Mean AUC of the users with both classes, weighted by their rows: Zhu et al. 2017, section 3.2; then of the
         # rows of one user on one day.
@@ -92,6 +92,11 @@ def auc(labels: Array, scores: Array) -> float | None:
     one_unit = np.zeros(len(labels), np.int64)
     value = float(_auc(LabeledScores(labels, scores, one_unit, one_unit), np.ones((1, 1), np.uint8))[0])
     return None if np.isnan(value) else value
+
+
+def auc_draws(rows: LabeledScores, draws: UnitDraws) -> Array:
+    """Return the AUC on the data and on each bootstrap draw [1 + B], NaN where a class is absent."""
+    return _auc(rows, draws.counts)
 
 
 def _auc(rows: LabeledScores, counts: npt.NDArray[np.uint8]) -> Array:

@@ -7,10 +7,22 @@ import numpy as np
 from ranking.metrics.bootstrap import UnitDraws
 from ranking.metrics.labeled_scores import Array, LabeledScores
 
+EPSILON = 1e-12
+"""Variance of the labels, relative to their squared mean, below which they count as constant."""
+
 
 def regression_measures(rows: LabeledScores, draws: UnitDraws) -> dict[str, Array]:
-    """Compute ``rmse`` and ``mae`` in the label's (transformed) unit, on the data and on each draw: [1 + B] each."""
+    """Compute the measures in the label's (transformed) unit, on the data and on each draw: [1 + B] each.
+
+    ``r2`` is 1 − mean squared error / variance of the labels; NaN if the labels do not vary.
+    """
     errors = rows.labels - rows.predictions
-    count, squares, sizes = draws.sums(rows.units, (np.ones(len(rows)), np.square(errors), np.abs(errors)))
-    with np.errstate(invalid="ignore"):  # A draw can be empty.
-        return {"rmse": np.sqrt(squares / count), "mae": sizes / count}
+    center = rows.labels.mean() if len(rows) else 0.0
+    centered = rows.labels - center  # keeps the difference of the sums below exact for labels far from 0
+    columns = (np.ones(len(rows)), np.square(errors), np.abs(errors), centered, np.square(centered))
+    count, squares, sizes, label, label_squares = draws.sums(rows.units, columns)
+    with np.errstate(divide="ignore", invalid="ignore"):  # A draw can be empty.
+        variance = label_squares / count - np.square(label / count)
+        constant = variance <= EPSILON * np.maximum(1.0, center**2)
+        r2 = np.where(constant, np.nan, 1 - squares / count / variance)
+        return {"rmse": np.sqrt(squares / count), "mae": sizes / count, "r2": r2}

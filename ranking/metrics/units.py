@@ -53,6 +53,11 @@ class SamplingUnits:
             count += len(distinct)
         return cls(KINDS[int(np.bincount(kinds, minlength=len(KINDS)).argmax())], codes, count, users)
 
+    def take(self, rows: Ids) -> SamplingUnits:
+        """Return the units of the rows at these indices, in their order, numbered from 0."""
+        distinct, codes = np.unique(self.codes[rows], return_inverse=True)
+        return SamplingUnits(self.kind, codes, len(distinct), self.users[rows])
+
 
 def _known_ids(ids: Ids) -> Ids:
     """Return the ids [rows] with 0 instead of placeholders."""

@@ -16,6 +16,7 @@ from onnx.utils import Extractor
 from ranking.encoding.batch import EncodedBatch, Float32, Int64, RaggedIds
 from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedItemSplitter
 from ranking.errors import BundleError
+from ranking.frozen.embedding_rows import EmbeddingRows
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import SingleFeature
 from service.backends.base import LRUCache, Precision, Scores
@@ -62,13 +63,16 @@ class OnnxBackend:
 
     def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
         """Return scores [candidates, tasks] float32."""
+        names = [f"output.{task}" for task in tasks]
+        outputs = np.concatenate(self._session(tasks).run(names, self.feeds(batch)), 1)
+        return self._ranker.finished(outputs, tasks)
+
+    def feeds(self, batch: RequestBatch) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs of the body by name, see ``onnx_body``."""
         request_index = batch.request_index
         if len(batch.shared) == 1 and self._items.width:
             request_index = request_index[:1]  # broadcast the shared row instead of copying it per candidate
-        feeds = {"shared": self._shared(batch.shared), "items": self._items(batch.items), "request": request_index}
-        names = [f"output.{task}" for task in tasks]
-        outputs = np.concatenate(self._session(tasks).run(names, feeds), 1)
-        return self._ranker.finished(outputs, tasks)
+        return {"shared": self._shared(batch.shared), "items": self._items(batch.items), "request": request_index}
 
     def _session(self, tasks: Sequence[str]) -> onnxruntime.InferenceSession:
         key = frozenset(tasks)
@@ -101,13 +105,16 @@ class EmbeddingLookup:
 
     Args:
         group: feature group.
-        weights: weights of the graph; ``embedding.TABLE`` is [rows, dim] float32.
+        weights: weights of the graph, see ``ranking.frozen.embedding_rows``.
     """
 
     def __init__(self, group: FeatureGroup, weights: Mapping[str, npt.NDArray[Any]]) -> None:
         runs = [list(run) for _, run in itertools.groupby(group.singles, lambda feature: feature.dim)]
         self._singles = [(len(run), _single_lookup(run, weights)) for run in runs]
-        self._bags = [_bag_lookup(weights[f"embedding.{bag.table}"], mean=bag.pooling == "mean") for bag in group.bags]
+        tables = [EmbeddingRows.of(weights, bag.table) for bag in group.bags]
+        self._bags = [
+            _bag_lookup(table, mean=bag.pooling == "mean") for table, bag in zip(tables, group.bags, strict=True)
+        ]
         self.width = len(group.input_columns)
 
     def __call__(self, inputs: EncodedBatch) -> Float32:
@@ -124,27 +131,27 @@ def _single_lookup(
     features: Sequence[SingleFeature], weights: Mapping[str, npt.NDArray[Any]]
 ) -> Callable[[Int64], Float32]:
     """Return the look-up of consecutive features of equal width: [rows, features] to [rows, features · width]."""
-    tables = {feature.table: weights[f"embedding.{feature.table}"] for feature in features}
-    offsets = dict(zip(tables, itertools.accumulate(map(len, tables.values()), initial=0), strict=False))
-    flat, starts = np.concatenate(list(tables.values())), np.array([offsets[feature.table] for feature in features])
-    width = len(features) * flat.shape[1]
+    tables = {feature.table: EmbeddingRows.of(weights, feature.table) for feature in features}
+    sizes = [len(table.numbers) for table in tables.values()]
+    offsets = dict(zip(tables, itertools.accumulate(sizes, initial=0), strict=False))
+    flat = EmbeddingRows.concat(list(tables.values()))
+    starts = np.array([offsets[feature.table] for feature in features])
+    width = len(features) * flat.numbers.shape[1]
 
     def look_up(ids: Int64) -> Float32:
-        # ids are in range; mode="clip" only avoids the buffering of the default mode
-        embeddings: Float32 = flat.take(ids + starts, 0, mode="clip").reshape(len(ids), width)
-        return embeddings
+        return flat.take(ids + starts).reshape(len(ids), width)
 
     return look_up
 
 
-def _bag_lookup(table: Float32, *, mean: bool) -> Callable[[RaggedIds], Float32]:
+def _bag_lookup(table: EmbeddingRows, *, mean: bool) -> Callable[[RaggedIds], Float32]:
     """Return the look-up of a bag: sums or means [rows, width], 0 for empty lists."""
 
     def look_up(bag: RaggedIds) -> Float32:
-        pooled = np.zeros((len(bag.lengths), table.shape[1]), np.float32)
+        pooled = np.zeros((len(bag.lengths), table.numbers.shape[1]), np.float32)
         filled = np.flatnonzero(bag.lengths)
         lengths = bag.lengths[filled]
-        sums = np.add.reduceat(table.take(bag.values, 0, mode="clip"), np.cumsum(lengths) - lengths)
+        sums = np.add.reduceat(table.take(bag.values), np.cumsum(lengths) - lengths)
         pooled[filled] = sums / lengths[:, None] if mean else sums
         return pooled
 

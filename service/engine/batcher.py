@@ -1,4 +1,4 @@
-"""Continuous batching: one thread scores the queued requests while the next batch accumulates."""
+"""Continuous batching: the next batch accumulates while one is scored, on a thread of its own if it takes long."""
 
 from __future__ import annotations
 
@@ -17,25 +17,34 @@ ResultT = TypeVar("ResultT")
 Reply = tuple[asyncio.Future[Any], Any]
 """A future, and the results or the error that it receives."""
 
+SHORT_SECONDS = 0.001
+"""CPU time of scoring a request up to which it is not handed to the thread, which costs about 0.1 ms both ways."""
+MAX_ESTIMATES = 1_000
+"""Number of batch keys whose duration is remembered."""
+
 
 class Batcher(Generic[KeyT, WorkT, ResultT]):
-    """Gathers the rows of concurrent requests into batches and scores them on its own thread.
+    """Gathers the rows of concurrent requests into batches and scores them one at a time.
 
-    There is no batching delay: an idle thread starts at once, with all requests that the event loop read in the same
-    iteration. Under load, batches grow up to ``max_rows``.
+    There is no batching delay: an idle batcher starts at once, with all requests that the event loop read in the same
+    iteration. Under load, batches grow up to ``max_rows``. The batcher's thread scores them while the event loop reads
+    further requests. The event loop itself scores a request that is alone, if scoring is expected to take at most
+    ``SHORT_SECONDS``: a batch of its key with as many rows recently did. Several requests always go to the thread,
+    because more of them arrive while it scores, and larger batches cost less per request.
 
     Args:
-        score: function that scores a batch, called only from the batcher's thread. It takes the key and the works of
-            the batch and returns a result or an error for each work.
+        score: function that scores a batch, called by one thread at a time. It takes the key and the works of the
+            batch and returns a result or an error for each work.
         max_rows: maximum number of rows per batch; larger requests are split.
     """
 
     def __init__(self, score: Callable[[KeyT, Sequence[WorkT]], Sequence[ResultT | Exception]], max_rows: int) -> None:
         self._score = score
         self._scheduler: Scheduler[KeyT, WorkT] = Scheduler(max_rows)
-        self._changed = threading.Condition()  # guards the scheduler and _closed
+        self._changed = threading.Condition()  # guards the scheduler, _closed and the start of a batch
         self._closed = False
-        self._scoring_since: float | None = None
+        self._scoring_since: float | None = None  # None between batches
+        self._short_rows: dict[int, int] = {}  # hash of a key → rows that recently took at most SHORT_SECONDS
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         self._thread.start()
 
@@ -69,7 +78,7 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
             if self._closed:
                 raise RuntimeError("the batcher is closed")
             self._scheduler.add(entry)
-        loop.call_soon(self._wake)  # after all requests of this event loop iteration are queued
+        loop.call_soon(self._start)  # after all requests of this event loop iteration are queued
         try:
             results: list[ResultT] = await entry.reply
             return results
@@ -85,27 +94,68 @@ class Batcher(Generic[KeyT, WorkT, ResultT]):
             self._changed.notify()
         self._thread.join()
 
-    def _wake(self) -> None:
+    def _start(self) -> None:
+        """Score the only request here if it is short and the thread is idle; else wake the thread."""
         with self._changed:
-            self._changed.notify()
+            if not self._scheduler or self._scoring_since is not None:
+                return  # the queue was taken as part of an earlier batch, or the thread continues with it
+            alone = self._scheduler.only_entry
+            if alone is None or alone.rows > self._short_rows.get(hash(alone.key), 0):
+                self._changed.notify()
+                return
+            batch = self._take()
+        loop = asyncio.get_running_loop()
+        self._score_taken(*batch, loop)
+        if self._scheduler:
+            loop.call_soon(self._start)
 
     def _run(self) -> None:
-        while self._run_once():
-            pass
+        """Score batches until the batcher is closed and the queue is empty."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: (self._scheduler or self._closed) and self._scoring_since is None)
+                if not self._scheduler:
+                    return
+                batch = self._take()
+            self._score_taken(*batch)
 
-    def _run_once(self) -> bool:
-        """Wait for work and score one batch; return False if the batcher is closed and the queue is empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._scheduler or self._closed)
-            if not self._scheduler:
-                return False
-            slices, expired = self._scheduler.take(now := time.monotonic())
-        self._scoring_since = now
+    def _take(self) -> tuple[list[BatchSlice[KeyT, WorkT]], list[QueueEntry[KeyT, WorkT]]]:
+        """Take the next batch from the queue, and mark it as being scored."""
+        self._scoring_since = now = time.monotonic()
+        return self._scheduler.take(now)
+
+    def _score_taken(
+        self,
+        slices: Sequence[BatchSlice[KeyT, WorkT]],
+        expired: Sequence[QueueEntry[KeyT, WorkT]],
+        running_loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Score a batch and deliver its replies.
+
+        Args:
+            slices: the batch.
+            expired: entries whose deadline passed.
+            running_loop: event loop of the calling thread, if it has one.
+        """
         reason = "the deadline passed before scoring started"
         replies: list[Reply] = [(entry.reply, DeadlineExceededError(reason)) for entry in expired]
-        _deliver(replies + (self._score_batch(slices) if slices else []))
-        self._scoring_since = None
-        return True
+        if slices:
+            begin = time.thread_time()
+            replies += self._score_batch(slices)
+            self._remember(slices, time.thread_time() - begin)
+        with self._changed:
+            self._scoring_since = None  # before the replies: a client's next request finds the batcher idle
+            if self._closed:
+                self._changed.notify()
+        _deliver(replies, running_loop)
+
+    def _remember(self, slices: Sequence[BatchSlice[KeyT, WorkT]], seconds: float) -> None:
+        """Adjust the number of rows that are scored within ``SHORT_SECONDS``."""
+        key, rows = hash(slices[0].entry.key), sum(part.rows for part in slices)
+        known = self._short_rows.get(key, 0)
+        if len(self._short_rows) >= MAX_ESTIMATES:
+            self._short_rows.clear()
+        self._short_rows[key] = max(known, rows) if seconds <= SHORT_SECONDS else min(known, rows - 1)
 
     def _score_batch(self, slices: Sequence[BatchSlice[KeyT, WorkT]]) -> list[Reply]:
         """Score a batch and return the replies to the requests that it completes or fails."""
@@ -135,11 +185,13 @@ def _scoring_error(cause: Exception) -> ScoringError:
     return error
 
 
-def _deliver(replies: Sequence[Reply]) -> None:
-    """Deliver all replies with one wake-up per event loop; each wake-up costs tens of microseconds."""
+def _deliver(replies: Sequence[Reply], running_loop: asyncio.AbstractEventLoop | None) -> None:
+    """Deliver all replies with one wake-up per event loop of another thread; each costs tens of microseconds."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Reply]] = {}
     for reply in replies:
         by_loop.setdefault(reply[0].get_loop(), []).append(reply)
+    if running_loop is not None:
+        _resolve(by_loop.pop(running_loop, []))
     for loop, loop_replies in by_loop.items():
         with suppress(RuntimeError):  # the event loop is closed, so nothing waits for the replies
             loop.call_soon_threadsafe(_resolve, loop_replies)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,11 +14,13 @@ import numpy as np
 from ranking.errors import InvalidInputError
 from service.engine.batcher import Batcher
 from service.engine.errors import DeadlineExceededError
+from service.engine.explainer import Explainer
 from service.engine.model import LoadedModel
 from service.engine.request import EMPTY, StoreFeatures
 from service.engine.response import PreparedRequest, RankResult, prepare, sort_candidates
 from service.engine.scoring import BatchKey, QueuedRequest, RequestScores, score_batch
 from service.engine.validation import ParsedRequest, to_invalid_request
+from service.telemetry.batch_tracer import BatchTracer
 from service.telemetry.metrics import Metrics
 from service.telemetry.stage_timer import StageTimer
 
@@ -54,6 +57,7 @@ class Engine:
         feature_store: source of features that requests leave out; None: only the bundle's tables.
         default_deadline_ms: deadline of requests that set none; None: no deadline.
         max_deadline_ms: upper bound on every request's deadline, including requests that set none; None: no bound.
+        batch_tracer: records batches for traces; None: no traces.
     """
 
     def __init__(
@@ -63,9 +67,12 @@ class Engine:
         feature_store: FeatureStore | None = None,
         default_deadline_ms: float | None = None,
         max_deadline_ms: float | None = None,
+        batch_tracer: BatchTracer | None = None,
     ) -> None:
         self._metrics, self._feature_store = metrics, feature_store
-        self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(self._score_batch, max_batch_rows)
+        score = self._score_batch if batch_tracer is None else partial(self._trace_batch, batch_tracer)
+        self._batcher: Batcher[BatchKey, QueuedRequest, RequestScores] = Batcher(score, max_batch_rows)
+        self._explainer = Explainer()
         self._default_deadline_ms = math.inf if default_deadline_ms is None else default_deadline_ms
         self._max_deadline_ms = math.inf if max_deadline_ms is None else max_deadline_ms
         self._active_requests = 0
@@ -93,7 +100,7 @@ class Engine:
             counted: whether the scoring metrics count the request.
 
         Raises:
-            DeadlineExceededError: the deadline passed before scoring started.
+            DeadlineExceededError: the deadline passed before scoring, or the explanation, started.
             InvalidRequestError: a field of the request is invalid.
             ScoringError: the backend failed.
         """
@@ -103,9 +110,12 @@ class Engine:
             _check_deadline(deadline_ms, timer)
             prepared = await self._prepare(model, request, deadline_ms, timer)
             try:
-                return await self._score(model, prepared, deadline_ms, timer, counted)
+                result = await self._score(model, prepared, deadline_ms, timer, counted)
             except InvalidInputError as error:
                 raise to_invalid_request(error, model.ranker.schema) from None
+            if not prepared.explain:
+                return result
+            return await self._explainer.explain(model, prepared, result, timer.arrived + deadline_ms / 1000)
         finally:
             self._active_requests -= 1
 
@@ -147,8 +157,24 @@ class Engine:
         return sort_candidates(prepared, scores, scored.missing, scored.computed)
 
     def close(self) -> None:
-        """Score the queued requests, then stop the inference thread."""
+        """Score the queued requests, then stop the threads."""
         self._batcher.close()
+        self._explainer.close()
+
+    def _trace_batch(
+        self, tracer: BatchTracer, key: BatchKey, requests: Sequence[QueuedRequest]
+    ) -> list[RequestScores | Exception]:
+        """Score a batch and record it for traces."""
+        model, tasks = key
+        fields = {
+            "model": model.name,
+            "version": model.version,
+            "tasks": tasks,
+            "requests": len(requests),
+            "rows": sum(len(queued.request) for queued in requests),
+        }
+        with tracer.batch([queued.timer for queued in requests], **fields):
+            return self._score_batch(key, requests)
 
     def _score_batch(self, key: BatchKey, requests: Sequence[QueuedRequest]) -> list[RequestScores | Exception]:
         """Score a batch and record its metrics."""

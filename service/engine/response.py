@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranking.errors import InvalidInputError
+from ranking.frozen.contributions import Contributions
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Task
 from service.engine.errors import InvalidRequestError, ScoringError
@@ -28,6 +29,7 @@ class PreparedRequest:
         tasks: tasks to score.
         weights: weight of each task in the objective [tasks] float64.
         top_n: number of candidates to return; None: all.
+        explain: whether the request asks for an explanation.
         experts: weight of each expert by task, if the request asks for an explanation; else empty.
         degraded: see ``StoreFeatures``.
         counters_as_of: time of the last impression in the counters; None if the ranker has none.
@@ -38,6 +40,7 @@ class PreparedRequest:
     tasks: list[Task]
     weights: npt.NDArray[np.float64]
     top_n: int | None
+    explain: bool
     experts: dict[str, dict[int, float]]
     degraded: bool
     counters_as_of: str | None
@@ -57,6 +60,8 @@ class RankResult:
         degraded: see ``StoreFeatures``.
         used: features with which the candidates were scored.
         counters_as_of: as in ``PreparedRequest``.
+        contributions: contributions of features to the logits of the best candidates, if the request asks for an
+            explanation; None without candidates and for a per-example gate.
     """
 
     ids: Values
@@ -68,6 +73,7 @@ class RankResult:
     degraded: bool
     used: UsedFeatures
     counters_as_of: str | None = None
+    contributions: Contributions | None = None
 
     @property
     def experts_run(self) -> list[int]:
@@ -100,8 +106,8 @@ def prepare(
     except InvalidInputError as error:
         raise to_invalid_request(error, ranker.schema) from None
     as_of = encoder.counters_as_of(stored.sums)
-    ids, top_n = request.candidates.ids, options.top_n
-    return PreparedRequest(ids, features, tasks, weights, top_n, experts, stored.degraded, as_of)
+    ids, top_n, explain = request.candidates.ids, options.top_n, options.explain
+    return PreparedRequest(ids, features, tasks, weights, top_n, explain, experts, stored.degraded, as_of)
 
 
 def sort_candidates(

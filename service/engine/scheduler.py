@@ -6,6 +6,7 @@ import asyncio
 from bisect import insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 
@@ -108,6 +109,12 @@ class Scheduler(Generic[KeyT, WorkT]):
         if entry in queue:
             queue.remove(entry)
             self._drop_if_empty(entry.key)
+
+    @property
+    def only_entry(self) -> QueueEntry[KeyT, WorkT] | None:
+        """The entry in the queue if it is the only one."""
+        entries = list(islice(self, 2))
+        return entries[0] if len(entries) == 1 else None
 
     def take(self, now: float) -> tuple[list[BatchSlice[KeyT, WorkT]], list[QueueEntry[KeyT, WorkT]]]:
         """Remove the next batch, and the expired entries that precede it, from the queue.

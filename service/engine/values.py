@@ -124,7 +124,7 @@ def _invalid_number(invalid: Mask, features: Sequence[NumberFeature], reason: st
 
 def _column_to_float64(values: Values) -> FloatArray:
     if isinstance(values, pa.Array):
-        numbers: FloatArray = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers: FloatArray = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return numbers
     return np.array(values, np.float64)
 

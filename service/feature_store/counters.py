@@ -19,19 +19,20 @@ class CounterLookup:
         model: version that will score the request.
         roots: roots to read, as kind and hash.
         prefix: prefix of the keys of the store.
+        clustered: whether the store is a Redis Cluster.
 
     Attributes:
         keys: keys to read; none if the version has no counters.
     """
 
-    def __init__(self, model: LoadedModel, roots: Sequence[tuple[Root, int]], prefix: str) -> None:
+    def __init__(self, model: LoadedModel, roots: Sequence[tuple[Root, int]], prefix: str, *, clustered: bool) -> None:
         self._until, self._roots = model.encoder.counters_until, roots
-        start = counter_prefix(prefix, model.name)
+        start = counter_prefix(prefix, model.name, clustered=clustered)
         self.keys = [f"{start}state", *(counter_key(start, root, root_hash) for root, root_hash in roots)]
         self.keys = self.keys if roots else []
 
     @classmethod
-    def for_request(cls, model: LoadedModel, request: ParsedRequest, prefix: str) -> CounterLookup:
+    def for_request(cls, model: LoadedModel, request: ParsedRequest, prefix: str, *, clustered: bool) -> CounterLookup:
         """Find the roots of a parsed request; none if it is not valid, because validation will reject it."""
         roots: dict[Root, set[int]] = {}
         if model.encoder.counters_until is not None and len(request.candidates):
@@ -39,7 +40,8 @@ class CounterLookup:
                 roots = model.encoder.counter_roots(validate(request, model.encoder.readable))
             except (InvalidRequestError, InvalidInputError):
                 roots = {}
-        return cls(model, [(root, root_hash) for root, hashes in roots.items() for root_hash in sorted(hashes)], prefix)
+        pairs = [(root, root_hash) for root, hashes in roots.items() for root_hash in sorted(hashes)]
+        return cls(model, pairs, prefix, clustered=clustered)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[StoredSums | None, int]:
         """Return the sums, and the number of values that cannot be decoded.

@@ -28,10 +28,12 @@ class KeyValueStore(Protocol):
     Attributes:
         kind: Type of the store, a label value of the metrics.
         address: Address of the store in messages, without password.
+        clustered: Whether the store is a Redis Cluster, whose keys of counters have another form.
     """
 
     kind: str
     address: str
+    clustered: bool
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Read the value of each key, None for keys that do not exist.

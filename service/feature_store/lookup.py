@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ranking.artifacts.feature_store_keys import key_prefix
+from ranking.artifacts.store_address import StoreAddress
 from ranking.errors import ConfigError
 from ranking.schema import Owner
 from service.engine.model import LoadedModel
@@ -44,12 +45,24 @@ def open_store(settings: Settings) -> KeyValueStore | None:
     """
     if settings.store is None:
         return None
+    url, seconds = settings.store.get_secret_value(), settings.store_timeout_ms / 1000
     try:
-        from service.feature_store.redis import RedisStore
+        match StoreAddress.parse(url).kind:
+            case "cluster":
+                from service.feature_store.redis_cluster import ClusterStore
+
+                return ClusterStore(url, seconds)
+            case "sentinel":
+                from service.feature_store.redis_sentinel import SentinelStore
+
+                return SentinelStore(url, seconds)
+            case "server":
+                from service.feature_store.redis import RedisStore
+
+                return RedisStore(url, seconds)
     except ModuleNotFoundError as error:
         reason = f"RANKER_STORE needs {error.name}: pip install 'dselect-ranker[redis]'"
         raise ConfigError(reason) from None
-    return RedisStore(settings.store.get_secret_value(), settings.store_timeout_ms / 1000)
 
 
 class StoreLookup:
@@ -94,7 +107,7 @@ class StoreLookup:
             decoders = {owner: ObjectDecoder(model.ranker, owner) for owner in owners}
             self._decoders[model.encoder] = decoders
         ids_to_read = _ids_to_read(decoders, request)
-        counters = CounterLookup.for_request(model, request, self._prefix)
+        counters = CounterLookup.for_request(model, request, self._prefix, clustered=self._store.clustered)
         if not ids_to_read and not counters.keys:
             return EMPTY
         if not self._breaker.allows():

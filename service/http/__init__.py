@@ -1,1 +1,1 @@
-"""The HTTP API: routes, message formats, middleware and API keys."""
+"""The HTTP API: the gateway, routes, message formats and API keys."""

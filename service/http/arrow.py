@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ranking.encoding.columns import to_id_array
+from ranking.frozen.contributions import Contributions
 from ranking.schema import InputFeature
 from service.engine.errors import InvalidRequestError
 from service.engine.request_encoder import MissingFeatures
@@ -219,25 +220,37 @@ def _ids(column: pa.Array) -> Values:
 def write_stream(result: RankResult, summary: bytes) -> bytes:
     """Write a response as a stream with the columns id, score, scores (struct with a field per task) and missing.
 
+    If the response explains its items, the column contributions has a struct with a field per task and feature.
+
     Args:
         result: Ranked candidates.
         summary: JSON of the response without its items.
     """
     scores = [pa.array(column) for column in result.scores.T]
-    table = pa.table(
-        {
-            "id": to_id_array(result.ids),
-            "score": result.total,
-            "scores": pa.StructArray.from_arrays(scores, result.tasks),
-            "missing": _missing(result.missing),
-        },
-        metadata={RESPONSE: summary},
-    )
+    columns = {
+        "id": to_id_array(result.ids),
+        "score": result.total,
+        "scores": pa.StructArray.from_arrays(scores, result.tasks),
+        "missing": _missing(result.missing),
+    }
+    if result.contributions is not None:
+        columns["contributions"] = _contributions(result.contributions, len(result.ids))
+    table = pa.table(columns, metadata={RESPONSE: summary})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     stream: bytes = sink.getvalue().to_pybytes()
     return stream
+
+
+def _contributions(contributions: Contributions, count: int) -> pa.Array:
+    """Return a struct of structs, by task and feature, for each of ``count`` items; null for items not explained."""
+    explained = len(contributions.values)
+    values = np.zeros((len(contributions.tasks), len(contributions.features), count), np.float32)
+    values[:, :, :explained] = contributions.values.transpose(1, 2, 0)
+    tasks = [pa.StructArray.from_arrays(list(map(pa.array, rows)), contributions.features) for rows in values]
+    is_null = pa.array(np.arange(count) >= explained)
+    return pa.StructArray.from_arrays(tasks, contributions.tasks, mask=is_null)
 
 
 def _missing(missing: MissingFeatures) -> pa.Array:

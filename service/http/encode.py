@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from ranking.frozen.contributions import Contributions
 from service.engine.request_encoder import MissingFeatures
 from service.engine.response import RankResult
 from service.engine.values import Values, to_list
@@ -36,11 +37,23 @@ def encode_response(result: RankResult, summary: dict[str, Any], response_format
 def _columns(result: RankResult) -> dict[str, Any]:
     """Return the items with the fields of ``RankedColumns``."""
     scores = np.ascontiguousarray(result.scores.T)
-    return {
+    columns = {
         "id": result.ids if isinstance(result.ids, np.ndarray) else to_list(result.ids),
         "score": result.total,
         "scores": dict(zip(result.tasks, scores, strict=True)),
         "missing": result.missing.positions(),
+    }
+    if result.contributions is not None:
+        columns["contributions"] = _contribution_columns(result.contributions)
+    return columns
+
+
+def _contribution_columns(contributions: Contributions) -> dict[str, dict[str, npt.NDArray[np.float32]]]:
+    """Return the contributions of the explained items, by task and feature."""
+    by_task = np.ascontiguousarray(contributions.values.transpose(1, 2, 0), np.float32)
+    return {
+        task: dict(zip(contributions.features, rows, strict=True))
+        for task, rows in zip(contributions.tasks, by_task, strict=True)
     }
 
 
@@ -60,11 +73,26 @@ def _rows(result: RankResult) -> bytes:
         columns.append((separator + orjson.dumps(task) + b":", scores[position::width]))
         separator = b","
     columns.append((b'},"missing":', _missing(result.missing)))
+    if result.contributions is not None:
+        columns.append((b"", _contributions(result.contributions, count)))
     row = [part for prefix, _ in columns for part in (prefix, b"")] + [b"},"]
     parts = row * count
     for position, (_, cells) in enumerate(columns):
         parts[2 * position + 1 :: len(row)] = cells
     return b"[" + b"".join(parts)[:-1] + b"]"
+
+
+def _contributions(contributions: Contributions, count: int) -> list[bytes]:
+    """Return the member ``contributions`` of each of ``count`` items; empty for items that are not explained."""
+    names, tasks = contributions.features, contributions.tasks
+    cells = [
+        b',"contributions":'
+        + orjson.dumps(
+            {task: dict(zip(names, row, strict=True)) for task, row in zip(tasks, item, strict=True)}, option=NUMPY
+        )
+        for item in contributions.values.astype(np.float32)
+    ]
+    return [*cells, *[b""] * (count - len(cells))]
 
 
 def _numbers(values: npt.NDArray[Any]) -> list[bytes]:

@@ -8,11 +8,19 @@ from starlette.requests import ClientDisconnect
 
 from service.engine.errors import DeadlineExceededError, InvalidRequestError, QueueFullError
 from service.models.registry import ModelNotFoundError, ModelUnavailableError
-from service.protocol.problems import CLIENT_CLOSED, RETRY_AFTER, Problem, invalid_field, queue_full, to_response
+from service.protocol.problems import (
+    CLIENT_CLOSED,
+    RETRY_AFTER,
+    Problem,
+    internal_error,
+    invalid_field,
+    queue_full,
+    to_response,
+)
 
 SERVING_ERRORS = (InvalidRequestError, ModelNotFoundError, QueueFullError, ModelUnavailableError, DeadlineExceededError)
 EXPECTED_ERRORS = (Problem, HTTPException, *SERVING_ERRORS)
-"""Errors that ``to_problem`` converts; ``RequestContextMiddleware`` answers any other with 500."""
+"""Errors that ``to_problem`` converts; any other is answered with 500."""
 
 
 def to_problem(error: Exception) -> Problem:
@@ -36,10 +44,13 @@ def to_problem(error: Exception) -> Problem:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make the application answer ``EXPECTED_ERRORS`` with problem documents."""
+    """Make the application answer errors in the form of the path. It raises unexpected ones again, for the log."""
 
-    async def respond(_: Request, error: Exception) -> Response:
-        return to_response(to_problem(error))
+    async def respond(http: Request, error: Exception) -> Response:
+        return to_response(to_problem(error), http.url.path)
+
+    async def failed(http: Request, _: Exception) -> Response:
+        return to_response(internal_error(), http.url.path)
 
     async def disconnected(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
@@ -47,3 +58,4 @@ def install_error_handlers(app: FastAPI) -> None:
     for kind in EXPECTED_ERRORS:
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(ClientDisconnect, disconnected)
+    app.add_exception_handler(Exception, failed)

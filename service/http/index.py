@@ -23,6 +23,7 @@ SERVICE_LINKS = {
 OPERATIONS_LINKS = {
     "documentation": "/docs",
     "openapi": "/openapi.json",
+    "console": "/console",
     "metrics": "/metrics",
     "repository": "/v2/repository/index",
     "live": "/v2/health/live",

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ranking.artifacts.release import Release
-from service.http.auth.middleware import required_scope
+from service.http.auth.guard import required_scope
 from service.http.media_types import ARROW, JSON
 from service.protocol.messages import (
     ColumnarRankResponse,
@@ -23,13 +23,15 @@ from service.protocol.messages import (
     RankResponse,
     RankSummary,
 )
-from service.protocol.problems import ProblemDocument
+from service.protocol.open_inference import InferRequest
+from service.protocol.problems import ErrorDocument, ProblemDocument, is_open_inference_path
 
 REF_TEMPLATE = "#/components/schemas/{model}"
 
-_MODELS = (RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary, Feedback, IndexRequest, Release)
+_RANKING = (RankRequest, RankOptions, RankResponse, ColumnarRankResponse, RankSummary)
+_MODELS = (*_RANKING, InferRequest, Feedback, IndexRequest, Release)
 _, _SCHEMAS = models_json_schema(
-    [(model, "validation") for model in (*_MODELS, ProblemDocument)], ref_template=REF_TEMPLATE
+    [(model, "validation") for model in (*_MODELS, ProblemDocument, ErrorDocument)], ref_template=REF_TEMPLATE
 )
 
 REQUEST_STREAM = (
@@ -39,8 +41,9 @@ REQUEST_STREAM = (
 )
 RESPONSE_STREAM = (
     "An Arrow IPC stream, best first: `id`, `score` (float64), `scores` (a struct with one float32 per task), "
-    "`missing` (lists of names). The other fields are JSON, as in RankSummary, under the key `response` of the "
-    "schema's metadata. Returned if Accept prefers it."
+    "`missing` (lists of names) and, if explained, `contributions` (a struct with a struct of one float32 per feature "
+    "for each task; null for items that are not explained). The other fields are JSON, as in RankSummary, under the "
+    "key `response` of the schema's metadata. Returned if Accept prefers it."
 )
 
 
@@ -56,9 +59,15 @@ RETRY_HEADER = {"Retry-After": {"description": "seconds, at least 1", "schema": 
 """Header of responses after which clients should retry."""
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the error responses of an operation, by status, for FastAPI's decorators."""
-    content = {"application/problem+json": {"schema": _ref(ProblemDocument)}}
+def documented(*statuses: int, error: type[BaseModel] = ProblemDocument) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses of an operation, by status, for FastAPI's decorators.
+
+    Args:
+        statuses: Status codes.
+        error: Body of the responses, ``ProblemDocument`` or ``ErrorDocument``.
+    """
+    media_type = "application/problem+json" if error is ProblemDocument else JSON
+    content = {media_type: {"schema": _ref(error)}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
         | ({"headers": RETRY_HEADER} if status in (429, 503) else {})
@@ -135,5 +144,6 @@ def _add_keys(document: dict[str, Any]) -> None:
         scope = required_scope(path)
         for operation in operations.values() if scope else ():
             operation["security"] = [{scheme: [scope]} for scheme in SCHEMES]
+            error = ErrorDocument if is_open_inference_path(path) else ProblemDocument
             for status in (401, 403):
-                operation["responses"][str(status)] = documented(status)[status]
+                operation["responses"][str(status)] = documented(status, error=error)[status]

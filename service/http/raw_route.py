@@ -1,22 +1,23 @@
-"""Route without FastAPI's conversion of arguments."""
+"""Routes without FastAPI's conversion of arguments."""
 
 from __future__ import annotations
 
-from fastapi import Request
+from collections.abc import Sequence
+
 from fastapi.routing import APIRoute
-from starlette.types import Receive, Scope, Send
 
 
 class RawRoute(APIRoute):
-    """A route that is described in the OpenAPI document but called with the request and its path parameters only.
+    """A route that is described in the OpenAPI document but called by the gateway.
 
-    FastAPI's conversion of arguments costs a small request as much as its scoring. Dependencies are ignored.
+    Its function takes the request and its path parameters as text, and returns the response. FastAPI's conversion of
+    arguments costs a small request as much as its scoring. Dependencies are ignored.
     """
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a matching request, or with 405 if its method differs."""
-        if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)
-            return
-        response = await self.endpoint(Request(scope, receive), **scope["path_params"])
-        await response(scope, receive, send)
+
+def find_route(routes: Sequence[RawRoute], method: str, path: str) -> tuple[RawRoute, dict[str, str]] | None:
+    """Return the first route that matches a request, and its path parameters; None if none matches."""
+    for route in routes:
+        if method in (route.methods or ()) and (match := route.path_regex.match(path)):
+            return route, match.groupdict()
+    return None

@@ -21,5 +21,5 @@ FEEDBACK_PATH = "/v1/feedback"
 
 
 def is_rank_path(path: str | bytes) -> bool:
-    """Whether a path, or a request target without a query, is one of the rank operations."""
-    return path.endswith("/rank") if isinstance(path, str) else path.endswith(b"/rank")
+    """Whether a path, or a request target without a query, ranks candidates: a rank or an inference operation."""
+    return path.endswith(("/rank", "/infer")) if isinstance(path, str) else path.endswith((b"/rank", b"/infer"))

@@ -43,6 +43,7 @@ OBJECTIVE = (
 )
 DEADLINE = "milliseconds from arrival; if they pass before scoring starts, the response is 504"
 TIME = "time of the impressions, as of which counters are computed (default: time of arrival)"
+EXPLAIN = "report the experts that ran, and the contribution of each feature to the logits of the best items"
 LABELS = "values by label column of the log, such as 1 for a click, or the seconds watched"
 
 
@@ -104,7 +105,7 @@ class RankOptions(_Message):
     objective: Annotated[Annotated[Objective, Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
     top_n: Annotated[StrictInt, Field(gt=0)] | None = None
     deadline_ms: Annotated[Milliseconds | None, Field(description=DEADLINE)] = None
-    explain: StrictBool = False
+    explain: Annotated[StrictBool, Field(description=EXPLAIN)] = False
     layout: Annotated[Literal["rows", "columns"], Field(description="layout of the items of a JSON response")] = "rows"
 
 
@@ -134,34 +135,56 @@ class RankedItem(_Message):
     """One ranked candidate: ``score`` determines the order, ``scores`` holds one score per task.
 
     ``missing`` names the columns of features that are known neither from the request nor by id. ``user.id`` and
-    ``items.id`` stand for an id that is absent, or that the model has never seen.
+    ``items.id`` stand for an id that is absent, or that the model has never seen. ``contributions`` holds the
+    contribution of each feature to the logit of each task, if the response explains the item.
     """
 
     id: Id
     score: float
     scores: dict[str, float]
     missing: list[str]
+    contributions: dict[str, dict[str, float]] | None = None
 
 
 class RankedColumns(_Message):
-    """Ranked candidates by column; ``missing`` maps each missing column to the positions of the candidates."""
+    """Ranked candidates by column; ``missing`` maps each missing column to the positions of the candidates.
+
+    ``contributions`` holds the contributions by task and feature, as long as the number of explained candidates.
+    """
 
     id: list[Id]
     score: list[float]
     scores: dict[str, list[float]]
     missing: dict[str, list[int]]
+    contributions: dict[str, dict[str, list[float]]] | None = None
+
+
+class ExplanationMethod(_Message):
+    """Method of the contributions.
+
+    ``gradients``: number of gradients computed. ``error``: maximum deviation of baseline + contributions from the
+    logit, relative to the larger of |logit − baseline| and 0.1. ``items``: number of items explained, the best ones.
+    """
+
+    name: Literal["integrated_gradients"]
+    gradients: int
+    error: float
+    items: int
 
 
 class Explanation(_Message):
-    """Experts behind the scores.
+    """Experts and baseline behind the scores.
 
     ``experts_run``: evaluated experts. ``tasks``: weight by task and expert; for a per-example gate, the mean over the
-    candidates.
+    candidates. ``baseline``: logit of each task (regression: value) if every feature is missing. ``baseline`` and
+    ``method`` are absent if there are no contributions: without items, and for a per-example gate.
     """
 
     experts_run: list[int]
     experts_total: int
     tasks: dict[str, dict[str, float]]
+    baseline: dict[str, float] | None = None
+    method: ExplanationMethod | None = None
 
 
 class RankSummary(_Message):
@@ -269,8 +292,10 @@ class ModelList(_Message):
 
 
 class ModelMetadata(_Message):
-    """Model metadata with the names of the Open Inference Protocol, and the inputs and outputs of the ranker.
+    """Model metadata of the Open Inference Protocol, with further fields of the ranker.
 
+    ``inputs`` and ``outputs`` are tensors: -1 is any number of candidates, or any length of a list. ``kind``, ``owner``
+    and ``max_length`` describe a feature, ``kind``, ``transform`` and ``group`` a task.
     ``backend``: backend in use; ``backends``: backends that the bundle supports.
     """
 
@@ -284,3 +309,11 @@ class ModelMetadata(_Message):
     objective: dict[str, float]
     experts_used: list[int]
     experts_total: int
+
+
+class ModelReady(_Message):
+    """A model, or a version of it, that is served; ``version`` answers the requests."""
+
+    name: str
+    version: str
+    ready: bool

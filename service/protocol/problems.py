@@ -14,6 +14,9 @@ RETRY_AFTER_SECONDS = 1
 RETRY_AFTER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
 """Header of 429 and 503, in whole seconds; a full queue is processed within one second."""
 
+OPEN_INFERENCE_ROOT = "/v2"
+"""Path of the metadata of the service in the Open Inference Protocol."""
+
 MAX_VALIDATION_ERRORS = 20_000
 """Maximum number of validation errors that are listed; listing more takes seconds."""
 MAX_NAMED_FIELDS = 100
@@ -53,13 +56,19 @@ class FieldError(BaseModel):
 
 
 class ProblemDocument(BaseModel):
-    """Body of every error response."""
+    """Body of every error response, except those of the Open Inference Protocol."""
 
     type: str = "about:blank"
     title: str
     status: int
     detail: str
     errors: list[FieldError] = []
+
+
+class ErrorDocument(BaseModel):
+    """Body of every error response of the Open Inference Protocol: one line that names the field and the fix."""
+
+    error: str
 
 
 class Problem(Exception):  # noqa: N818 — the term of RFC 9457
@@ -79,8 +88,16 @@ class Problem(Exception):  # noqa: N818 — the term of RFC 9457
         self.status, self.detail, self.errors, self.headers = status, detail, errors or [], headers
 
 
-def to_response(problem: Problem) -> Response:
-    """Convert a problem to an HTTP response."""
+def is_open_inference_path(path: str) -> bool:
+    """Whether a path belongs to the Open Inference Protocol, whose errors have the form of ``ErrorDocument``."""
+    return path == OPEN_INFERENCE_ROOT or path.startswith("/v2/models/")
+
+
+def to_response(problem: Problem, path: str = "") -> Response:
+    """Convert a problem to an HTTP response in the form of the path, by default a problem document."""
+    if is_open_inference_path(path):
+        error = ErrorDocument(error=problem.detail)
+        return Response(error.model_dump_json(), problem.status, problem.headers, "application/json")
     title = HTTPStatus(problem.status).phrase
     document = ProblemDocument(title=title, status=problem.status, detail=problem.detail, errors=problem.errors)
     return Response(document.model_dump_json(), problem.status, problem.headers, "application/problem+json")

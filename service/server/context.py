@@ -20,7 +20,14 @@ from service.protocol.headers import (
     Header,
     is_rank_path,
 )
-from service.protocol.problems import Problem, bodies_full, queue_full, to_response
+from service.protocol.problems import (
+    OPEN_INFERENCE_ROOT,
+    Problem,
+    bodies_full,
+    is_open_inference_path,
+    queue_full,
+    to_response,
+)
 from service.server.body_budget import BodyBudget
 from service.server.pacing import RejectionPacer, StartPacer
 from service.settings import Settings
@@ -50,10 +57,11 @@ class StaticResponse:
 
     Args:
         problem: Problem to respond with.
+        path: Path whose form of errors the response has.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        serialized = to_response(problem)
+    def __init__(self, problem: Problem, path: str = "") -> None:
+        serialized = to_response(problem, path)
         headers = _header_lines([*serialized.raw_headers, *SECURITY_HEADERS])
         self._head, self._body = STATUS_LINE[problem.status] + headers, bytes(serialized.body)
 
@@ -70,6 +78,21 @@ class StaticResponse:
         ]
         connection = b"connection: close\r\n" if close else b""
         return self._head + _header_lines(default_headers) + _header_lines(echoed) + connection + b"\r\n" + self._body
+
+
+class ProblemResponses:
+    """A problem as a response in each form of errors.
+
+    Args:
+        problem: Problem to respond with.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._document, self._open_inference = StaticResponse(problem), StaticResponse(problem, OPEN_INFERENCE_ROOT)
+
+    def to(self, target: bytes) -> StaticResponse:
+        """Return the response to a request with this target."""
+        return self._open_inference if is_open_inference_path(target.decode("latin-1")) else self._document
 
 
 @dataclass(frozen=True)
@@ -136,14 +159,14 @@ class ServerContext:
         return BodyBudget(self.settings.body_budget, self.metrics.buffered_body_bytes)
 
     @cached_property
-    def queue_full(self) -> StaticResponse:
+    def queue_full(self) -> ProblemResponses:
         """Response to rank requests above the admission limits."""
-        return StaticResponse(queue_full())
+        return ProblemResponses(queue_full())
 
     @cached_property
-    def bodies_full(self) -> StaticResponse:
+    def bodies_full(self) -> ProblemResponses:
         """Response to requests whose body does not fit into the budget."""
-        return StaticResponse(bodies_full())
+        return ProblemResponses(bodies_full())
 
     @cached_property
     def rejection_pacer(self) -> RejectionPacer:

@@ -161,12 +161,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise RuntimeError("rejected")  # stops the parser
         self._part = "body"
         if self._context.rejects(self.url, busy=self._busy) and self._all_answered():
-            self._reject_request(self._context.queue_full, "queue_full")
+            self._reject_request(self._context.queue_full.to(self.url), "queue_full")
             return
         if body_bytes:
             fits = min(body_bytes, self._limits.max_body_bytes)  # BodyLimiter rejects larger bodies with 413
             if not self._context.bodies.can_hold(fits) and self._all_answered():
-                self._reject_request(self._context.bodies_full, "body_memory")
+                self._reject_request(self._context.bodies_full.to(self.url), "body_memory")
                 return
             self._lease = self.scope["state"][LEASE] = BodyLease(self._context.bodies)
         super().on_headers_complete()

@@ -56,9 +56,15 @@ class RequestTelemetry:
         self._metrics, self._slow_ms, self._tracer = metrics, slow_ms, tracer
         self._failed = False
 
-    def request_started(self) -> None:
-        """Record that a ranking request arrived."""
+    def request_started(self, timer: StageTimer) -> None:
+        """Record that a ranking request arrived.
+
+        Args:
+            timer: Stage timer of the request.
+        """
         self._metrics.in_flight.inc()
+        if self._tracer is not None:
+            self._tracer.batches.request_started(timer)
 
     def request_finished(self, scope: Scope, status: int) -> None:
         """Record that the response of a ranking request was sent. Failures never reach the request.

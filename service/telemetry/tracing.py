@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: one span per ranking request and one per stage, created after the response is sent."""
+"""OpenTelemetry traces: one span per ranking request, stage and batch, created after the response is sent."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ranking.errors import ConfigError
+from service.telemetry.batch_tracer import BatchTracer
+from service.telemetry.http_attributes import SCHEMA_URL, request_attributes, response_attributes, span_name
 from service.telemetry.stage_timer import StageTimer
 
 if TYPE_CHECKING:
@@ -31,14 +33,18 @@ class RequestTracer:
     """Creates the spans of finished requests. A background thread sends them and drops what cannot be sent.
 
     Args:
-        provider: Samples and sends spans. ``close`` shuts it down.
+        provider: Samples and sends the spans of requests. ``close`` shuts it down.
+        batches: Creates the spans of batches, which the same processor sends.
+
+    Attributes:
+        batches: Creates the spans of batches.
     """
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, batches: BatchTracer) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider = provider
-        self._tracer = provider.get_tracer(SERVICE)
+        self._provider, self.batches = provider, batches
+        self._tracer = provider.get_tracer(SERVICE, schema_url=SCHEMA_URL)
         self._propagator = TraceContextTextMapPropagator()
 
     def record(self, scope: Scope, status: int, fields: Mapping[str, Any], timer: StageTimer, ended: float) -> None:
@@ -53,20 +59,17 @@ class RequestTracer:
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
-        method, route = scope["method"], getattr(scope.get("route"), "path", None)
         epoch = time.time() - time.monotonic()
         span = self._tracer.start_span(
-            method if route is None else f"{method} {route}",
+            span_name(scope),
             self._propagator.extract(Headers(scope=scope)),
             SpanKind.SERVER,
+            request_attributes(scope),
             start_time=_nanoseconds(epoch + timer.arrived),
         )
         if span.is_recording():
-            span.set_attribute("http.request.method", method)
-            span.set_attribute("http.response.status_code", status)
+            span.set_attributes(response_attributes(status))
             span.set_attribute("ranker.request_id", scope["state"]["request_id"])
-            if route is not None:
-                span.set_attribute("http.route", route)
             for name, value in fields.items():
                 span.set_attribute(f"ranker.{name}", value)
             if status >= 500:
@@ -75,6 +78,7 @@ class RequestTracer:
             for stage, stage_begin, stage_end in timer.spans():
                 child = self._tracer.start_span(stage, parent, start_time=_nanoseconds(epoch + stage_begin))
                 child.end(_nanoseconds(epoch + stage_end))
+        self.batches.request_finished(timer, span)
         span.end(_nanoseconds(epoch + ended))
 
     def close(self) -> None:
@@ -101,6 +105,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> RequestTracer |
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
     except ImportError:
         raise ConfigError(
             f"the environment: {endpoint} is set, but OpenTelemetry is not installed; "
@@ -110,8 +115,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> RequestTracer |
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": SERVICE}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return RequestTracer(provider)
+    batch_provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)  # the requests decide on sampling
+    processor = BatchSpanProcessor(OTLPSpanExporter())
+    provider.add_span_processor(processor)
+    batch_provider.add_span_processor(processor)
+    return RequestTracer(provider, BatchTracer(batch_provider.get_tracer(SERVICE, schema_url=SCHEMA_URL)))
 
 
 def _nanoseconds(seconds: float) -> int:

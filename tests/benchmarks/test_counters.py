@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.counters.columns import TreeColumns
 from benchmarks.counters.metrics import mean, measured, table, without_derived
 from pipelines.config.config import Config, load_config
 from pipelines.datasets.write import counter
+from pipelines.evaluation.baselines.tree_columns import TreeColumns
 from pipelines.evaluation.predict import predict
 from pipelines.evaluation.sources import run_scorers
 from pipelines.runs.run import RunFolder

@@ -72,6 +72,20 @@ def test_every_pin_has_hashes_and_no_address(lock: str) -> None:
     assert all((FOLDER / name).is_file() for name in content.includes)
 
 
+@pytest.mark.parametrize("lock", sorted((FOLDER / "isolated").glob("*.lock")), ids=lambda path: path.stem)
+def test_lock_of_an_isolated_environment_has_hashes(lock: Path) -> None:
+    content = read_lock(lock)
+    assert content.pins
+    assert all(pin.hashes for pin in content.pins.values())
+
+
+@pytest.mark.parametrize("lock", sorted((FOLDER / "peers").glob("*.lock")), ids=lambda path: path.stem)
+def test_lock_of_a_peer_is_complete(lock: Path) -> None:
+    content = read_lock(lock)
+    assert content.pins["onnxruntime"].version == pins_of("slim")["onnxruntime"]
+    assert all(pin.hashes for pin in content.pins.values())
+
+
 def test_lock_files_pin_one_version_and_one_set_of_hashes_per_package() -> None:
     pins = [(name, lock, pin) for lock in LOCKS for name, pin in read_lock(FOLDER / f"{lock}.lock").pins.items()]
     for name in {name for name, _, _ in pins}:

@@ -144,11 +144,49 @@ def test_rank_invalid_feature_is_named(
 
 def test_metadata_lists_the_input_features(client: TestClient) -> None:
     assert client.get("/v2/models/kinds").json()["inputs"] == [
-        {"name": "item_id", "kind": "categorical", "owner": "item"},
-        {"name": "recent", "kind": "sequence", "owner": "user", "max_length": 2},
-        {"name": "tab", "kind": "categorical", "owner": "context"},
-        {"name": "age", "kind": "buckets", "owner": "user"},
+        {"name": "item_id", "datatype": "INT64", "shape": [-1], "kind": "categorical", "owner": "item"},
+        {"name": "user_id", "datatype": "BYTES", "shape": [1], "kind": "id", "owner": "user"},
+        {
+            "name": "recent",
+            "datatype": "INT64",
+            "shape": [1, -1],
+            "kind": "sequence",
+            "owner": "user",
+            "max_length": 2,
+        },
+        {"name": "tab", "datatype": "BYTES", "shape": [1], "kind": "categorical", "owner": "context"},
+        {"name": "age", "datatype": "FP64", "shape": [1], "kind": "buckets", "owner": "user"},
     ]
+
+
+@pytest.mark.parametrize(
+    "recent",
+    [
+        {"datatype": "INT64", "shape": [1, 2], "data": [5, 1]},
+        {"datatype": "INT64", "shape": [2, 3], "data": [5, 1, -1, 5, 1, -1]},
+        {"datatype": "BYTES", "shape": [1, 3], "data": [["5", "1", ""]]},
+    ],
+)
+def test_infer_with_lists_equals_rank(client: TestClient, recent: dict[str, Any]) -> None:
+    tensors = [
+        {"name": "item_id", "datatype": "INT64", "shape": [2], "data": [1, 7]},
+        {"name": "user_id", "datatype": "BYTES", "shape": [1], "data": ["u9"]},
+        {"name": "tab", "datatype": "BYTES", "shape": [1], "data": ["search"]},
+        {"name": "recent", **recent},
+    ]
+    response = client.post("/v2/models/kinds/infer", json={"inputs": tensors, "outputs": [{"name": "score"}]})
+    assert response.status_code == 200, response.text
+    expected = scores(client, {"id": "u9", "features": {"recent": [5, 1]}}, {"tab": "search"})
+    assert response.json()["outputs"][0]["data"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_infer_list_without_a_dimension_of_lists_is_named(client: TestClient) -> None:
+    tensors = [
+        {"name": "item_id", "datatype": "INT64", "shape": [1], "data": [1]},
+        {"name": "recent", "datatype": "INT64", "shape": [1], "data": [1]},
+    ]
+    response = client.post("/v2/models/kinds/infer", json={"inputs": tensors})
+    assert response.json() == {"error": "inputs.recent: has the shape [1]: send [rows, length of lists]"}
 
 
 def test_openapi_document_describes_sequences(client: TestClient) -> None:

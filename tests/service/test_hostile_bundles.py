@@ -8,8 +8,10 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 import torch
@@ -24,6 +26,7 @@ from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
+VERSION_0_1 = Path(__file__).parents[1] / "fixtures" / "version_0_1" / "bundle"
 SOURCES = sorted(
     path for package in ("ranking", "service") for path in (Path(__file__).parents[2] / package).rglob("*.py")
 )
@@ -131,6 +134,59 @@ def test_pickle_in_place_of_a_file_is_rejected_and_not_executed(
     update_checksums(published)
     assert rejection_reason(published)
     assert not (tmp_path / "executed").exists()
+
+
+def alter_array(file: Path, alter: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]) -> None:
+    np.save(file, alter(np.load(file)))
+
+
+def claim_rows(file: Path, rows: int) -> None:
+    """Replace the number of rows in the header of an array."""
+    header = {"descr": np.lib.format.dtype_to_descr(np.load(file).dtype), "fortran_order": False, "shape": (rows,)}
+    with file.open("r+b") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+
+
+LYING_INDEXES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "checks of fewer ids": (lambda f: alter_array(f / "checks.npy", lambda a: a[:-1]), "checks.npy is of"),
+    "checks of more ids": (lambda f: alter_array(f / "checks.npy", lambda a: np.append(a, a)), "checks.npy is of"),
+    "no checks": (lambda f: alter_array(f / "checks.npy", lambda a: a[:0]), "checks.npy is of 0 ids"),
+    "header with too many rows": (lambda f: claim_rows(f / "checks.npy", 2**40), "checks.npy holds fewer than"),
+    "header with negative rows": (lambda f: claim_rows(f / "checks.npy", -1), "checks.npy holds uint64 [-1], not"),
+    "truncated checks": (lambda f: os.truncate(f / "checks.npy", 130), "checks.npy holds fewer than"),
+    "empty file of checks": (lambda f: os.truncate(f / "checks.npy", 0), "inconsistent files"),
+    "no keys": (lambda f: alter_array(f / "keys.npy", lambda a: a[:0]), "keys.npy does not end with the key"),
+    "keys without the last": (lambda f: alter_array(f / "keys.npy", lambda a: a[:-1]), "keys.npy does not end"),
+    "more keys": (lambda f: alter_array(f / "keys.npy", lambda a: np.append(a, a)), "starts.npy holds"),
+    "starts beyond the keys": (lambda f: alter_array(f / "starts.npy", lambda a: a + 1000), "which is not a position"),
+    "fewer starts": (lambda f: alter_array(f / "starts.npy", lambda a: a[:-1]), "starts.npy holds"),
+    "fewer records": (lambda f: alter_array(f / "rows.npy", lambda a: a[:-1]), "rows.npy holds"),
+}
+"""Changes of an index of text ids that contradict its other files, and a part of the error message."""
+
+
+@pytest.mark.parametrize("lie", LYING_INDEXES)
+def test_index_that_lies_about_its_sizes_is_rejected(published: Path, lie: str) -> None:
+    change, message = LYING_INDEXES[lie]
+    change(published / "users")
+    update_checksums(published)
+    reason = rejection_reason(published)
+    assert message in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [lambda ends: ends[:-1], lambda ends: ends[::-1], lambda ends: ends * 1000, lambda ends: ends - 1, lambda _: [0]],
+    ids=["fewer", "descending", "beyond the text", "negative", "none"],
+)
+def test_index_of_format_2_that_lies_about_its_text_is_rejected(tmp_path: Path, alter: Callable[[Any], Any]) -> None:
+    name, version = publish(VERSION_0_1, tmp_path / "repository")
+    published = tmp_path / "repository" / name / str(version)
+    ends = np.load(published / "items" / "ends.npy")
+    np.save(published / "items" / "ends.npy", np.asarray(alter(ends), np.int64))
+    update_checksums(published)
+    assert "ends.npy" in rejection_reason(published)
 
 
 def test_onnx_graph_with_external_weights_is_rejected(published: Path) -> None:

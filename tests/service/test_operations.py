@@ -28,8 +28,9 @@ def test_health_of_a_service_with_a_loaded_model(client: TestClient) -> None:
 def test_metadata_lists_inputs_outputs_and_backends(client: TestClient, ranker: FrozenRanker) -> None:
     metadata = client.get("/v2/models/feed").json()
     assert metadata["versions"] == ["1"]
-    assert {"name": "price", "kind": "numeric", "owner": "item"} in metadata["inputs"]
-    assert [output["name"] for output in metadata["outputs"]] == ranker.schema.task_names
+    price = next(entry for entry in metadata["inputs"] if entry["name"] == "price")
+    assert (price["kind"], price["owner"]) == ("numeric", "item")
+    assert [output["name"] for output in metadata["outputs"]] == [*ranker.schema.task_names, "score"]
     assert metadata["experts_used"] == ranker.selection.experts_used
     assert metadata["backend"] == "onnxruntime"
     assert metadata["backends"] == ["onnxruntime", "cuda", "torch"]

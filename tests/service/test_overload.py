@@ -24,6 +24,8 @@ pytestmark = [
 
 CANDIDATES = 1_000
 """Candidates per request: a few large requests reach the capacity, so that generating the load needs little CPU."""
+MAX_TURNS = 3
+"""Turns of the attacks of which one must pass: a burst of other work on the machine slows one turn, a defect all."""
 MAX_GROWN_BYTES = 512 * 1024 * 1024
 """Upper bound of the memory that an attack takes; the bodies that never end would take 2 GB."""
 
@@ -34,6 +36,18 @@ def run_turn(part: str, seconds: float) -> dict[str, Any]:
     (report,) = run_benchmark(None, sizes, 1, [part])
     (turn,) = report[part]["measured"]["turns"]
     return dict(turn)
+
+
+def check_attacks(turn: dict[str, Any]) -> None:
+    """Check that no attack of one turn degraded the requests of other clients."""
+    for attack, loads in turn.items():
+        before, during = loads["before"], loads["during"]
+        assert before["failed"] == during["failed"] == {}, attack
+        assert loads["grown_bytes"] < MAX_GROWN_BYTES, attack
+        # The service accepts the feedback of a flood, which takes a part of its CPU time.
+        share = 0.3 if attack == FLOOD else 0.5
+        assert successes_per_cpu_second(during) >= share * successes_per_cpu_second(before), attack
+        assert during["p50"] <= 5 * before["p50"], attack
 
 
 def successes(load: dict[str, Any]) -> int:
@@ -64,13 +78,13 @@ def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
 
 
 def test_attacks_do_not_degrade_other_clients() -> None:
-    turn = run_turn("attacks", 12.0)
-    assert set(turn) == set(ATTACKS) - {RETRIES}
-    for attack, loads in turn.items():
-        before, during = loads["before"], loads["during"]
-        assert before["failed"] == during["failed"] == {}, attack
-        assert loads["grown_bytes"] < MAX_GROWN_BYTES, attack
-        # The service accepts the feedback of a flood, which takes a part of its CPU time.
-        share = 0.3 if attack == FLOOD else 0.5
-        assert successes_per_cpu_second(during) >= share * successes_per_cpu_second(before), attack
-        assert during["p50"] <= 5 * before["p50"], attack
+    for turns_left in reversed(range(MAX_TURNS)):
+        turn = run_turn("attacks", 12.0)
+        assert set(turn) == set(ATTACKS) - {RETRIES}
+        try:
+            check_attacks(turn)
+        except AssertionError:
+            if not turns_left:
+                raise
+        else:
+            return

@@ -46,7 +46,9 @@ def test_service_is_alive_at_once_and_ready_when_models_are_loaded(
         service.wait_until(lambda: send_request(f"{service.url}/v2/health/live").status == 200)
         for path, body in (("/v2/health/ready", None), ("/v1/rank", request_body), ("/v2/models/feed", None)):
             response = send_request(f"{service.url}{path}", body)
-            assert (response.status, response.headers["retry-after"], response.json()["status"]) == (503, "1", 503)
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+            field = "error" if path.startswith("/v2/models/") else "detail"
+            assert "not ready" in response.json()[field] or "loaded" in response.json()[field]
         assert send_request(f"{service.url}/v2/repository/index", {}).json()[0]["state"] == "LOADING"
         delay_file.unlink()
         service.wait_until_ready()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from benchmarks.serving.peers.catalog import PEERS
+from benchmarks.serving.stacks import AREAS, FORWARD, JSON
 from pipelines.bench.engines import LOOK_UP
 
 STAGES = {"parse": 0.1, "look-up": 0.2, "queue": 5.0, "forward": 2.0, "write": 0.3}
@@ -42,16 +44,18 @@ def serving_results() -> dict[str, Any]:
     forms, sizes, clients = ["ids", "columns", "rows"], [100, 500], [1, 64]
     http = {f"{form} {size} {n}": load(80.0) for form in forms for size in sizes for n in clients}
     shares = {f"100 {share}": load(50 * share, 2.0, 5.0) for share in (0.3, 0.7)} | {"100 most": 50.0}
-    cases = [
+    cases = [{"candidates": n, "clients": clients} for n, clients in ((10, 1), (10, 32), (100, 32), (500, 32))]
+    keys = [f"{case['candidates']} {case['clients']}" for case in cases]
+    peers = [
         {
-            "candidates": n,
-            "cores": cores,
-            "tuned": {"max_batch_size": 32, "batch_timeout": 0.002, "fast_queue": True, "workers": cores},
-            "turns": [{"ranker": load(300.0, p99=3.0), "litserve": load(100.0, p99=6.0)}] * 2,
+            "name": peer.name,
+            "version": peer.package and "0.2.19",
+            "tuned": dict.fromkeys(keys, peer.settings[0]),
+            "turns": [{key: {"ranker": load(300.0, p99=3.0), "peer": load(100.0, p99=6.0)} for key in keys}] * 2,
         }
-        for cores in (1, 2)
-        for n in (10, 100)
+        for peer in PEERS
     ]
+    areas = dict.fromkeys(AREAS, 0.0) | {FORWARD: 900.0, JSON: 600.0}
     overload = {"alone": load(100.0), "crowd": load(90.0, 5.0, 10.0, failed=880, sent=1100), "after": load(95.0)}
     retries = {
         "16": {"answers": 1000.0, "rejections": 0.0, "answers_per_cpu_second": 1100.0},
@@ -86,9 +90,10 @@ def serving_results() -> dict[str, Any]:
             "interval": 5.0,
             "turns": [{form: {"off": load(100.0), "on": logging} for form in ("ids", "columns")}] * 2,
         },
-        "litserve": {"clients": 32, "form": "ids", "cases": cases},
+        "peers": {"cases": cases, "peers": peers},
+        "budget": {"candidates": 100, "clients": 32, "turns": [{"cpu": 1500.0, "areas": areas}] * 2},
     }
-    about = {"threads": 1, "model": "reference", "machine": {"litserve": "0.2.19"}}
+    about = {"threads": 1, "model": "reference", "machine": {"load": 0.5}}
     return {part: {**copy.deepcopy(about), "measured": values} for part, values in measured.items()}
 
 

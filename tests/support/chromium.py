@@ -59,17 +59,17 @@ class Page:
         self._commands, self._messages, self._last_id = commands, messages, 0
         self.requested: list[str] = []
         self.errors: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
-            self._call(f"{domain}.enable")
+            self.call(f"{domain}.enable")
 
     def open(self, url: str) -> None:
-        self._call("Page.navigate", url=url)
+        self.call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
         """Evaluate a JavaScript expression and return its value; exceptions fail the test."""
-        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -80,9 +80,10 @@ class Page:
         )
 
     def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
-    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the DevTools protocol and return its result."""
         self._last_id += 1
         message = {"id": self._last_id, "method": method, "params": parameters}
         if hasattr(self, "_session"):

@@ -13,6 +13,7 @@ import pytest
 from pipelines.jobs.publish import publish
 from ranking import FrozenRanker
 from ranking.artifacts import bundle
+from tests.support.redis_cluster import RedisCluster, redis_cluster
 from tests.support.redis_server import RedisServer, redis_server
 
 
@@ -27,6 +28,19 @@ def empty_redis(server: RedisServer) -> RedisServer:
     """The Redis server without keys."""
     server.client.flushall()
     return server
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def empty_cluster(cluster: RedisCluster) -> RedisCluster:
+    """The Redis Cluster without keys."""
+    cluster.clear()
+    return cluster
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
 
-__all__ = ["_one_thread", "draw_rows", "hand_encoder", "hand_ranker", "hand_schema", "hand_tables"]
+__all__ = ["draw_rows", "hand_encoder", "hand_ranker", "hand_schema", "hand_tables"]
 __all__ += ["make_mmoe", "make_model", "set_codes"]
 
 USERS, ITEMS = 20, 30
@@ -58,15 +58,6 @@ HAND: dict[str, Any] = {
 
 HAND_CODES = [[0, 1], [6, 3], [2, 7], [3, 5]]
 """Codes of each task's selectors. With five experts, codes 5, 6 and 7 mean experts 0, 1 and 2; no task selects 4."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread: more threads slow down operations on small tensors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

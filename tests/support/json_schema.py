@@ -14,6 +14,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "number": (int, float),
 }
 LIMITS = {
+    "const": lambda value, constant: value == constant,
     "minimum": lambda value, limit: value >= limit,
     "maximum": lambda value, limit: value <= limit,
     "exclusiveMinimum": lambda value, limit: value > limit,
@@ -21,6 +22,7 @@ LIMITS = {
     "minLength": lambda value, limit: len(value) >= limit,
     "maxLength": lambda value, limit: len(value) <= limit,
     "minItems": lambda value, limit: len(value) >= limit,
+    "maxItems": lambda value, limit: len(value) <= limit,
     "minProperties": lambda value, limit: len(value) >= limit,
     "enum": lambda value, limit: value in limit,
 }

@@ -1,1 +1,1 @@
-"""API keys: their file, the valid keys, and the middleware that checks them."""
+"""API keys: their file, the valid keys, and the check of requests."""

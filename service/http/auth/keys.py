@@ -35,7 +35,7 @@ from ranking.schema.validation_errors import format_validation_error
 
 log = logging.getLogger("ranker.service")
 
-Scope = Literal["rank", "feedback", "admin"]
+Scope = Literal["rank", "feedback", "read", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 PREFIX = "ranker_"
@@ -83,6 +83,10 @@ class Key(BaseModel):
             # The message omits the text, which may be a key.
             raise ValueError("write the key's SHA-256 as 64 hexadecimal digits, not the key")
         return text
+
+    def permits(self, scope: Scope) -> bool:
+        """Whether the key permits the operations of a scope; ``admin`` includes ``read``."""
+        return scope in self.scopes or (scope == "read" and "admin" in self.scopes)
 
     def expired(self, now: datetime) -> bool:
         """Whether the key is invalid because of its age."""

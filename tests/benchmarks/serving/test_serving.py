@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.serving import report
 from benchmarks.serving.__main__ import PARTS, main
+from benchmarks.serving.peers.catalog import LITSERVE
 from pipelines.bench import benchmark
 from pipelines.bench.requests import FORMS
 from pipelines.bench.sizes import FULL, QUICK
@@ -26,9 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replace the measurements with made-up results; with seven items, the second part fails."""
     recorded: list[Any] = []
 
-    def run_benchmark(
-        folder: Any, sizes: Any, threads: int, only: Any, parts: Any, packages: Any
-    ) -> Iterator[dict[str, Any]]:
+    def run_benchmark(folder: Any, sizes: Any, threads: int, only: Any, parts: Any) -> Iterator[dict[str, Any]]:
         recorded.append((folder, sizes, threads, list(only)))
         for number, part in enumerate(only):
             if number and sizes.items == 7:
@@ -39,12 +38,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return recorded
 
 
-def test_format_report_starts_with_the_targets_and_ends_with_litserve() -> None:
+def test_format_report_starts_with_the_targets_and_contains_the_peers() -> None:
     text = report.format_report(serving_results())
     assert text.startswith("### Targets\n")
-    assert text.count("\n### ") == len(PARTS) + 2  # "http" and "overload" have two tables.
-    assert "LitServe 0.2.19 and ranker on the same cores: 32 clients" in text
-    assert "| 2 | 10 | 300, 2 / 3 | 100, 2 / 6 | 3.00 (3.00 – 3.00) | batches of 32, 2 ms, ZeroMQ |" in text
+    assert text.count("\n### ") == len(PARTS) + 5  # "http" and "overload" have two tables, "peers" one per case.
+    assert "### Other ways to serve the bundle: 10 candidates, 1 client\n" in text
+    assert "| ranker | 300, 2 / 3 |  |  |  |  | default |" in text
+    ratios = "3.00 (3.00 – 3.00) | 1.00 (1.00 – 1.00) | 0.50 (0.50 – 0.50) | 1.00 (1.00 – 1.00)"
+    assert f"| {LITSERVE} (0.2.19) | 100, 2 / 6 | {ratios} | size 8, wait 0.0, zeromq True |" in text
 
 
 def test_main_writes_results_tables_and_plot(calls: list[Any], tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_main_measures_everything(tmp_path: Path) -> None:
     parts = set(PARTS) - {"overload", "attacks"}  # tests/service/test_overload.py measures these.
     assert main(["--quick", "--docs", str(tmp_path), "--only", *parts]) == 0
     results = json.loads((tmp_path / "results" / "serving.json").read_text())
-    measured = parts - (set() if importlib.util.find_spec("litserve") else {"litserve"})
+    measured = parts if shutil.which("py-spy") else parts - {"budget"}
     assert set(results) == measured
     loads = [load for turn in results["http"]["measured"]["turns"] for load in turn.values() if "failed" in load]
     assert len(loads) == len(FORMS) * len(QUICK.candidates) * len(QUICK.clients)
@@ -89,4 +90,4 @@ def test_main_measures_everything(tmp_path: Path) -> None:
     engines = results["engines"]["measured"]["sizes"]["100"]
     assert {"dense, eager", "frozen, torch", "frozen, onnxruntime", "roofline"} <= set(engines)
     text = (tmp_path / "benchmarks.md").read_text()
-    assert text.count("\n### ") == 1 + len(measured) + 1  # The targets, and "http" has two tables.
+    assert text.count("\n### ") == 1 + len(measured) + 2  # The targets; "http" and "peers" have two tables.

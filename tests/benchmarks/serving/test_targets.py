@@ -17,10 +17,13 @@ from tests.support.bench_results import load, measured_values
         ("share of the roofline, 500 candidates", "0.62 (0.50 – 0.75)", "≥ 0.6"),
         ("time: look-up of 500 ids / frozen", "0.016 (0.013 – 0.020)", "≤ 0.03"),
         ("speedup: user/item split over no split, 500 candidates", "1.15 (1.10 – 1.20)", "≥ 1.08"),
-        ("requests/s: HTTP / engine only, ids, 100 candidates, 64 clients", "0.80 (0.80 – 0.80)", "≥ 0.65"),
+        ("requests/s: HTTP / engine only, ids, 100 candidates, 64 clients", "0.80 (0.80 – 0.80)", "≥ 0.75"),
         ("requests/s: batching / no batching, 10 candidates, 32 clients", "2.50 (2.50 – 2.50)", "≥ 1.5"),
-        ("requests/s: ranker / LitServe, 1 core, 100 candidates, 32 clients", "3.00 (3.00 – 3.00)", "≥ 1.3"),
-        ("p99: ranker / LitServe, 2 cores, 10 candidates, 32 clients", "0.50 (0.50 – 0.50)", "≤ 0.75"),
+        ("requests/s: ranker / hand-written app, 500 candidates, 32 clients", "3.00 (3.00 – 3.00)", "≥ 1.05"),
+        ("p99: ranker / hand-written app, 100 candidates, 32 clients", "0.50 (0.50 – 0.50)", "≤ 1"),
+        ("p50: ranker / hand-written app, 10 candidates, 1 client", "1.00 (1.00 – 1.00)", "≤ 1.2"),
+        ("requests/s: ranker / LitServe, 100 candidates, 32 clients", "3.00 (3.00 – 3.00)", "≥ 1.3"),
+        ("p99: ranker / LitServe, 10 candidates, 32 clients", "0.50 (0.50 – 0.50)", "≤ 0.75"),
         ("p99 / p50 at 70 % of peak, ids, 100 candidates", "2.50 (2.50 – 2.50)", "≤ 4"),
         ("responses/s: at 5× peak / at peak", "0.90 (0.90 – 0.90)", "≥ 0.8"),
         ("p99 of responses: at 5× peak / at peak", "2.50 (2.50 – 2.50)", "≤ 3"),
@@ -52,9 +55,8 @@ def test_rows_compare_the_median_and_not_the_best_turn() -> None:
 
 def test_rows_show_targets_that_were_not_measured() -> None:
     results = measured_values()
-    del results["litserve"], results["engines"]["sizes"]["500"]
+    del results["peers"]["peers"][3], results["engines"]["sizes"]["500"]
     rows = {row[0]: row[1:] for row in targets.rows(results)}
     assert rows["share of the roofline, 500 candidates"] == ("–", "≥ 0.6", "not measured")
-    litserve = "p99: ranker / LitServe, 2 cores, 100 candidates, 32 clients"
-    assert rows[litserve] == ("–", "≤ 0.75", "not measured")
+    assert rows["p99: ranker / LitServe, 100 candidates, 32 clients"] == ("–", "≤ 0.75", "not measured")
     assert rows["share of the roofline, 100 candidates"][2] == "met"

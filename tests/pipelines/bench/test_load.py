@@ -20,6 +20,13 @@ from pipelines.bench.load import MIN_RESPONSES, MIN_RESPONSES_PER_CLIENT, LoadSp
 STAGES = "Server-Timing: parse;dur=0.5, look-up;dur=1.25"
 
 
+def test_requests_have_the_path_and_the_type_of_the_load() -> None:
+    spec = LoadSpec(1, (RequestBody(b"{}", "text/x"),), 1.0, 0.0, path="/infer")
+    (request,) = LoadSpec.from_json(spec.to_json()).requests()
+    assert request.startswith(b"POST /infer HTTP/1.1\r\n")
+    assert b"\r\nContent-Type: text/x\r\n" in request
+
+
 class StubServer:
     """HTTP server that counts requests and sends the given responses in rotation, each in two pieces."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.support.waiting import wait_until
 
 SERVER_WITH_CHILD = """
 import http.server, os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=bool(sys.argv[2:]))
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = f"{child.pid} {sorted(os.sched_getaffinity(0))}".encode()
@@ -32,16 +33,19 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
 """
 
 
-def test_server_process_pins_cores_and_stops_all_processes() -> None:
+@pytest.mark.parametrize("options", [[], ["child with a session of its own"]])
+def test_server_process_pins_cores_and_stops_all_processes(options: list[str]) -> None:
     import urllib.request
 
     core = min(os.sched_getaffinity(0))
-    with ServerProcess([sys.executable, "-c", SERVER_WITH_CHILD, "{port}"], "/", [core]) as server:
+    with ServerProcess([sys.executable, "-c", SERVER_WITH_CHILD, "{port}", *options], "/", [core]) as server:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/") as response:
             child, cores = response.read().decode().split(" ", 1)
         assert cores == f"[{core}]"
         assert Path(f"/proc/{child}").exists()
         assert server.cpu_seconds() > 0
+        with server.paused():
+            wait_until(lambda: Path(f"/proc/{child}/stat").read_text().split()[2] == "T")
         assert server.resident_bytes() > 2 * 2**20
     wait_until(lambda: not is_running(child), "the child process ends", timeout=10.0)
 
@@ -51,6 +55,20 @@ def is_running(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_server_process_uses_no_cpu_time_while_it_is_paused() -> None:
+    program = (
+        "import sys, threading, http.server as h; threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start();"
+    )
+    program += " h.HTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler).serve_forever()"
+    with ServerProcess([sys.executable, "-c", program, "{port}"], "/", [min(os.sched_getaffinity(0))]) as server:
+        with server.paused():
+            time.sleep(0.1)  # A signal takes effect at the end of a time slice.
+            before = server.cpu_seconds()
+            time.sleep(0.3)
+            assert server.cpu_seconds() == before
+        wait_until(lambda: server.cpu_seconds() > before)
 
 
 def test_server_process_that_does_not_start_raises_with_its_output() -> None:

@@ -125,7 +125,8 @@ def test_check_suggest_prints_counters_after_the_profile(
 def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(workflow: Workflow) -> None:
     _, out, err = workflow.commands["train"]
     lines = out.splitlines()
-    assert " rows; 95 % intervals over " in lines[0]
+    assert "the model does not beat" in lines[0]
+    assert any(" rows; 95 % intervals over " in line for line in lines)
     assert lines[-1] == f"{workflow.folder}/run"
     assert any(line.startswith("click") for line in lines)
     assert "the gates selected" in err
@@ -142,7 +143,23 @@ def test_train_applies_set_overrides(workflow: Workflow) -> None:
 def test_evaluate_json_equals_the_stored_evaluation(workflow: Workflow) -> None:
     stored = json.loads((workflow.folder / "run" / "evaluation.json").read_text())
     assert json.loads(workflow.commands["evaluate --json"].out) == stored
-    assert workflow.commands["evaluate"].out.startswith(f"{stored['rows']:,} rows; 95 % intervals over ")
+    assert f"\n{stored['rows']:,} rows; 95 % intervals over " in workflow.commands["evaluate"].out
+
+
+def test_evaluate_importance_prints_it_and_adds_it_to_the_run(
+    workflow: Workflow, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(workflow.folder / "run", tmp_path / "run"))
+    before = json.loads((run / "evaluation.json").read_text())
+    assert main(["evaluate", str(run), "--importance"]) == 0
+    assert "permutation importance: drop in AUC or rise in RMSE" in capsys.readouterr().out
+    stored = json.loads((run / "evaluation.json").read_text())
+    importance = stored.pop("importance")
+    assert stored == before
+    assert {entry["name"] for entry in importance["entries"]} >= {"user_id", "item_id", "surface"}
+    day = workflow.folder / "logs" / "log" / "date=2026-01-10"
+    assert main(["evaluate", str(run), "--logs", str(day), "--importance"]) == 0
+    assert json.loads((run / "evaluation.json").read_text())["importance"] == importance
 
 
 def test_evaluate_of_bundle_equals_its_run(workflow: Workflow) -> None:
@@ -219,7 +236,7 @@ def test_gate_kind_is_set_with_set_and_shown_by_train_and_evaluate(
     evaluated = ranker("evaluate", tmp_path / "run")
     assert evaluated.code == 0
     assert trained.out == f"{evaluated.out}{tmp_path}/run\n"
-    binary, numbers, gates = evaluated.out.split("\n\n")
+    _, binary, numbers, *_, gates = evaluated.out.split("\n\n")
     assert gates.startswith(f"{kind}: ")
     assert "experts used" in gates
     assert "Jaccard index" in gates
@@ -243,10 +260,12 @@ def test_single_task_run_is_evaluated_as_a_whole_and_frozen_by_task(shared_shop:
     assert trained.code == 0, trained.err
     assert json.loads(trained.out)["selection"]["kind"] == "single_task"
     evaluated = ranker("evaluate", tmp_path / "run")
-    assert [line.split()[0] for line in evaluated.out.splitlines() if line] == [
-        *("20", "task", "click"),
-        *("task", "watch"),
-    ]
+    verdict, binary, numbers, click, watch = evaluated.out.split("\n\n")
+    tables = [[line.split()[0] for line in table.splitlines()] for table in (binary, numbers)]
+    assert tables == [["20", "task", "click"], ["task", "watch"]]
+    assert [line.split()[0] for line in verdict.splitlines()] == ["click:", "watch:"]
+    assert {line.split()[0] for line in click.splitlines()[2:]} == {"click"}
+    assert "watch" in {line.split()[0] for line in watch.splitlines()}
     code, out, err = ranker("freeze", tmp_path / "run", "--out", tmp_path / "bundle")
     assert (code, out) == (1, "")
     assert err.startswith(f"ranker: {tmp_path}/run contains an independent model for each task")

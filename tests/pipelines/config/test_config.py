@@ -470,7 +470,7 @@ def test_written_config_loads_as_the_same_config(config_file: Path, tmp_path: Pa
 def test_written_config_contains_every_default(config_file: Path, tmp_path: Path) -> None:
     load_config(config_file).write(tmp_path / "config.toml")
     written = tomllib.loads((tmp_path / "config.toml").read_text())
-    no_default = {"clip_norm"}
+    no_default = {"clip_norm", "ranking_loss"}
     assert set(written["training"]) == set(TrainingConfig.model_fields) - no_default
     assert set(written["training"]["convergence"]) == set(ConvergenceConfig.model_fields)
     assert Path(written["logs"]["path"]).is_absolute()

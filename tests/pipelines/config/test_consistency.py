@@ -24,6 +24,7 @@ CONTRADICTIONS = [
     (["training.convergence.gamma=1e308"], "training.convergence.gamma: must be from 1e-12 to 1e+06 (got 1e+308)"),
     (["training.convergence.final_gamma=1e-320"], "training.convergence.final_gamma: must be from 1e-12"),
     (["evaluation.bootstrap=100001"], "evaluation.bootstrap: 100,001 draws need too much memory"),
+    (["training.ranking_loss.within=request", "columns={}"], "within = 'request' needs the column of the request id"),
     (["columns.weight=age"], "features.'age': column 'age' is the weight column"),
 ]
 
@@ -43,6 +44,7 @@ def test_contradicting_settings_are_rejected(shop: Shop, overrides: list[str], e
     [
         ["model.gate.k=2", "model.gate.experts_budget=2"],
         ["model.gate.surplus=penalty", "model.gate.surplus_weight=0.5"],
+        ["training.ranking_loss.weight=0.5"],
     ],
 )
 def test_consistent_settings_are_accepted(shop: Shop, overrides: list[str]) -> None:

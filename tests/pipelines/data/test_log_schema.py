@@ -301,6 +301,15 @@ def test_label_with_true_mask_is_kept_and_others_become_nan(weighted_shop: Shop,
     assert np.array_equal(labels[:, 1], unmasked[:, 1], equal_nan=True)
 
 
+def test_label_above_2_to_53_is_rounded(shop: Shop) -> None:
+    (regression,) = (task for task in shop.schema.tasks if task.kind == "regression")
+    table = shop.table(2)
+    large = pa.array([2**53 + 1, 1])
+    shop.write(table.set_column(table.column_names.index(regression.label), regression.label, large))
+    (chunk,) = shop.reader().scan()
+    assert encode_labels(chunk.rows, [regression])[0, 0] == pytest.approx(np.log1p(2.0**53))
+
+
 def test_null_mask_masks_every_label(weighted_shop: Shop) -> None:
     weighted_shop.write(with_columns(weighted_shop.table(4), asked=pa.nulls(4)))
     (chunk,) = weighted_shop.reader().scan()

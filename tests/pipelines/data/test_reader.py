@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,6 +221,13 @@ def test_integer_ids_that_the_text_of_a_side_table_cannot_be_are_rejected(shop: 
 
 
 # Bad rows.
+
+
+def test_bad_row_with_bytes_is_shown_in_base64(shop: Shop) -> None:
+    table = shop.with_value(shop.table(2), "item_id", 1, None).append_column("raw", pa.array([b"a", b"b\xff"]))
+    shop.write(table)
+    (chunk,) = shop.reader().scan()
+    assert json.loads(chunk.bad["row"][0].as_py())["raw"] == "Yv8="
 
 
 def test_bad_row_has_reason_file_and_position(shop: Shop) -> None:

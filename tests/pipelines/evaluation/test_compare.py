@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import ranking
-from pipelines.evaluation.compare import compare, metric_difference
+from pipelines.evaluation.compare import compare
+from pipelines.evaluation.differences import metric_difference
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.sources import Scorer, bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
@@ -133,7 +134,7 @@ def test_compare_runs_returns_every_metric_of_every_shared_task(with_tab: RunFol
     json.dumps(result, allow_nan=False)
     assert list(result["tasks"]) == ["click", "watch"]
     assert list(result["tasks"]["click"]["measures"]) == BINARY
-    assert list(result["tasks"]["watch"]["measures"]) == ["rmse", "mae"]
+    assert list(result["tasks"]["watch"]["measures"]) == ["rmse", "mae", "r2"]
 
 
 def test_compare_runs_excludes_rows_that_only_one_can_use(
@@ -323,7 +324,7 @@ def test_compare_two_seeds_without_users_finds_no_difference_in_most_metrics(
     result = compare(run_scorers(seeds_without_users["a"]), run_scorers(seeds_without_users["b"]))
     assert result["intervals"] == {"unit": "row", "units": 300, "rows_without_user": 300, "draws": 200}
     measures = [m for part in metrics_by_task(result).values() for m in part.values() if m["interval"] is not None]
-    assert len(measures) == len(BINARY) - len(("gauc", "gauc_by_user_day", "ndcg")) + len(("rmse", "mae"))
+    assert len(measures) == len(BINARY) - len(("gauc", "gauc_by_user_day", "ndcg")) + len(("rmse", "mae", "r2"))
     assert all(m["interval"][0] < m["interval"][1] for m in measures)
     assert sum(not m["interval"][0] <= 0 <= m["interval"][1] for m in measures) <= 3
 

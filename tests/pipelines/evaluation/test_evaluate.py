@@ -44,7 +44,7 @@ BINARY = (
     "calibration_error",
     "ndcg",
 )
-NUMBER = ("rmse", "mae")
+NUMBER = ("rmse", "mae", "r2")
 
 
 @pytest.fixture
@@ -134,10 +134,12 @@ def test_binary_metrics_of_scores_0_and_1_have_a_finite_logloss(metrics_of: Any)
 
 def test_regression_metrics_use_the_transformed_unit(metrics_of: Any) -> None:
     result = metrics_of(WATCH, [1.0, 2.0, NAN, 3.0], [1.0, 4.0, 99.0, 3.0])
-    assert set(result) == {"rows", *NUMBER, *(f"{name}_interval" for name in NUMBER)}
+    assert set(result) == {"rows", *NUMBER, *(f"{name}_interval" for name in NUMBER), "label_deviation"}
     assert result["rows"] == 3
     assert result["rmse"] == pytest.approx(np.sqrt(4 / 3))
     assert result["mae"] == pytest.approx(2 / 3)
+    assert result["r2"] == pytest.approx(1 - (4 / 3) / (2 / 3))
+    assert result["label_deviation"] == pytest.approx(np.std([1, 2, 3]))
 
 
 def test_regression_metrics_rmse_lies_inside_its_interval(metrics_of: Any) -> None:

@@ -40,9 +40,9 @@ def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictio
     assert binary[0] == "1,200 rows; 95 % intervals over 1,200 users"
     assert words(binary[1]) == HEAD
     assert words(binary[2]).startswith("click 600 1.0000 1.0000–1.0000 – – – 0.2899 0.4183 1.100 0.2500")
-    assert words(numbers[0]) == "task rows rmse 95 % interval mae"
+    assert words(numbers[0]) == "task rows rmse 95 % interval mae r² label s.d."
     assert words(numbers[1]).startswith("watch 1,200 0.3536 0.")
-    assert words(numbers[1]).endswith("0.2500")
+    assert words(numbers[1]).endswith("0.2500 0.7778 0.7500")
 
 
 def test_format_evaluation_of_undefined_metrics_shows_dashes(make_predictions: MakePredictions) -> None:

@@ -19,6 +19,7 @@ from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
 from ranking.artifacts.user_hash import UserHash
 from ranking.encoding.vocabulary import stable_hash
 from tests.support.command import ranker
+from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
 METADATA = {b"ranker.served": b'{"format": 1}'}
@@ -175,17 +176,30 @@ def test_forget_killed_at_any_moment_leaves_complete_files_and_can_be_repeated(t
     assert remaining == {f"r{i}" for i in range(100_000) if i % 50 != 1}
 
 
+def check_forget_in_store(client: Any, where: list[object], *, clustered: bool) -> None:
+    start = counter_prefix("ranker", "feed", clustered=clustered)
+    kept = ["ranker:feed:user:8", counter_key(start, "user", stable_hash(8))]
+    gone = ["ranker:feed:user:7", counter_key(start, "user", stable_hash(7))]
+    for key in [*kept, *gone]:
+        client.set(key, b"{}")
+    code, out, _ = ranker("forget", "7", *where)
+    assert (code, json.loads(out)) == (0, {"store_keys": 2})
+    assert sorted(key.decode() for key in client.scan_iter()) == sorted(kept)
+
+
+@pytest.mark.parts
+def test_forget_removes_features_and_counters_from_a_cluster(
+    empty_cluster: RedisCluster, repository_with_tables: Path
+) -> None:
+    where = ["--repository", repository_with_tables, "--to", empty_cluster.url]
+    check_forget_in_store(empty_cluster.client, where, clustered=True)
+
+
 @pytest.mark.parts
 def test_forget_removes_features_and_counters_from_the_store(
     empty_redis: RedisServer, repository_with_tables: Path
 ) -> None:
-    kept = ["ranker:feed:user:8", counter_key(counter_prefix("ranker", "feed"), "user", stable_hash(8))]
-    gone = ["ranker:feed:user:7", *(counter_key(counter_prefix("ranker", "feed"), "user", stable_hash(7)),)]
-    for key in [*kept, *gone]:
-        empty_redis.client.set(key, b"{}")
     where = ["--repository", repository_with_tables, "--to", empty_redis.url]
-    code, out, _ = ranker("forget", "7", *where)
-    assert (code, json.loads(out)) == (0, {"store_keys": 2})
-    assert sorted(key.decode() for key in empty_redis.client.scan_iter()) == sorted(kept)
+    check_forget_in_store(empty_redis.client, where, clustered=False)
     code, _, err = ranker("forget", "7", *where, "--model", "other")
     assert (code, "has no model 'other': it has feed" in err) == (2, True)

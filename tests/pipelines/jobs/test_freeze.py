@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,7 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ranking
-from pipelines.jobs.freeze import TOLERANCE, freeze_run, largest_difference
+from pipelines.cli.main import main
+from pipelines.jobs import freeze
+from pipelines.jobs.freeze import (
+    MAX_AUC_CHANGE,
+    MAX_SCORE_CHANGE,
+    TOLERANCE,
+    VERIFIED_ROWS,
+    freeze_run,
+    largest_difference,
+)
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.encoding.torch_batch import TorchBatch
@@ -124,6 +134,41 @@ def test_bundle_scores_of_single_tasks_equal_the_dense_model(run: RunFolder, bun
     assert largest_difference(model, ranking.load(bundle), held_out) <= TOLERANCE
 
 
+# Embeddings of other types.
+
+
+@pytest.mark.parametrize("row_type", ["float16", "int8"])
+def test_compact_embeddings_change_scores_by_as_much_as_recorded(
+    run: RunFolder, bundle: Path, held_out: pa.Table, tmp_path: Path, capsys: pytest.CaptureFixture[str], row_type: str
+) -> None:
+    assert main(["freeze", str(run.path), "--out", str(tmp_path / "compact"), "--embeddings", row_type]) == 0
+    assert f"embeddings in {row_type} change scores by up to" in capsys.readouterr().err
+    exact, compact = ranking.load(bundle), ranking.load(tmp_path / "compact")
+    assert (exact.embeddings, compact.embeddings) == ("float32", row_type)
+    recorded = compact.details["embeddings"]
+    assert recorded["type"] == row_type
+    rows = held_out.slice(0, VERIFIED_ROWS)
+    for task, before, after in zip(
+        exact.schema.tasks, exact.score(rows).columns, compact.score(rows).columns, strict=True
+    ):
+        change = np.abs(after.to_numpy() - before.to_numpy()).max() / before.to_numpy().std()
+        assert 0 < change <= MAX_SCORE_CHANGE
+        assert recorded["changes"][task.name]["scores"] == pytest.approx(change, rel=1e-3)
+        if task.kind == "binary":
+            assert abs(recorded["changes"][task.name]["auc"]) <= MAX_AUC_CHANGE
+
+
+@pytest.mark.parametrize(("bound", "message"), [("MAX_SCORE_CHANGE", "scores of '"), ("MAX_AUC_CHANGE", "AUC of '")])
+def test_compact_embeddings_that_change_scores_too_much_are_rejected(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, message: str
+) -> None:
+    monkeypatch.setattr(freeze, bound, 1e-12)
+    with pytest.raises(BundleError, match=message) as caught:
+        freeze_run(run.path, tmp_path / "compact", "int8")
+    assert "freeze with --embeddings float32" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_bundle_contains_only_selected_experts(bundle: Path) -> None:
     ranker = ranking.load(bundle)
     held = {int(name.split(".")[1]) for name in ranker.weights if name.startswith("expert.")}
@@ -220,3 +265,11 @@ def test_run_with_nan_weights_is_rejected(copy: RunFolder, tmp_path: Path) -> No
     with pytest.raises((BundleError, LogError)):
         freeze_run(copy.path, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_bundle_contains_the_evaluation_and_the_report_of_the_run(copy: RunFolder, tmp_path: Path) -> None:
+    (copy.path / "report.html").write_text("<h1>Report</h1>")
+    freeze_run(copy.path, tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "report.html").read_text() == "<h1>Report</h1>"
+    assert (tmp_path / "bundle" / "evaluation.json").read_bytes() == copy.evaluation.read_bytes()
+    assert "report.html" in (tmp_path / "bundle" / "SHA256SUMS").read_text()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.command import ranker as load
+from tests.support.redis_cluster import RedisCluster, monitored_redis
 from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.parts
@@ -65,6 +66,22 @@ def test_items_are_stored_as_one_json_object_per_key(empty_redis: RedisServer, b
     }
     assert "ignored columns that the ranker does not use: colour" in err
     assert "loading items: 3 rows" in err
+
+
+def test_items_are_stored_in_a_cluster_and_by_the_name_of_a_primary(
+    empty_cluster: RedisCluster, bundle: Path, tmp_path: Path
+) -> None:
+    ids = list(range(2_500))
+    items = write_table(tmp_path / "many.parquet", {"item_id": ids, "price": [float(item) for item in ids]})
+    with monitored_redis(tmp_path, "secret") as monitored:
+        sentinel_url = monitored.url.replace("//", "//:secret@") + "?sentinel_password=secret-sentinel"
+        for url, client in ((empty_cluster.url, empty_cluster.client), (sentinel_url, monitored.primary.client)):
+            code, out, err = load("items", "load", items, "--bundle", bundle, "--to", url, "--model", "feed")
+            assert (code, json.loads(out)["items"]) == (0, 2_500), err
+            assert "secret" not in out + err
+            assert json.loads(client.get("ranker:feed:item:1234")) == {"price": 1234.0}
+            assert sum(1 for _ in client.scan_iter(count=1_000)) == 2_500
+    assert all(server.client.dbsize() > 500 for server in empty_cluster.servers)
 
 
 def test_users_of_a_folder_are_stored_with_prefix_and_ttl(
@@ -218,7 +235,17 @@ def test_unreachable_store_is_named_without_its_password(bundle: Path, items: Pa
     assert "secret" not in err
 
 
-@pytest.mark.parametrize("url", ["localhost", "redis://:se/cret@host", "redis://:secret@127.0.0.1:1/0?nonsense=1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost",
+        "redis://:se/cret@host",
+        "redis://:secret@127.0.0.1:1/0?nonsense=1",
+        "redis+cluster://:secret@127.0.0.1:1/?nonsense=1",
+        "redis+sentinel://:secret@127.0.0.1:1/primary?nonsense=1",
+        "redis+sentinel://127.0.0.1:1/primary?sentinel_password=secret&sentinel_nonsense=1",
+    ],
+)
 def test_invalid_address_is_rejected_without_its_password(bundle: Path, items: Path, url: str) -> None:
     code, _, err = load("items", "load", items, "--bundle", bundle, "--to", url)
     assert (code, "secret" in err or "se/cret" in err) == (2, False)

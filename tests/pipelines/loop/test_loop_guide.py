@@ -22,9 +22,9 @@ UNTIL = re.compile(r"^until \S+Z: ", re.MULTILINE)
 def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path) -> None:
     example = GUIDE.read_text().partition("## Example\n")[2].partition("\n## ")[0]
     blocks = BLOCK.findall(example)
-    (client,) = (text for kind, text in blocks if kind == "python")
+    (program,) = (text for kind, text in blocks if kind == "python")
     port = str(free_port())
-    (tmp_path / "client.py").write_text(client.replace("8000", port))
+    (tmp_path / "application.py").write_text(program.replace("8000", port))
     commands = "".join(text for kind, text in blocks if kind == "bash").replace("8000", port)
     commands = commands.replace("wait\n", "wait || true\n")  # the service ends by a signal
     script = f"set -em\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{commands}"

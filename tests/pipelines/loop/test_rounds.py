@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from pipelines.training.distributed import DistContext
 from pipelines.training.labeled_batch import LabeledBatch
 from pipelines.training.setup import prepare
 from ranking.artifacts import bundle
+from ranking.client import RankingClient
 from ranking.metrics import auc
 from tests.support.command import ranker
 from tests.support.encoded_batches import assert_equal_batches
 from tests.support.feed_truth import ITEMS, LEVELS, TABS, USERS, FeedTruth
-from tests.support.http_client import post_json, send_request
 from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.served_files import logged_table, served_files
+from tests.support.waiting import TIMEOUT_SECONDS
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 COLD_ROWS = 250
@@ -122,18 +124,18 @@ class Probe:
         self.labels = {label: truth.draw(label, users, items, tabs) for label in LEVELS}
         self.best = self._auc({label: truth.probabilities(label, users, items, tabs) for label in LEVELS})
 
-    def measure(self, service: ServiceProcess, name: str, time: datetime, version: str) -> dict[str, float]:
+    def measure(self, client: RankingClient, name: str, time: datetime, version: str) -> dict[str, float]:
         """Score the impressions with the served version, as requests that are not shown, and return the AUCs."""
         scores = {label: np.full((USERS, len(TABS), ITEMS), np.nan) for label in LEVELS}
         for user in range(USERS):
             for tab in range(len(TABS)):
                 request = self._truth.request(f"{name}-{user}-{tab}", time, user, np.arange(ITEMS), tab)
-                answer = post_json(f"{service.url}/v1/rank", request)
-                assert answer["version"] == version
-                for item in answer["items"]:
+                ranking = client.rank(**request)
+                assert ranking.version == version
+                for item in ranking.items:
                     for label, values in scores.items():
-                        values[user, tab, int(item["id"][1:])] = item["scores"][label]
-                send_events(service, request["request_id"], [{"item": "v0", "labels": {"shown": 0}}], time)
+                        values[user, tab, int(item.id[1:])] = item.scores[label]
+                client.feedback(ranking.request_id, [{"item": "v0", "labels": {"shown": 0}, "time": time}])
         return self._auc({label: values.ravel() for label, values in scores.items()})
 
     def _auc(self, scores: dict[str, Any]) -> dict[str, float]:
@@ -154,18 +156,20 @@ def test_rounds_improve_the_model_and_train_on_the_served_features(tmp_path: Pat
         "served_log_seconds": 1,
         "feedback_max_seconds": 1,
     }
-    with running_service(tmp_path / "repository", **settings) as service:
-        aucs = [probe.measure(service, "probe-0", START - timedelta(hours=2), "1")]
+    with ExitStack() as stack:
+        service = stack.enter_context(running_service(tmp_path / "repository", **settings))
+        client = stack.enter_context(RankingClient(service.url, timeout=TIMEOUT_SECONDS))
+        aucs = [probe.measure(client, "probe-0", START - timedelta(hours=2), "1")]
         for number, requests in enumerate(REQUESTS, 1):
             day = START + timedelta(days=2 * (number - 1))
-            sent = serve_traffic(service, truth, f"round-{number}", day, requests, str(number))
+            sent = serve_traffic(client, truth, f"round-{number}", day, requests, str(number))
             wait_until_finished(service, tmp_path, number * USERS * len(TABS) + sum(REQUESTS[:number]))
             join_round(tmp_path, day + timedelta(days=2), sent)
             run = release(tmp_path, tmp_path / "joined", number + 1, day + timedelta(hours=38))
-            wait_until_served(service, str(number + 1))
+            wait_until_served(service, client, str(number + 1))
             assert_trained_on_served(run, tmp_path, CANDIDATES * sum(REQUESTS[:number]))
             end = day + timedelta(days=2) - timedelta(hours=2)
-            aucs.append(probe.measure(service, f"probe-{number}", end, str(number + 1)))
+            aucs.append(probe.measure(client, f"probe-{number}", end, str(number + 1)))
     report = f"{aucs}, truth: {probe.best}"
     for label, best in probe.best.items():
         values = [measured[label] for measured in aucs]
@@ -221,14 +225,8 @@ def release(folder: Path, log: Path, version: int, validation_from: datetime) ->
     return RunFolder(run)
 
 
-def send_events(service: ServiceProcess, request_id: str, events: list[dict[str, Any]], time: datetime) -> None:
-    body = {"request_id": request_id, "events": [{**event, "time": time.isoformat()} for event in events]}
-    response = send_request(f"{service.url}/v1/feedback", body)
-    assert response.status == 202, response.body
-
-
 def serve_traffic(
-    service: ServiceProcess, truth: FeedTruth, name: str, start: datetime, requests: int, version: str
+    client: RankingClient, truth: FeedTruth, name: str, start: datetime, requests: int, version: str
 ) -> dict[tuple[str, str], dict[str, int]]:
     """Rank for random users over 40 hours, and send labels drawn from the truth.
 
@@ -241,9 +239,9 @@ def serve_traffic(
         items = truth.random.choice(ITEMS, CANDIDATES, replace=False)
         user, tab = int(truth.random.integers(USERS)), int(truth.random.integers(len(TABS)))
         request = truth.request(f"{name}-{number}", time, user, items, tab)
-        answer = post_json(f"{service.url}/v1/rank", request)
-        assert answer["version"] == version
-        ranked = np.array([int(item["id"][1:]) for item in answer["items"]])
+        ranking = client.rank(**request)
+        assert ranking.version == version
+        ranked = np.array([int(item.id[1:]) for item in ranking.items])
         impressions = np.full(CANDIDATES, user), ranked, np.full(CANDIDATES, tab)
         labels = {label: truth.draw(label, *impressions).tolist() for label in LEVELS}
         events = []
@@ -251,9 +249,9 @@ def serve_traffic(
             values = {label: column[position] for label, column in labels.items()}
             drawn[request["request_id"], f"v{item}"] = values
             if any(values.values()):
-                events.append({"item": f"v{item}", "labels": values})
+                events.append({"item": f"v{item}", "labels": values, "time": time + WINDOW / 2})
         if events:
-            send_events(service, request["request_id"], events, time + WINDOW / 2)
+            client.feedback(ranking.request_id, events)
     return drawn
 
 
@@ -263,8 +261,8 @@ def wait_until_finished(service: ServiceProcess, folder: Path, requests: int) ->
     service.wait_until(lambda: not list((folder / "feedback").glob("*.part")))
 
 
-def wait_until_served(service: ServiceProcess, version: str) -> None:
-    service.wait_until(lambda: send_request(f"{service.url}/v2/models/feed/ready").json()["version"] == version)
+def wait_until_served(service: ServiceProcess, client: RankingClient, version: str) -> None:
+    service.wait_until(lambda: [model.version for model in client.models()] == [version])
 
 
 def join_round(folder: Path, until: datetime, sent: dict[tuple[str, str], dict[str, int]]) -> None:

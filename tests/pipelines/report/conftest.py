@@ -185,4 +185,34 @@ def evaluation(config: Config, weights: dict[str, dict[int, float]]) -> dict[str
             "new_user": {"new": {"rows": 100, "tasks": tasks}, "known": {"rows": 8_900, "tasks": tasks}},
         },
         "uncalibrated": {config.tasks[0].name: metrics("binary", 0.7) | {"logloss": 0.25}},
+        "baselines": baselines_of(config),
+        "importance": importance_of(config, 40),
+    }
+
+
+def baselines_of(config: Config) -> dict[str, Any]:
+    """Return the baselines of the tasks: popularity is not beaten, LightGBM is omitted."""
+    tasks: dict[str, Any] = {}
+    for task in config.tasks:
+        names = ("auc", "gauc_by_user_day", "logloss") if task.kind == "binary" else ("rmse", "r2")
+        values = {"model": 0.8, "baseline": 0.81, "difference": -0.01, "interval": [-0.02, 0.01], "better": None}
+        tasks[task.name] = {"popularity": dict.fromkeys(names, values), "lightgbm": {"omitted": "not installed"}}
+    return {"training_rows": 70_000, "sampled_rows": 50_000, "tasks": tasks}
+
+
+def importance_of(config: Config, features: int) -> dict[str, Any]:
+    """Return the importance of a number of features, of which every second one is noise, and of one counter."""
+    names = [("feature", f"feature_{i}") for i in range(features)] + [("counter", "user_id")]
+    entries = []
+    for i, (kind, name) in enumerate(names):
+        value = 0.06 / (1 + i) if i % 2 == 0 else (-1) ** (i // 2) * 0.0005
+        result = {"importance": value, "interval": [value - 0.002, value + 0.002]}
+        tasks = {task.name: result for task in config.tasks}
+        entries.append({"kind": kind, "name": name, "features": [name], "shuffled_by": "row", "tasks": tasks})
+    return {
+        "rows": 9_000,
+        "shuffles": 2,
+        "intervals": {"unit": "user", "units": 3_000, "rows_without_user": 0, "draws": 200},
+        "metrics": {task.name: "auc" if task.kind == "binary" else "rmse" for task in config.tasks},
+        "entries": entries,
     }

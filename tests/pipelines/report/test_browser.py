@@ -101,7 +101,7 @@ def test_page_at_any_width_fits_and_loads_nothing_else(
     assert layout["wide"] == []
     assert layout["requests"] == []
     assert layout["requested"] == set()
-    assert len(layout["sections"]) == 10
+    assert len(layout["sections"]) == 12
     assert min(layout["sections"].values()) > 100
     assert layout["smallest"] > 8
 

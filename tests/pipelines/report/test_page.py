@@ -16,8 +16,8 @@ from ranking.errors import LogError, OutputError
 from tests.pipelines.report.conftest import write_run
 
 SECTIONS = [
-    "Data", "Learning curves", "Gate weights", "Selected experts", "Cost per row", "Quality", "Calibration", "Slices",
-    "Gate metrics", "Reproduce",
+    "Data", "Learning curves", "Gate weights", "Selected experts", "Cost per row", "Quality", "Baselines",
+    "Calibration", "Slices", "Feature importance", "Gate metrics", "Reproduce",
 ]  # fmt: skip
 VOID = {"meta", "link", "br"}
 
@@ -159,7 +159,7 @@ def test_page_of_50_tasks_and_64_experts_is_below_2_mb(tmp_path: Path) -> None:
         ("survey", {"Data"}),
         ("metrics", {"Learning curves", "Gate weights"}),
         ("selection", {"Selected experts", "Cost per row"}),
-        ("evaluation", {"Quality", "Calibration", "Slices", "Gate metrics"}),
+        ("evaluation", {"Quality", "Calibration", "Slices", "Baselines", "Feature importance", "Gate metrics"}),
         ("best", set()),
     ],
 )
@@ -175,7 +175,7 @@ def test_page_without_command_json_refers_to_the_settings(finished_run: RunFolde
 
 def test_page_of_an_older_evaluation_omits_absent_parts(finished_run: RunFolder) -> None:
     def older(evaluation: dict[str, Any]) -> None:
-        for key in ("calibration_curves", "slices", "uncalibrated"):
+        for key in ("calibration_curves", "slices", "uncalibrated", "baselines", "importance"):
             del evaluation[key]
         for measured in evaluation["tasks"].values():
             for key in ("ndcg", "normalised_entropy", "calibration_error", "mae"):
@@ -183,7 +183,7 @@ def test_page_of_an_older_evaluation_omits_absent_parts(finished_run: RunFolder)
 
     edit(finished_run.evaluation, older)
     result = report_page(finished_run)
-    assert result.omitted == {"Calibration", "Slices"}
+    assert result.omitted == {"Calibration", "Slices", "Baselines", "Feature importance"}
     assert "NDCG" not in result.sections["Quality"]
     assert "log loss" in result.sections["Quality"]
 
@@ -222,7 +222,7 @@ def test_page_of_an_unfinished_training_shows_its_progress(finished_run: RunFold
 @pytest.mark.parametrize("gate", ["dselect_k all experts", "top_k per example", "attentive", "shared_bottom"])
 def test_page_of_a_trained_run_has_all_sections(run_of: Callable[[str], RunFolder], gate: str) -> None:
     result = report_page(run_of(gate))
-    assert result.omitted <= {"Calibration", "Slices"}
+    assert result.omitted <= {"Calibration", "Slices", "Baselines", "Feature importance"}
 
 
 def test_page_of_a_single_task_run_omits_the_gate_sections(shop: Any, tmp_path: Path) -> None:

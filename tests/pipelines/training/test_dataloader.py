@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,20 @@ def encode_numbers(table: pa.Table) -> LabeledBatch:
     return LabeledBatch(inputs, numbers[:, None], n, numbers)
 
 
-def make_loaders(sizes: list[int], world_size: int, *, shuffle: bool = True, **options: Any) -> list[BatchLoader]:
+def encode_groups_of_three(table: pa.Table) -> LabeledBatch:
+    """Encode a table as ``encode_numbers`` does, with rows 0 to 2 as a group of the ranking loss, rows 3 to 5, …"""
+    batch = encode_numbers(table)
+    return replace(batch, groups=1 + batch.users // 3)
+
+
+def make_loaders(
+    sizes: list[int], world_size: int, *, shuffle: bool = True, encode: Any = encode_numbers, **options: Any
+) -> list[BatchLoader]:
     """Return the loaders of all ranks."""
     log = NumberedLog(sizes)
     training = TrainingConfig(**{"batch_size": 4 * world_size, "shuffle_rows": 10, **options})
     return [
-        BatchLoader(log, log.index, encode_numbers, LOGS, training, shuffle=shuffle, rank=rank, world_size=world_size)  # type: ignore[arg-type]
+        BatchLoader(log, log.index, encode, LOGS, training, shuffle=shuffle, rank=rank, world_size=world_size)  # type: ignore[arg-type]
         for rank in range(world_size)
     ]
 
@@ -90,6 +100,17 @@ def test_epoch_over_all_ranks_yields_every_row_once_except_a_dropped_last_batch(
     assert set(read) <= set(range(sum(sizes)))
     assert sum(sizes) - len(read) < 2 * world_size
     assert {len(batches) for batches in batches_by_rank} == {loaders[0].steps()}
+
+
+@QUICK
+@given(st.integers(2, 60), WORLD_SIZES, st.integers(0, 3))
+def test_epoch_keeps_groups_of_the_ranking_loss_together(size: int, world_size: int, epoch: int) -> None:
+    loaders = make_loaders([size], world_size, encode=encode_groups_of_three, shuffle_rows=100)
+    read = [rows(loader.epoch(epoch)) for loader in loaders]
+    assert len({n for part in read for n in part}) == sum(map(len, read)) >= size - 2 * world_size
+    for part in read:
+        runs = [group for group, _ in groupby(n // 3 for n in part)]
+        assert len(runs) == len(set(runs))
 
 
 @QUICK

@@ -97,7 +97,8 @@ def test_two_ranks_continue_with_the_state_of_the_optimizers(logs: Path, two_ran
 def test_two_ranks_have_identical_weights_with_any_gate(logs: Path, tmp_path: Path) -> None:
     script = Path(__file__).with_name("train_on_ranks.py")
     gates = ["dselect_k", "dselect_k per example budget", "gumbel_softmax", "attentive"]
-    settings = [*SETTINGS, "training.epochs=1", "training.loss_weighting=uncertainty"]
+    options = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
+    settings = [*SETTINGS, "training.epochs=1", *options]
     trainings = [" ".join([*settings, *GATES[gate]]) for gate in gates]
     done = run_command([*TORCHRUN, str(script), str(logs / "ranker.toml"), str(tmp_path), *trainings])
     assert done.stdout.count("all ranks have the same weights") == len(gates), done.stderr

@@ -81,6 +81,13 @@ def test_resume_after_an_interruption_gives_identical_results(
     assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
 
 
+def test_resume_with_a_ranking_loss_gives_identical_results(logs: Path, tmp_path: Path) -> None:
+    config = load_config(logs / "ranker.toml", [*SETTINGS, "training.ranking_loss.weight=2"])
+    uninterrupted = train(config, tmp_path / "uninterrupted")
+    interrupt_training(config, tmp_path / "run", 5)
+    assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", [name for name in GATES if name != "dselect_k"])
 def test_resume_twice_with_any_gate_gives_identical_results(

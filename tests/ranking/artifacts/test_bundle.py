@@ -26,6 +26,7 @@ from ranking.encoding.batch import Float32
 from ranking.encoding.feature_table import FeatureTable
 from ranking.errors import BundleError, OutputError
 from ranking.frozen.calibration import Calibration, Isotonic, Platt
+from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import GateConfig, SoftmaxConfig
@@ -52,11 +53,10 @@ FILES = [
     "items/values.npy",
     "manifest.json",
     "users.parquet",
-    "users/ends.npy",
+    "users/checks.npy",
     "users/keys.npy",
     "users/rows.npy",
     "users/starts.npy",
-    "users/text.npy",
     "users/values.npy",
     "weights.safetensors",
 ]
@@ -103,6 +103,23 @@ def test_load_returns_a_ranker_with_the_same_scores(
     loaded = ranking.load(written)
     for tasks in (None, ["watch"], ["rating", "click"]):
         assert loaded.score(draw_rows(100, 12), tasks).equals(hand_ranker.score(draw_rows(100, 12), tasks))
+
+
+@pytest.mark.parametrize(("row_type", "version"), [("float32", 3), ("float16", 4), ("int8", 4)])
+def test_bundle_with_compact_embeddings_is_smaller_and_has_the_same_scores(
+    hand_ranker: FrozenRanker, golden: pa.Table, tmp_path: Path, row_type: RowType, version: int
+) -> None:
+    compact = replace(hand_ranker, weights=encoded(hand_ranker.weights, row_type))
+    bundle.write_bundle(compact, golden, tmp_path / "bundle")
+    loaded = bundle.load(tmp_path / "bundle")
+    assert loaded.embeddings == compact.embeddings == row_type
+    assert json.loads((tmp_path / "bundle" / "manifest.json").read_text())["format"] == version
+    np.testing.assert_array_equal(loaded.score(golden)["click"].to_numpy(), compact.score(golden)["click"].to_numpy())
+    sizes = {
+        name: sum(weight.nbytes for key, weight in ranker.weights.items() if key.startswith("embedding."))
+        for name, ranker in (("compact", loaded), ("exact", hand_ranker))
+    }
+    assert (sizes["compact"] < sizes["exact"]) == (row_type != "float32")
 
 
 def test_load_restores_schema_selection_objective_details_and_tables(written: Path, hand_ranker: FrozenRanker) -> None:
@@ -234,7 +251,7 @@ def test_bundle_holds_only_data_files(written: Path, bundle: Path) -> None:
 
 def test_manifest_describes_the_bundle(written: Path) -> None:
     manifest = json.loads((written / "manifest.json").read_text())
-    assert manifest["format"] == 2
+    assert manifest["format"] == 3
     assert manifest["name"] == "hand"
     assert manifest["selection"]["experts_used"] == [0, 1, 2, 3]
     assert manifest["objective"] == {"click": 1.0, "like": 2.0}
@@ -347,10 +364,10 @@ def test_load_invalid_calibration_is_rejected(copied: Path, calibration: Any, re
 
 
 def test_load_unknown_format_is_rejected(copied: Path) -> None:
-    for number in (1, 3):
+    for number in (1, 5):
         edit_manifest(copied, format=number)
         text = load_error(copied)
-        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2)" in text
+        assert f"{copied}/manifest.json: format {number} is not supported (supported: 2, 3, 4)" in text
         assert "update" in text
         assert "freeze the run again" in text
 
@@ -434,6 +451,9 @@ REJECTED_BY_READ: dict[str, Callable[[Path], object]] = {
     "missing feature index": lambda f: shutil.rmtree(f / "items"),
     "missing rows of a feature index": lambda f: (f / "items" / "rows.npy").unlink(),
     "rows of another feature index": lambda f: shutil.copy(f / "users" / "rows.npy", f / "items" / "rows.npy"),
+    "index of text with the checks of fewer ids": lambda f: np.save(
+        f / "users" / "checks.npy", np.load(f / "users" / "checks.npy")[1:]
+    ),
     "array of another type": lambda f: np.save(f / "items" / "keys.npy", np.zeros(31)),
     "vocabulary without ids": lambda f: pq.write_table(
         pa.table({"key": [1]}), f / "encoder" / "vocabularies" / "tab.parquet"

@@ -44,6 +44,14 @@ def test_validate_weight_shapes_of_frozen_ranker_passes(hand_ranker: FrozenRanke
             lambda weights: weights.update({"embedding.user_id": np.zeros((2, 4))}),
             "'embedding.user_id' has shape [2, 4] instead of",
         ),
+        (
+            lambda weights: weights.update({"embedding.tab": weights["embedding.tab"].astype(np.int8)}),
+            "does not contain 'embedding.tab.scale'",
+        ),
+        (
+            lambda weights: weights.update({"embedding.tab": weights["embedding.tab"].astype(np.float64)}),
+            "'embedding.tab' is float64 instead of float32, float16, int8",
+        ),
         (lambda weights: add_output(weights, "tower.like.1"), "'tower.like' has 2 outputs instead of 1"),
         (lambda weights: add_output(weights, "expert.1.1"), "the experts have different widths"),
         (lambda weights: add_output(weights, "expert.1.0"), "'expert.1.1.weight' has shape "),

@@ -18,7 +18,7 @@ from ranking.encoding.encoder import Encoder, Scale
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import MISSING, Bucketizer, HashBuckets, Vocabulary, hash_column
 from ranking.errors import InvalidInputError
-from ranking.lookup import feature_index
+from ranking.lookup import feature_index, id_hash
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.schema import Schema
 from tests.support.encoded_batches import assert_equal_batches
@@ -175,6 +175,11 @@ def test_index_accepts_ids_as_list_or_array(ids: Any) -> None:
     assert is_found(index_of(ITEMS), ids) == [True, False]
 
 
+@pytest.mark.parametrize("ids", [["40", None], [40, None], ("40", "x"), pa.array(["40", None]), np.array(["40", "x"])])
+def test_index_of_text_accepts_ids_as_list_or_array(ids: Any) -> None:
+    assert is_found(index_of(ITEMS.set_column(0, "item_id", ITEMS["item_id"].cast(pa.string()))), ids) == [True, False]
+
+
 @pytest.mark.parametrize("ids", [[], pa.array([], pa.string()), np.array([], np.int64)])
 def test_index_of_no_ids_returns_no_rows(ids: Any) -> None:
     index = index_of(ITEMS)
@@ -249,6 +254,13 @@ def test_text_in_a_column_of_integer_ids_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="ids must be integers") as caught:
         index_of(pa.table({"item_id": [1], "brand": ["acme"]}))
     assert caught.value.field == "brand"
+
+
+def test_ids_with_equal_hashes_are_rejected_with_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_hash.xxhash, "xxh3_128_digest", lambda text: bytes(15) + text[:1])
+    with pytest.raises(InvalidInputError, match="ids 'ab' and 'ac' have the same 128-bit hash") as caught:
+        index_of(pa.table({"item_id": ["ab", "x", "ac"]}))
+    assert (caught.value.field, caught.value.row) == ("item_id", 2)
 
 
 # Files.

@@ -51,6 +51,15 @@ def test_open_array_of_another_type_is_rejected(tmp_path: Path, array: Any) -> N
         open_array(tmp_path / "a.npy", np.int64)
 
 
+def test_open_array_with_a_negative_size_is_rejected(tmp_path: Path) -> None:
+    header = {"descr": "<i8", "fortran_order": False, "shape": (-1,)}
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(bytes(16))
+    with pytest.raises(ValueError, match=r"a\.npy holds int64 \[-1\], not int64"):
+        open_array(tmp_path / "a.npy", np.int64)
+
+
 def test_open_array_of_python_objects_is_rejected(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(ValueError, match="Python objects"):

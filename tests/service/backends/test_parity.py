@@ -19,6 +19,7 @@ from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.frozen.calibration import Calibration, Isotonic, Platt
+from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from service.backends import onnx as onnx_backend
@@ -72,6 +73,21 @@ def test_backends_any_tasks_and_requests_match_reference(
         scores = create(hand_ranker).scores(batch, requested)
         assert scores.dtype == np.float32
         np.testing.assert_allclose(scores, expected[:, [TASKS.index(task) for task in requested]], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("row_type", ["float16", "int8"])
+def test_backends_with_compact_embeddings_match_reference(
+    hand_ranker: FrozenRanker, draw_rows: DrawRows, row_type: RowType
+) -> None:
+    compact = replace(hand_ranker, weights=encoded(hand_ranker.weights, row_type))
+    batch, expected = encode_requests(compact, draw_rows, [3, 1, 20])
+    _, exact = encode_requests(hand_ranker, draw_rows, [3, 1, 20])
+    assert 0 < np.abs(expected - exact).max() < 0.05
+    for create in OPTIMIZED.values():
+        for tasks in (TASKS, TASKS[2:]):
+            scores = create(compact).scores(batch, tasks)
+            columns = [TASKS.index(task) for task in tasks]
+            np.testing.assert_allclose(scores, expected[:, columns], rtol=1e-5, atol=1e-5)
 
 
 def test_torch_backend_matches_ranker_score(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:

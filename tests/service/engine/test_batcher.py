@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.batcher import Batcher
+from service.engine import batcher as batcher_module
+from service.engine.batcher import MAX_ESTIMATES, Batcher
 from service.engine.errors import DeadlineExceededError, ScoringError
 
 T = TypeVar("T")
@@ -266,6 +267,91 @@ def test_batcher_closed_event_loop_does_not_stop_thread(scorer: Scorer, batcher:
     scorer.let_go(2)
     (result,) = run(batcher.submit("k", Numbers([2]), 1))
     np.testing.assert_array_equal(result, expected([2], "k"))
+
+
+@pytest.fixture
+def short_seconds(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A limit of short batches that other work on the machine does not reach."""
+    monkeypatch.setattr(batcher_module, "SHORT_SECONDS", 0.1)
+    return 0.1
+
+
+class ThreadRecorder(Scorer):
+    """Records which thread scores each batch, and takes ``seconds`` of CPU time for it."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self.seconds = seconds
+
+    def __call__(self, key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
+        self.threads.append(threading.get_ident())
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+        return super().__call__(key, works)
+
+
+def test_batcher_scores_a_short_request_that_is_alone_on_the_event_loop(short_seconds: float) -> None:
+    scorer = ThreadRecorder()
+
+    async def test() -> None:
+        for rows in (5, 5, 3, 6, 6):
+            np.testing.assert_array_equal(await submit(batcher, range(rows)), expected(range(rows), "k"))
+        await submit(batcher, [1], key="other")
+        with pytest.raises(ScoringError, match="minus one"):
+            await submit(batcher, [-1])
+        with pytest.raises(LookupError, match="minus two"):
+            await submit(batcher, [-2])
+
+    with running_batcher(scorer, 10) as batcher:
+        run(test())
+    own = [thread == threading.get_ident() for thread in scorer.threads]
+    assert own == [False, True, True, False, True, False, True, True]
+
+
+def test_batcher_hands_requests_that_take_long_or_are_not_alone_to_the_thread(short_seconds: float) -> None:
+    scorer = ThreadRecorder()
+
+    async def test() -> None:
+        await submit(batcher, range(5))
+        await asyncio.gather(submit(batcher, [1]), submit(batcher, [2]))
+        scorer.seconds = 2 * short_seconds
+        await submit(batcher, range(5))
+        scorer.seconds = 0.0
+        await submit(batcher, range(5))
+
+    with running_batcher(scorer, 10) as batcher:
+        run(test())
+    assert [thread == threading.get_ident() for thread in scorer.threads] == [False, False, True, False]
+
+
+def test_batcher_scores_requests_that_arrive_during_scoring_on_the_event_loop(short_seconds: float) -> None:
+    scorer = Scorer()
+    later: list[asyncio.Task[Result]] = []
+
+    def score(key: str, works: Sequence[Numbers]) -> list[Result | Exception]:
+        if len(scorer.batches) == 1:
+            later.append(submit(batcher, [7]))
+        return scorer(key, works)
+
+    async def test() -> None:
+        for _ in range(2):
+            await submit(batcher, [1])
+        np.testing.assert_array_equal(await later[0], expected([7], "k"))
+
+    with running_batcher(score, 10) as batcher:
+        run(test())
+
+
+def test_batcher_remembers_the_duration_of_a_bounded_number_of_keys() -> None:
+    async def test() -> None:
+        for number in range(2 * MAX_ESTIMATES):
+            await submit(batcher, [1], key=f"k{number}")
+
+    with running_batcher(Scorer(), 10) as batcher:
+        run(test())
+        assert len(batcher._short_rows) <= MAX_ESTIMATES
 
 
 requests = st.lists(

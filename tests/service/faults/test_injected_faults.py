@@ -206,13 +206,14 @@ class Stack:
 
     @contextmanager
     def _killed_worker(self, damaged: Path | None = None) -> Iterator[None]:
-        pids, loaded = self.service.worker_pids(), self.service.output().count("serving feed version")
+        started = "Application startup complete"
+        pids, starts = self.service.worker_pids(), self.service.output().count(started)
         with truncated(damaged, 1) if damaged else nullcontext():
             os.kill(min(pids), signal.SIGKILL)
             wait_until(lambda: len(self.service.worker_pids() - {min(pids)}) == len(pids), self.service.output)
             yield
             # The next fault may end the other worker, so that this one must serve. The supervisor polls twice a second.
-            wait_until(lambda: self.service.output().count("serving feed version") > loaded, self.service.output)
+            wait_until(lambda: self.service.output().count(started) > starts, self.service.output)
             time.sleep(2.0)
 
 

@@ -1,6 +1,8 @@
 """Fixtures: a small ranker, repositories that serve it, and a Redis server."""
 
 from tests.support.feature_store_repositories import (  # noqa: F401
+    cluster,
+    empty_cluster,
     empty_redis,
     repository_with_tables,
     repository_without_tables,

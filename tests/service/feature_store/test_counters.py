@@ -30,6 +30,7 @@ from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
 from tests.support.counted_ranker import NOW, ZONE, draw_events, item_ids, make_counted_ranker, make_tables, write_state
+from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.parts
@@ -64,7 +65,9 @@ def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
-def counters(*arguments: object, server: RedisServer, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def counters(
+    *arguments: object, server: RedisServer | RedisCluster, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
     """Run ``ranker counters`` and return its result."""
     assert run("counters", *arguments, "--to", server.url) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -125,6 +128,26 @@ def test_loaded_counters_give_the_scores_of_the_bundle(
             assert not answer["degraded"]
             np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
             assert answer["counters_as_of"] == loaded["counters_as_of"]
+
+
+def test_counters_of_a_cluster_are_on_one_server_and_give_the_scores_of_a_new_state(
+    repository: Path, later: Path, empty_cluster: RedisCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    loaded = counters("load", repository, server=empty_cluster, capsys=capsys)
+    keys = [len(server.client.keys("*")) for server in empty_cluster.servers]
+    assert sorted(keys) == [0, 0, loaded["values"] + 1]
+    applied = counters("apply", later, "--repository", repository, server=empty_cluster, capsys=capsys)
+    assert applied["applied"] > 200
+    repeated = counters("apply", later, "--repository", repository, server=empty_cluster, capsys=capsys)
+    assert (repeated["applied"], repeated["repeated"]) == (0, 300)
+    ranker = applied_ranker(repository, later, tmp_path / "state")
+    with service(repository, empty_cluster.url) as client:
+        for user in ("u1", "new"):
+            answer = rank(client, user)
+            assert not answer["degraded"]
+            np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
+    again = counters("load", repository, server=empty_cluster, capsys=capsys)
+    assert sum(len(server.client.keys("*")) for server in empty_cluster.servers) == again["values"] + 1
 
 
 def test_applied_impressions_change_the_scores_as_a_new_state_would(

@@ -27,7 +27,7 @@ from service.telemetry.metrics import Metrics
 class MemoryStore:
     """A store in memory that can be made to fail."""
 
-    kind, address = "memory", "memory://test"
+    kind, address, clustered = "memory", "memory://test", False
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

@@ -17,7 +17,8 @@ from cryptography.x509.oid import NameOID
 
 from ranking.errors import ConfigError
 from service.feature_store.key_value_store import KeyValueStoreError
-from service.feature_store.redis import PipelinedConnection, RedisStore
+from service.feature_store.pipelined_connection import PipelinedConnection
+from service.feature_store.redis import RedisStore
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.slow_proxy import SlowProxy
@@ -120,7 +121,7 @@ def test_read_from_a_stopped_server_is_unreachable_until_it_restarts(empty_redis
 
 @pytest.mark.parts
 def test_silent_connection_is_replaced(empty_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.feature_store.redis.MAX_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("service.feature_store.pipelined_connection.MAX_SILENT_SECONDS", 0.2)
 
     async def read_through_silence(store: RedisStore) -> None:
         await store.read(["a"])

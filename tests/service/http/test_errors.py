@@ -62,6 +62,6 @@ def test_error_handlers_client_disconnect_is_499_without_body() -> None:
     assert (response.status_code, response.content) == (499, b"")
 
 
-def test_error_handlers_leave_other_errors_to_the_middleware() -> None:
+def test_error_handlers_leave_other_errors_to_the_gateway() -> None:
     with pytest.raises(ScoringError):
         client(ScoringError("no memory")).get("/")

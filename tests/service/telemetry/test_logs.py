@@ -21,15 +21,8 @@ from service.telemetry import logs
 
 
 @pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, hook = root.handlers[:], root.level, threading.excepthook
-    root.handlers.clear()
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    threading.excepthook = hook
-    logging.captureWarnings(False)
+def _no_handlers() -> None:
+    logging.getLogger().handlers.clear()
 
 
 @pytest.fixture

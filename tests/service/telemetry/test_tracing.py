@@ -3,80 +3,23 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ranking.errors import ConfigError
 from service.app import create_app
+from service.engine.engine import Engine
 from service.settings import Settings
 from service.telemetry import tracing
+from tests.support.otlp import OtlpReceiver, attributes
 from tests.support.ports import occupied_port
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-class Receiver:
-    """An OTLP endpoint over HTTP that keeps the requests it receives."""
-
-    def __init__(self) -> None:
-        self.received: list[ExportTraceServiceRequest] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.path == "/v1/traces"
-                receiver.received.append(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    @property
-    def spans(self) -> list[Span]:
-        return [
-            span
-            for request in self.received
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-            for span in scope.spans
-        ]
-
-    def resource(self) -> dict[str, str]:
-        return {a.key: a.value.string_value for a in self.received[0].resource_spans[0].resource.attributes}
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    def to_python(value: Any) -> Any:
-        kind = value.WhichOneof("value")
-        if kind == "array_value":
-            return [to_python(element) for element in value.array_value.values]
-        return getattr(value, kind)
-
-    return {attribute.key: to_python(attribute.value) for attribute in span.attributes}
-
-
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    receiver = Receiver()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-    yield receiver
-    receiver.server.shutdown()
-    receiver.server.server_close()
 
 
 def rank_and_shut_down(
@@ -92,20 +35,27 @@ def rank_and_shut_down(
 
 
 def test_request_span_has_the_callers_parent_and_a_child_per_stage(
-    receiver: Receiver, repository: Path, request_body: dict[str, Any]
+    receiver: OtlpReceiver, repository: Path, request_body: dict[str, Any]
 ) -> None:
     before = time.time_ns()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "X-Request-ID": "abc-1"}
     rank_and_shut_down(repository, request_body | {"tasks": ["click"]}, headers, "/v1/models/feed/rank")
-    server, *stages = sorted(
-        receiver.spans, key=lambda span: (span.kind != Span.SPAN_KIND_SERVER, span.end_time_unix_nano)
-    )
+    (server,) = receiver.server_spans()
+    stages = [span for span in receiver.spans if span.parent_span_id == server.span_id]
+    stages.sort(key=lambda span: span.end_time_unix_nano)
     assert (server.name, server.kind) == ("POST /v1/models/{model}/rank", Span.SPAN_KIND_SERVER)
     assert (server.trace_id.hex(), server.parent_span_id.hex()) == (TRACE, PARENT)
     assert attributes(server) == {
         "http.request.method": "POST",
         "http.route": "/v1/models/{model}/rank",
         "http.response.status_code": 200,
+        "url.path": "/v1/models/feed/rank",
+        "url.scheme": "http",
+        "server.address": "testserver",
+        "server.port": 80,
+        "client.address": "testclient",
+        "network.protocol.version": "1.1",
+        "user_agent.original": "testclient",
         "ranker.request_id": "abc-1",
         "ranker.model": "feed",
         "ranker.version": "1",
@@ -114,7 +64,6 @@ def test_request_span_has_the_callers_parent_and_a_child_per_stage(
     }
     # 12 candidates in batches of 5
     assert [span.name for span in stages] == ["parse", *["queue", "look-up", "forward"] * 3, "write"]
-    assert {span.parent_span_id for span in stages} == {server.span_id}
     assert {span.trace_id for span in stages} == {server.trace_id}
     ends = [server.start_time_unix_nano, *(span.end_time_unix_nano for span in stages)]
     assert [span.start_time_unix_nano for span in stages] == pytest.approx(ends[:-1], abs=1000)
@@ -125,29 +74,51 @@ def test_request_span_has_the_callers_parent_and_a_child_per_stage(
 
 
 def test_request_with_an_unsampled_traceparent_sends_no_spans(
-    receiver: Receiver, repository: Path, request_body: dict[str, Any]
+    receiver: OtlpReceiver, repository: Path, request_body: dict[str, Any]
 ) -> None:
     rank_and_shut_down(repository, request_body, {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert receiver.spans == []
 
 
 def test_request_without_traceparent_starts_a_trace(
-    receiver: Receiver, repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    receiver: OtlpReceiver, repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "feed-ranker")
     rank_and_shut_down(repository, request_body, {})
-    (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
+    (server,) = receiver.server_spans()
     assert server.parent_span_id == b""
     assert receiver.resource()["service.name"] == "feed-ranker"
 
 
 def test_rejected_request_span_has_its_status_code(
-    receiver: Receiver, repository: Path, request_body: dict[str, Any]
+    receiver: OtlpReceiver, repository: Path, request_body: dict[str, Any]
 ) -> None:
     rank_and_shut_down(repository, request_body | {"deadline_ms": 0.001}, {})
-    (server,) = [span for span in receiver.spans if span.kind == Span.SPAN_KIND_SERVER]
-    assert attributes(server)["http.response.status_code"] == 504
+    (server,) = receiver.server_spans()
+    assert attributes(server).items() >= {"http.response.status_code": 504, "error.type": "504"}.items()
     assert server.status.code == Status.STATUS_CODE_ERROR
+
+
+def test_invalid_request_span_is_not_an_error(receiver: OtlpReceiver, repository: Path) -> None:
+    rank_and_shut_down(repository, {"items": 3}, {})
+    (server,) = receiver.server_spans()
+    assert attributes(server)["http.response.status_code"] == 422
+    assert "error.type" not in attributes(server)
+    assert server.status.code == Status.STATUS_CODE_UNSET
+
+
+def test_request_span_after_an_exception_has_its_status_code_as_error_type(
+    receiver: OtlpReceiver, repository: Path, request_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(Engine, "rank", fail)
+    rank_and_shut_down(repository, request_body, {})
+    (server,) = receiver.server_spans()
+    assert attributes(server).items() >= {"http.response.status_code": 500, "error.type": "500"}.items()
+    assert server.status.code == Status.STATUS_CODE_ERROR
+    assert "secret" not in str(server)
 
 
 def test_unresponsive_receiver_fails_no_request_and_delays_shutdown_briefly(

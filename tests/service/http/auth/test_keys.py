@@ -79,7 +79,7 @@ VALID: dict[str, Any] = {"name": "app", "sha256": HASH, "scopes": ["rank"]}
     [
         ({}, "keys: missing"),
         ({"keys": [VALID | {"scope": ["rank"]}]}, "'app'.scope: unknown key"),
-        ({"keys": [VALID | {"scopes": ["all"]}]}, "choose 'rank', 'feedback' or 'admin'"),
+        ({"keys": [VALID | {"scopes": ["all"]}]}, "choose 'rank', 'feedback', 'read' or 'admin'"),
         ({"keys": [VALID | {"scopes": []}]}, "must hold at least 1 entry"),
         ({"keys": [VALID | {"expires": "soon"}]}, "expires"),
         ({"keys": [VALID | {"expires": "2027-01-01T00:00:00"}]}, "timezone"),

@@ -1,0 +1,135 @@
+"""Contributions of features to logits: integrated gradients on the frozen graph, in NumPy.
+
+Integrated gradients (Sundararajan et al. 2017, "Axiomatic attribution for deep networks", arXiv 1703.01365) multiply
+the difference between an input and a baseline by the mean gradient on the straight line between the two. The
+contributions of all inputs add up to the difference of the outputs. The baseline is a row without any feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.encoder import Encoder
+from ranking.frozen.calibration import Calibration
+from ranking.frozen.embedding_rows import EmbeddingRows
+from ranking.frozen.line_gradients import Float64, LineGradients
+from ranking.schema import PooledFeature
+from ranking.selection import Selection
+
+FLOOR = 0.1
+"""Difference of logits below which errors are relative to this value."""
+SEGMENT_TOLERANCE = 0.0003
+"""Error of the sum of contributions over a segment of a line above which the segment is halved, relative to the larger
+of |logit − baseline| and ``FLOOR``."""
+MIN_DIFFERENCE = 1e-6
+"""Difference of outputs below which the calibration's slope is measured over this distance."""
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Contributions of features to the calibrated outputs of some rows, before the sigmoid of binary tasks.
+
+    Attributes:
+        features: names of the features.
+        tasks: names of the tasks.
+        baseline: output of each task if every feature is missing [tasks].
+        outputs: output of each row [rows, tasks]: logits (binary) and (transformed) values (regression).
+        values: contributions [rows, tasks, features]; ``baseline`` plus the sum over features is ``outputs``.
+        gradients: number of gradients that were computed.
+    """
+
+    features: list[str]
+    tasks: list[str]
+    baseline: Float64
+    outputs: Float64
+    values: Float64
+    gradients: int
+
+    @property
+    def error(self) -> float:
+        """Maximum error of a sum of contributions, relative to the larger of |output − baseline| and ``FLOOR``."""
+        differences = self.outputs - self.baseline
+        errors = np.abs(self.values.sum(2) - differences) / _scales(differences)
+        return float(errors.max(initial=0.0))
+
+
+class ContributionsGraph:
+    """Computes contributions from the weights of a frozen graph with static gates.
+
+    Args:
+        encoder: encoder of the graph's inputs.
+        selection: the selected experts.
+        weights: arrays by the weight names of ``FrozenGraph``.
+        calibration: calibration of the graph's outputs. Contributions are scaled by the slope of the line from the
+            calibrated baseline to the calibrated output, which is exact for ``Platt``.
+    """
+
+    def __init__(
+        self, encoder: Encoder, selection: Selection, weights: Mapping[str, npt.NDArray[Any]], calibration: Calibration
+    ) -> None:
+        schema = encoder.schema
+        self._schema, self._weights, self._calibration = schema, weights, calibration
+        self._graph = LineGradients(selection, weights)
+        flagged = [number for number in schema.numerics if encoder.scales[number.name].has_missing_indicator]
+        self.features = [feature.name for feature in (*schema.sparse, *schema.numerics)]
+        owners = [feature.name for feature in schema.sparse for _ in range(feature.dim)]
+        owners += [number.name for number in (*schema.numerics, *flagged)]
+        self._owners = np.array([[owner == name for name in self.features] for owner in owners], np.float64)
+        nulls = pa.table({column: pa.nulls(1) for column in {feature.column for feature in schema.inputs}})
+        self._missing = self._embed(encoder.encode(nulls))
+
+    def __call__(self, inputs: EncodedBatch, tasks: Sequence[str]) -> Contributions:
+        """Return the contributions of every feature to these tasks.
+
+        Args:
+            inputs: encoded rows.
+            tasks: names of the tasks.
+        """
+        x, names = self._embed(inputs), list(tasks)
+        outputs, baseline = self._graph.outputs(x, names), self._graph.outputs(self._missing, names)[0]
+        limits = SEGMENT_TOLERANCE * _scales(outputs - baseline)
+        gradients, count = self._graph.mean_gradients(self._missing, x, names, limits)
+        values = ((x - self._missing) * gradients) @ self._owners
+        return self._calibrated(Contributions(self.features, names, baseline, outputs, values.swapaxes(0, 1), count))
+
+    def _embed(self, inputs: EncodedBatch) -> Float64:
+        """Concatenate embeddings and dense values [rows, inputs]."""
+        columns = [
+            EmbeddingRows.of(self._weights, feature.table).take(inputs.ids[:, i])
+            for i, feature in enumerate(self._schema.categoricals)
+        ]
+        for feature, bag in zip(self._schema.bags, inputs.bags, strict=True):
+            columns.append(_pool(EmbeddingRows.of(self._weights, feature.table), bag.values, bag.lengths, feature))
+        return np.concatenate([*columns, inputs.dense], 1).astype(np.float64)
+
+    def _calibrated(self, result: Contributions) -> Contributions:
+        """Scale the contributions so that they add up to the calibrated outputs."""
+        tasks, baseline = result.tasks, result.baseline
+        difference = result.outputs - baseline
+        difference = np.where(np.abs(difference) < MIN_DIFFERENCE, MIN_DIFFERENCE, difference)
+        start = self._calibration(baseline[None], tasks)[0].astype(np.float64)
+        slope = (self._calibration(baseline + difference, tasks) - start) / difference
+        outputs = self._calibration(result.outputs, tasks).astype(np.float64)
+        values = result.values * slope[:, :, None]
+        return Contributions(result.features, tasks, start, outputs, values, result.gradients)
+
+
+def _pool(
+    table: EmbeddingRows, ids: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], feature: PooledFeature
+) -> npt.NDArray[Any]:
+    """Return the sum or mean of the embeddings of each list [rows, dim]; 0 for an empty list."""
+    pooled = np.zeros((len(lengths), table.numbers.shape[1]))
+    np.add.at(pooled, np.repeat(np.arange(len(lengths)), lengths), table.take(ids))
+    return pooled / np.maximum(lengths, 1)[:, None] if feature.pooling == "mean" else pooled
+
+
+def _scales(differences: Float64) -> Float64:
+    """Return the size of differences of outputs that errors are relative to."""
+    return np.maximum(np.abs(differences), FLOOR)

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol (KServe, Triton): metadata and inference with tensors."""

@@ -1,0 +1,54 @@
+"""Splits the body of an inference request into its JSON and the elements of each tensor."""
+
+from __future__ import annotations
+
+from service.engine.errors import InvalidRequestError
+from service.http.decode import decode_message
+from service.http.open_inference.tensors import Elements, field_of, read_binary, read_json
+from service.protocol.open_inference import HEADER_LENGTH, InferRequest
+from service.protocol.problems import malformed, too_many_candidates
+from service.settings import Settings
+
+
+def read_body(body: bytes, header_length: str | None, settings: Settings) -> tuple[InferRequest, dict[str, Elements]]:
+    """Read an inference request.
+
+    Args:
+        body: Body of the request.
+        header_length: Value of the header ``HEADER_LENGTH``; None: the whole body is JSON.
+        settings: Limits of a request.
+
+    Returns:
+        The request and the elements of its tensors by name.
+
+    Raises:
+        Problem: 400 if the body cannot be parsed, 413 if there are too many candidates, 422 if fields are not valid.
+        InvalidRequestError: A tensor is not valid.
+    """
+    json_bytes = len(body)
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
+            reason = f"is {header_length!r:.40}: send the number of bytes of the JSON, at most {len(body)}"
+            raise malformed(HEADER_LENGTH, reason)
+        json_bytes = int(header_length)
+    request = decode_message(body[:json_bytes], InferRequest, "body", settings)
+    data, elements = memoryview(body)[json_bytes:], dict[str, Elements]()
+    for tensor in request.inputs:
+        if tensor.name in elements:
+            raise InvalidRequestError(field_of(tensor), "is sent twice: send each tensor once")
+        if tensor.shape[0] > settings.max_candidates:
+            raise too_many_candidates(tensor.shape[0], settings.max_candidates)
+        size = tensor.parameters.binary_data_size
+        if (tensor.data is None) == (size is None):
+            raise InvalidRequestError(field_of(tensor), "must have either data or the parameter binary_data_size")
+        if size is None:
+            elements[tensor.name] = read_json(tensor)
+            continue
+        if size > len(data):
+            reason = f"binary_data_size is {size}, but {len(data)} bytes are left after the tensors before it"
+            raise InvalidRequestError(field_of(tensor), reason)
+        elements[tensor.name] = read_binary(tensor, data[:size], settings.max_string_length)
+        data = data[size:]
+    if data:
+        raise malformed("body", f"has {len(data)} bytes after the last tensor: {HEADER_LENGTH} or a size is wrong")
+    return request, elements

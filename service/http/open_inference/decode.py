@@ -1,0 +1,171 @@
+"""Converts the tensors of an inference request to a rank request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranking.schema import InputFeature, PooledFeature
+from service.engine.errors import InvalidRequestError
+from service.engine.model import LoadedModel
+from service.engine.validation import Candidates, ParsedRequest
+from service.engine.values import Values, to_list
+from service.http.decode import validate_message
+from service.http.open_inference.metadata import SHARED, output_names
+from service.http.open_inference.tensors import Elements, field_of
+from service.protocol.messages import RankOptions
+from service.protocol.open_inference import SCORE, InferRequest, InputTensor
+
+BINARY_OUTPUT, DEADLINE, TIMEOUT, TIME, OBJECTIVE = "binary_data_output", "deadline_ms", "timeout", "time", "objective."
+"""Parameters of a request; ``OBJECTIVE`` is followed by the name of a task."""
+
+PADDING = (None, "", -1)
+"""Elements that pad the shorter lists of a tensor."""
+
+
+@dataclass(frozen=True)
+class RankTensors:
+    """A rank request from tensors.
+
+    Attributes:
+        request: The rank request.
+        outputs: Names of the outputs to return, each with whether it is returned as binary data.
+    """
+
+    request: ParsedRequest
+    outputs: dict[str, bool]
+
+
+def to_rank_request(request: InferRequest, elements: Mapping[str, Elements], model: LoadedModel) -> RankTensors:
+    """Convert an inference request; the engine validates the values.
+
+    Args:
+        request: Inference request.
+        elements: Elements of its tensors.
+        model: Model that will score the candidates.
+
+    Raises:
+        Problem: 422 if parameters are not valid.
+        InvalidRequestError: A tensor, an output or a parameter is unknown, or a shape does not fit.
+    """
+    columns = model.ranker.schema.columns
+    if columns.item not in elements:
+        raise InvalidRequestError(f"inputs.{columns.item}", "is missing: send the ids of the candidates")
+    options: dict[str, Any] = {"request_id": request.id or None, "user": {"features": {}}, "context": {}}
+    ids: Values = []
+    features: dict[str, Values] = {}
+    count = next(tensor.shape[0] for tensor in request.inputs if tensor.name == columns.item)
+    for tensor in request.inputs:
+        values, name = elements[tensor.name], tensor.name
+        if name == columns.item:
+            ids = _ids(tensor, values)
+        elif name == columns.user:
+            options["user"]["id"] = _shared(tensor, _column(tensor, values, None), count)
+        elif (feature := model.encoder.readable["item"].get(name)) is not None:
+            if tensor.shape[0] != count:
+                reason = f"has the shape {tensor.shape}, but '{columns.item}' has {count} candidates"
+                raise InvalidRequestError(field_of(tensor), reason)
+            features[name] = _column(tensor, values, feature)
+        else:
+            owner, feature = _shared_feature(tensor, model)
+            shared = options["user"]["features"] if owner == "user" else options["context"]
+            shared[name] = _shared(tensor, _column(tensor, values, feature), count)
+    outputs = _outputs(request, model)
+    options["tasks"] = None if request.outputs is None or SCORE in outputs else list(outputs)
+    options |= _options(request)
+    return RankTensors(ParsedRequest(validate_message(options, RankOptions), Candidates(ids, features)), outputs)
+
+
+def _shared_feature(tensor: InputTensor, model: LoadedModel) -> tuple[str, InputFeature]:
+    """Return the owner and the feature of a tensor of the user or the context."""
+    for owner in SHARED:
+        feature = model.encoder.readable[owner].get(tensor.name)
+        if feature is not None:
+            return owner, feature
+    schema_columns = model.ranker.schema.columns
+    names = [schema_columns.user, schema_columns.item, *(n for r in model.encoder.readable.values() for n in r)]
+    raise InvalidRequestError(field_of(tensor), f"unknown tensor: this ranker reads {', '.join(names)}")
+
+
+def _ids(tensor: InputTensor, elements: Elements) -> Values:
+    """Return the ids of the candidates."""
+    ids = _column(tensor, elements, None)
+    types = {np.int64} if isinstance(ids, np.ndarray) and ids.dtype == np.int64 else set(map(type, ids))
+    if not (types <= {np.int64} or types <= {int} or types <= {str}):
+        raise InvalidRequestError(field_of(tensor), f"has ids of {tensor.datatype} or null: send integers or BYTES")
+    return ids
+
+
+def _column(tensor: InputTensor, elements: Elements, feature: InputFeature | None) -> Values:
+    """Return one value per row, for a pooled feature a list.
+
+    Raises:
+        InvalidRequestError: The shape does not fit the feature.
+    """
+    if isinstance(feature, PooledFeature):
+        if len(tensor.shape) != 2:
+            raise InvalidRequestError(field_of(tensor), f"has the shape {tensor.shape}: send [rows, length of lists]")
+        rows, length = tensor.shape
+        flat = to_list(elements)
+        lists = [flat[row * length : (row + 1) * length] for row in range(rows)]
+        return [[value for value in values if value not in PADDING] for values in lists]
+    if tensor.shape[1:] not in ([], [1]):
+        raise InvalidRequestError(field_of(tensor), f"has the shape {tensor.shape}: send one value per row")
+    return elements
+
+
+def _shared(tensor: InputTensor, values: Values, count: int) -> Any:
+    """Return the only value of a tensor of the user or the context."""
+    if len(values) not in (1, count):
+        reason = f"has the shape {tensor.shape}: send one value, or one per candidate ({count})"
+        raise InvalidRequestError(field_of(tensor), reason)
+    objects = to_list(values)
+    for row, value in enumerate(objects):
+        if value != objects[0]:
+            reason = "differs from the value of row 0: send one request per user and context"
+            raise InvalidRequestError(f"{field_of(tensor)}[{row}]", reason)
+    return objects[0] if objects else None
+
+
+def _outputs(request: InferRequest, model: LoadedModel) -> dict[str, bool]:
+    """Return whether each requested output is binary."""
+    binary = request.parameters.get(BINARY_OUTPUT, False)
+    if not isinstance(binary, bool):
+        raise InvalidRequestError(f"parameters.{BINARY_OUTPUT}", "must be true or false")
+    names = output_names(model)
+    if request.outputs is None:
+        return dict.fromkeys(names, binary)
+    outputs = {}
+    for output in request.outputs:
+        if output.name not in names or output.name in outputs:
+            reason = "is requested twice" if output.name in outputs else f"unknown output: send {', '.join(names)}"
+            raise InvalidRequestError(f"outputs.{output.name:.80}", reason)
+        choice = output.parameters.binary_data
+        outputs[output.name] = binary if choice is None else choice
+    if not outputs:
+        raise InvalidRequestError("outputs", f"must not be empty: leave it out, or send {', '.join(names)}")
+    return outputs
+
+
+def _options(request: InferRequest) -> dict[str, Any]:
+    """Return the options of a rank request that are among the parameters."""
+    options: dict[str, Any] = {}
+    objective = {}
+    for name, value in request.parameters.items():
+        if name.startswith(OBJECTIVE):
+            objective[name.removeprefix(OBJECTIVE)] = value
+        elif name == TIMEOUT:
+            if type(value) is not int:
+                raise InvalidRequestError(f"parameters.{TIMEOUT}", "must be an integer, in microseconds")
+            options.setdefault(DEADLINE, value / 1000)
+        elif name in (DEADLINE, TIME):
+            options[name] = value
+        elif name != BINARY_OUTPUT:
+            known = f"{BINARY_OUTPUT}, {DEADLINE}, {TIMEOUT}, {TIME} or {OBJECTIVE}TASK"
+            raise InvalidRequestError(f"parameters.{name:.80}", f"unknown parameter: send {known}")
+    if objective:
+        options["objective"] = objective
+    return options

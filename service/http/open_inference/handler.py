@@ -1,0 +1,95 @@
+"""Answers one inference request: decodes its tensors, scores them with the engine, and encodes the response."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from service.engine.admission import Permit
+from service.engine.engine import Engine
+from service.engine.parsed_bodies import ParsedBodies
+from service.feedback.answers import AnsweredRequests
+from service.http.open_inference.body import read_body
+from service.http.open_inference.decode import to_rank_request
+from service.http.open_inference.encode import encode_tensors
+from service.http.rank_handler import cancel_on_disconnect
+from service.models.registry import ModelRouting
+from service.models.shadow import ShadowRequest, ShadowScorer
+from service.protocol.open_inference import HEADER_LENGTH
+from service.served.record import ServedRequest
+from service.served.writer import ServedLog
+from service.settings import Settings
+from service.telemetry.request_telemetry import RequestInfo
+from service.telemetry.stage_timer import StageTimer
+
+
+class InferHandler:
+    """Answers inference requests.
+
+    Args:
+        settings: Limits of a request.
+        engine: Scores requests.
+        shadows: Scores requests again with shadow versions.
+        parsed_bodies: Bounds the bodies that the process parses at a time.
+        answers: Remembers answers to check feedback, or None.
+        served_log: Logs answered requests, or None.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        shadows: ShadowScorer,
+        parsed_bodies: ParsedBodies,
+        answers: AnsweredRequests | None = None,
+        served_log: ServedLog | None = None,
+    ) -> None:
+        self._settings, self._engine, self._shadows = settings, engine, shadows
+        self._parsed_bodies = parsed_bodies
+        self._answers, self._served_log = answers, served_log
+
+    async def respond(self, http: Request, routing: ModelRouting) -> Response:
+        """Answer a request.
+
+        Args:
+            http: The request.
+            routing: Served versions of its model.
+        """
+        http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
+        body = await http.body()
+        parsed = await self._parsed_bodies.acquire(len(body))
+        try:
+            return await self._infer(http, routing, body)
+        finally:
+            parsed.release()
+
+    async def _infer(self, http: Request, routing: ModelRouting, body: bytes) -> Response:
+        model = routing.current
+        timer: StageTimer = http.state.timer
+        request_info: RequestInfo = http.state.request_info
+        message, elements = read_body(body, http.headers.get(HEADER_LENGTH), self._settings)
+        tensors = to_rank_request(message, elements, model)
+        options = tensors.request.options
+        request_id = options.request_id or http.state.request_id
+        if routing.canary is not None:
+            model = routing.route(options.user.id, request_id)
+            request_info.version = model.version
+            if model is routing.canary:  # the names of columns depend on the version
+                tensors = to_rank_request(message, elements, model)
+                options = tensors.request.options
+        count = len(tensors.request.candidates)
+        request_info.candidates, request_info.tasks = count, options.tasks
+        permit: Permit = http.state.permit
+        permit.count(count)
+        with cancel_on_disconnect(permit):
+            result = await self._engine.rank(model, tensors.request, timer)
+        degraded = result.degraded or (routing.degraded and model is routing.current)
+        response = encode_tensors(result, tensors.outputs, model, message.id, degraded=degraded)
+        if self._answers is not None:
+            self._answers.add(request_id, result.ids)
+        if self._served_log is not None:
+            answered = request_id, options.time, timer.arrived, options.user.id, degraded
+            self._served_log.add(ServedRequest(model, *answered, result))
+        timer.end("write")
+        if routing.shadow is not None and routing.shadow is not model:
+            self._shadows.submit(ShadowRequest(routing.shadow, tensors.request, result, model.version))
+        return response

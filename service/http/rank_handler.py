@@ -1,0 +1,175 @@
+"""Answers one rank request: decodes it, scores it, and encodes the response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from service.engine.admission import Permit
+from service.engine.engine import Engine
+from service.engine.model import LoadedModel
+from service.engine.parsed_bodies import ParsedBodies, ParsedBody
+from service.engine.response import RankResult
+from service.feedback.answers import AnsweredRequests
+from service.http.decode import decode_request
+from service.http.encode import encode_response
+from service.http.media_types import ARROW, request_format, response_format
+from service.models.registry import ModelRouting
+from service.models.shadow import ShadowRequest, ShadowScorer
+from service.protocol.messages import RankOptions
+from service.served.record import ServedRequest
+from service.served.writer import ServedLog
+from service.settings import Settings
+from service.telemetry.request_telemetry import RequestInfo
+from service.telemetry.stage_timer import StageTimer
+
+PARSED_SHARE = 8
+"""Bytes of bodies that a process holds, divided by those that are parsed at a time."""
+
+
+@contextmanager
+def cancel_on_disconnect(permit: Permit) -> Iterator[None]:
+    """Cancel the enclosed work when the client of the permit disconnects.
+
+    Raises:
+        ClientDisconnect: The client has disconnected.
+    """
+    if permit.cancelled:
+        raise ClientDisconnect
+    task = permit.task = asyncio.current_task()
+    assert task is not None
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not permit.cancelled or task.uncancel():
+            raise
+        raise ClientDisconnect from None
+    finally:
+        permit.task = None
+
+
+class RankHandler:
+    """Answers rank requests.
+
+    Args:
+        settings: Limits of a request.
+        engine: Scores requests.
+        shadows: Scores requests again with shadow versions.
+        answers: Remembers answers to check feedback, or None.
+        served_log: Logs answered requests, or None.
+
+    Attributes:
+        parsed_bodies: Bounds the bodies that the process parses at a time.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        shadows: ShadowScorer,
+        answers: AnsweredRequests | None = None,
+        served_log: ServedLog | None = None,
+    ) -> None:
+        self._settings, self._engine, self._shadows = settings, engine, shadows
+        self._answers, self._served_log = answers, served_log
+        self.parsed_bodies = ParsedBodies(settings.body_budget // PARSED_SHARE)
+
+    async def respond(self, http: Request, routing: ModelRouting, *, trial: bool = False) -> Response:
+        """Answer a request.
+
+        Args:
+            http: The request.
+            routing: Served versions of its model.
+            trial: Whether a person tries a request out, so that nobody sees the candidates: the answer is neither
+                logged, nor remembered for feedback, nor scored by a shadow version.
+        """
+        http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
+        accept_format = response_format(http.headers.get("accept", ""))
+        body_format = request_format(http.headers.get("content-type", ""))
+        parsed = await self.parsed_bodies.acquire(len(await http.body()))
+        try:
+            return await self._rank(http, routing, body_format, accept_format, parsed, trial=trial)
+        finally:
+            parsed.release()
+
+    async def _rank(
+        self,
+        http: Request,
+        routing: ModelRouting,
+        body_format: str,
+        accept_format: str,
+        parsed: ParsedBody,
+        *,
+        trial: bool,
+    ) -> Response:
+        model, body = routing.current, await http.body()
+        timer: StageTimer = http.state.timer
+        request_info: RequestInfo = http.state.request_info
+        request = decode_request(body, body_format, model, self._settings)
+        if routing.canary is not None:
+            user, request_id = request.options.user.id, request.options.request_id
+            model = routing.route(user, request_id or http.state.request_id)
+            request_info.version = model.version
+            if model is routing.canary and body_format == ARROW:  # column names of a stream depend on the version
+                request = decode_request(body, body_format, model, self._settings)
+        if body_format == ARROW:
+            parsed.grow(request.candidates.arrow_bytes())
+        options = request.options
+        request_info.candidates, request_info.tasks = len(request.candidates), options.tasks
+        permit: Permit = http.state.permit
+        permit.count(len(request.candidates))
+        with cancel_on_disconnect(permit):
+            result = await self._engine.rank(model, request, timer)
+        degraded = result.degraded or (routing.degraded and model is routing.current)
+        summary = rank_summary(result, model, options, http.state.request_id, degraded=degraded)
+        response = encode_response(result, summary, accept_format, columns=options.layout == "columns")
+        if self._answers is not None and not trial:
+            self._answers.add(summary["request_id"], result.ids)
+        if self._served_log is not None and not trial:
+            answered = summary["request_id"], options.time, timer.arrived, options.user.id, degraded
+            self._served_log.add(ServedRequest(model, *answered, result))
+        timer.end("write")
+        if routing.shadow is not None and routing.shadow is not model and not trial:
+            self._shadows.submit(ShadowRequest(routing.shadow, request, result, model.version))
+        return Response(response, media_type=accept_format)
+
+
+def rank_summary(
+    result: RankResult, model: LoadedModel, options: RankOptions, request_id: str, *, degraded: bool
+) -> dict[str, Any]:
+    """Return the response without its items, with the fields of ``RankSummary``."""
+    summary: dict[str, Any] = {
+        "request_id": options.request_id or request_id,
+        "model": model.name,
+        "version": model.version,
+        "degraded": degraded,
+    }
+    if result.counters_as_of is not None:
+        summary["counters_as_of"] = result.counters_as_of
+    if options.explain:
+        summary["explain"] = explanation(result, model)
+    return summary
+
+
+def explanation(result: RankResult, model: LoadedModel) -> dict[str, Any]:
+    """Return the explanation of a response without its items, with the fields of ``Explanation``."""
+    explanation: dict[str, Any] = {
+        "experts_run": result.experts_run,
+        "experts_total": model.ranker.selection.num_experts,
+        "tasks": {task: {str(e): w for e, w in weights.items()} for task, weights in result.experts.items()},
+    }
+    contributions = result.contributions
+    if contributions is not None:
+        explanation["baseline"] = dict(zip(contributions.tasks, contributions.baseline.tolist(), strict=True))
+        explanation["method"] = {
+            "name": "integrated_gradients",
+            "gradients": contributions.gradients,
+            "error": contributions.error,
+            "items": len(contributions.values),
+        }
+    return explanation

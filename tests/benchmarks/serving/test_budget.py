@@ -1,0 +1,45 @@
+"""Tests of the CPU budget of a request."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving.budget import find_profiler, format_budget, measure_budget
+from benchmarks.serving.stacks import FORWARD
+from pipelines.bench.harness import Harness
+from pipelines.bench.sizes import QUICK
+from pipelines.jobs.publish import publish
+from tests.support.bench_results import measured_values
+
+
+def test_format_budget_lists_the_most_expensive_area_first_and_the_total_last() -> None:
+    rows = [line for line in format_budget(measured_values()["budget"], {}).splitlines() if line.startswith("| ")][2:]
+    assert rows[0] == f"| {FORWARD} | 900 (900 – 900) | 60% (60% – 60%) |"
+    assert rows[-1] == "| all | 1,500 (1,500 – 1,500) | 100% |"
+
+
+@pytest.fixture
+def harness(reference: Path, tmp_path: Path) -> Harness:
+    publish(reference, tmp_path / "repository")
+    return Harness(reference, tmp_path / "repository", QUICK, threads=1)
+
+
+def test_measure_budget_distributes_the_cpu_time_of_a_request(harness: Harness) -> None:
+    if find_profiler() is None:
+        pytest.skip("py-spy is not installed (requirements/bench.lock)")
+    measured = measure_budget(harness)
+    assert measured is not None
+    (turn,) = measured["turns"]
+    assert sum(turn["areas"].values()) == pytest.approx(turn["cpu"])
+    assert turn["areas"][FORWARD] > 0.1 * turn["cpu"]
+
+
+def test_measure_budget_without_py_spy_omits_the_part(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *arguments, **options: None)
+    assert measure_budget(harness) is None
+    assert "py-spy is not installed" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""Contributions of features in responses: they add up to the logits of the scores, in every format."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+from ranking.frozen.contributions import FLOOR, ContributionsGraph
+from ranking.frozen.ranker import FrozenRanker
+from service.engine import explainer
+from service.http.media_types import ARROW
+
+ITEMS = [{"id": "v1"}, {"id": "v2", "features": {"price": 3.2}}, {"id": "new"}]
+REQUEST: dict[str, Any] = {
+    "user": {"id": "u7"},
+    "context": {"surface": "home", "hour": 9},
+    "items": ITEMS,
+    "explain": True,
+}
+
+
+def rank(client: TestClient, **changes: Any) -> dict[str, Any]:
+    response = client.post("/v1/rank", json=REQUEST | changes)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_contributions_add_up_to_the_logits_of_the_scores(client: TestClient, ranker: FrozenRanker) -> None:
+    answer = rank(client)
+    baseline, method = answer["explain"]["baseline"], answer["explain"]["method"]
+    assert list(baseline) == ranker.schema.task_names
+    assert method["name"] == "integrated_gradients"
+    assert method["items"] == 3
+    assert method["error"] <= 0.01
+    for item in answer["items"]:
+        for task in ranker.schema.tasks:
+            contributions, score = item["contributions"][task.name], item["scores"][task.name]
+            assert set(contributions) == {feature.name for feature in ranker.schema.features}
+            logit = math.log(score / (1 - score)) if task.kind == "binary" else score
+            limit = 0.01 * max(abs(logit - baseline[task.name]), FLOOR)
+            assert baseline[task.name] + sum(contributions.values()) == pytest.approx(logit, abs=limit)
+
+
+def test_contributions_equal_those_of_the_library(client: TestClient, ranker: FrozenRanker) -> None:
+    rows = [{"user_id": "u7", "surface": "home", "hour": 9, "item_id": item} for item in ("v1", "v3")]
+    names = {feature.column for feature in ranker.schema.inputs if feature.owner == "context"}
+    context = {name: value for name, value in {"surface": "home", "hour": 9}.items() if name in names}
+    expected = ranker.contributions(pa.Table.from_pylist(rows), ["like"])
+    answer = rank(client, context=context, items=[{"id": "v1"}, {"id": "v3"}], tasks=["like"])
+    for item in answer["items"]:
+        row = ["v1", "v3"].index(item["id"])
+        assert list(item["contributions"]["like"]) == expected.features
+        assert list(item["contributions"]["like"].values()) == pytest.approx(expected.values[row, 0], abs=1e-5)
+
+
+def test_contributions_are_equal_in_rows_columns_and_arrow(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explainer, "MAX_EXPLAINED", 2)
+    rows = rank(client)
+    assert rows["explain"]["method"]["items"] == 2
+    first, second, third = rows["items"]
+    assert "contributions" not in third
+    columns = rank(client, layout="columns")["items"]["contributions"]
+    stream = client.post("/v1/rank", json=REQUEST, headers={"Accept": ARROW})
+    table = pa.ipc.open_stream(stream.content).read_all()
+    arrow = table["contributions"].to_pylist()
+    assert arrow[2] is None
+    for position, item in enumerate((first, second)):
+        for task, values in item["contributions"].items():
+            assert {name: column[position] for name, column in columns[task].items()} == values
+            assert arrow[position][task] == pytest.approx(values, abs=1e-6)
+    assert {len(column) for task in columns.values() for column in task.values()} == {2}
+
+
+def test_response_has_no_contributions_by_default(client: TestClient) -> None:
+    for layout in ("rows", "columns"):
+        answer = rank(client, explain=False, layout=layout)
+        assert "explain" not in answer
+        assert "contributions" not in str(answer)
+
+
+def test_explanation_without_candidates_has_no_contributions(client: TestClient) -> None:
+    explain = rank(client, items=[])["explain"]
+    assert "baseline" not in explain
+    assert "method" not in explain
+
+
+@pytest.fixture
+def blocked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """An explanation in progress, which ends with the test; its response is added to the list then."""
+    started, release = threading.Event(), threading.Event()
+    compute = ContributionsGraph.__call__
+
+    def wait(self: ContributionsGraph, *arguments: Any) -> Any:
+        started.set()
+        assert release.wait(30)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(ContributionsGraph, "__call__", wait)
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.append(rank(client)))
+    thread.start()
+    assert started.wait(30)
+    threading.Timer(0.5, release.set).start()
+    yield answers
+    release.set()
+    thread.join()
+    assert np.isfinite(answers[0]["explain"]["method"]["error"])
+
+
+@pytest.mark.usefixtures("blocked")
+def test_explanation_that_starts_after_the_deadline_is_504(client: TestClient) -> None:
+    response = client.post("/v1/rank", json=REQUEST | {"deadline_ms": 100})
+    assert response.status_code == 504
+    assert "before the explanation started" in response.json()["detail"]
+
+
+def test_other_requests_are_ranked_during_an_explanation(client: TestClient, blocked: list[dict[str, Any]]) -> None:
+    assert rank(client, explain=False)["items"]
+    assert not blocked
