@@ -6,11 +6,12 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS packages
 ARG SERVE=serve
-# Index of PyTorch's CPU builds. Set it if pip's default index has only CUDA builds.
-ARG PIP_EXTRA_INDEX_URL
+# Index of PyTorch's CPU builds, which is used if pip's default index has none.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN python -m venv --without-pip /opt/ranker
 COPY requirements/*.lock /src/requirements/
-RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --require-hashes -r /src/requirements/${SERVE}.lock
+RUN install="pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --require-hashes" \
+    && lock=/src/requirements/${SERVE}.lock && { $install -r $lock || $install -r $lock --extra-index-url "${TORCH_INDEX}"; }
 WORKDIR /src
 COPY . .
 RUN pip --python /opt/ranker/bin/python install --no-cache-dir --no-deps --no-build-isolation .

@@ -37,9 +37,6 @@ INTERPRETERS = {
 }
 """Pairs of interpreter and ABI that the supported versions of CPython can load."""
 
-CPU_BUILDS = {"serve.lock": {"torch"}}
-"""Packages whose CPU builds (local version ``+cpu``), which have an index of their own, are locked in a file."""
-
 
 class LockError(Exception):
     """A lock file or a pin is invalid."""
@@ -164,6 +161,8 @@ def find_hashes(requirements: Collection[str], indexes: Iterable[str]) -> dict[s
 def change_pins(locks: list[Lock], requirements: list[str]) -> None:
     """Set the version of packages in all lock files that contain them, and drop the hashes of the old versions.
 
+    Each pin keeps its local version, such as the ``+cpu`` of a CPU build.
+
     Raises:
         LockError: A requirement is not exact, or no lock file contains the package.
     """
@@ -176,21 +175,17 @@ def change_pins(locks: list[Lock], requirements: list[str]) -> None:
         if not matches:
             raise LockError(f"no lock file contains {name}: add the line '{requirement}' to one of them first")
         for lock in matches:
-            if lock.pins[name].version != version:
-                lock.pins[name] = Pin(version, lock.pins[name].marker)
-
-
-def build_of(lock: Lock, name: str) -> str:
-    """Return the exact requirement of which a lock file has the hashes, for some packages that of the CPU build."""
-    local = "+cpu" if name in CPU_BUILDS.get(lock.path.name, ()) else ""
-    return f"{name}=={lock.pins[name].version}{local}"
+            pin = lock.pins[name]
+            _, plus, local = pin.version.partition("+")
+            if pin.version != version + plus + local:
+                lock.pins[name] = Pin(version + plus + local, pin.marker)
 
 
 def main() -> None:
     """Update the lock files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pins", nargs="*", metavar="NAME==VERSION", help="pins to change")
-    parser.add_argument("--index", action="append", default=[], help="index of PyTorch's CPU builds, to change torch")
+    parser.add_argument("--index", action="append", default=[], help="index of CPU builds, to change torch")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the lock files")
     arguments = parser.parse_args()
     try:
@@ -199,7 +194,7 @@ def main() -> None:
         incomplete = [(lock, name) for lock in locks for name, pin in lock.pins.items() if not pin.hashes]
         hashes: dict[str, tuple[str, ...]] = {}
         for lock in locks:  # One by one, because environments of their own may pin other versions.
-            builds = {build_of(lock, name) for incomplete_lock, name in incomplete if incomplete_lock is lock}
+            builds = {f"{name}=={pin.version}" for name, pin in lock.pins.items() if not pin.hashes}
             cpu_builds = {build for build in builds if build.endswith("+cpu")}
             hashes |= find_hashes(builds - cpu_builds, []) | find_hashes(cpu_builds, arguments.index)
             if other := builds - hashes.keys():
@@ -209,8 +204,8 @@ def main() -> None:
     if not incomplete:
         print("every pin has hashes, nothing to change")
     for lock, name in incomplete:
-        lock.pins[name] = replace(lock.pins[name], hashes=hashes[build_of(lock, name)])
-        print(f"{lock.path.name}: {name} {lock.pins[name].version}, {len(lock.pins[name].hashes)} files")
+        pin = lock.pins[name] = replace(lock.pins[name], hashes=hashes[f"{name}=={lock.pins[name].version}"])
+        print(f"{lock.path.name}: {name} {pin.version}, {len(pin.hashes)} files")
     for lock in locks:
         lock.write()
 

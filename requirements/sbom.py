@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from packaging.markers import Marker
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from requirements.lock import FOLDER, LockError, Pin, read_pins
 
@@ -51,7 +51,7 @@ def keep_packages(document: dict[str, Any], pins: dict[str, Pin]) -> dict[str, A
         if pin.marker and not Marker(pin.marker).evaluate():
             continue
         version = installed[name]["version"] if name in installed else "missing"
-        if name not in installed or Version(version).public != pin.version:
+        if name not in installed or not SpecifierSet(f"=={pin.version}").contains(version, prereleases=True):
             raise LockError(f"{name}: {pin.version} is pinned, but the installed version is {version}")
         components.append(installed[name])
     root = document["metadata"]["component"]["bom-ref"]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from requirements.lock import FOLDER, LockError, read_lock, read_pins
+from requirements.lock import FOLDER, MACHINES, PYTHONS, LockError, read_lock, read_pins
+from tests.support.package_index import publish_wheels
 
 ROOT = FOLDER.parent
 LOCKS = sorted(path.stem for path in FOLDER.glob("*.lock"))
@@ -90,13 +88,21 @@ def test_lock_files_pin_one_version_and_one_set_of_hashes_per_package() -> None:
     pins = [(name, lock, pin) for lock in LOCKS for name, pin in read_lock(FOLDER / f"{lock}.lock").pins.items()]
     for name in {name for name, _, _ in pins}:
         variants = {
-            pin.version if name == "torch" else (pin.version, pin.marker, pin.hashes)
+            pin.version.removesuffix("+cpu") if name == "torch" else (pin.version, pin.marker, pin.hashes)
             for other, _, pin in pins
             if other == name
         }
         assert len(variants) == 1, name
     cpu, cuda = (read_pins(FOLDER / f"{lock}.lock")["torch"] for lock in ("serve", "cuda"))
     assert not set(cpu.hashes) & set(cuda.hashes), "a CUDA build of torch could be installed as the CPU build"
+
+
+def test_cpu_build_of_torch_is_pinned_for_all_platforms_and_installed_first() -> None:
+    """An index without CPU builds is noticed before any other package is downloaded."""
+    (torch,) = read_lock(FOLDER / "torch.lock").pins.values()
+    assert torch.version.endswith("+cpu")
+    assert len(torch.hashes) == len(PYTHONS) * len(MACHINES)
+    assert read_lock(FOLDER / "serve.lock").includes[0] == "torch.lock"
 
 
 @pytest.mark.parametrize(("lock", "extras"), EXTRAS_OF_LOCK.items())
@@ -114,7 +120,7 @@ def test_lock_contains_the_requirements_of_its_packages() -> None:
     missing = set()
     for distribution in distributions():
         name = canonicalize_name(distribution.name)
-        if pins.get(name) == distribution.version.partition("+")[0]:
+        if pins.get(name) == distribution.version:
             missing |= {(name, other) for other in unsatisfied(distribution.requires or [], pins, set())}
     assert missing <= OMITTED, missing - OMITTED
 
@@ -133,12 +139,12 @@ def test_lock_files_are_always_installed_with_hashes() -> None:
 
 
 def test_audit_names_every_lock_file() -> None:
-    """pip-audit ignores the files that a lock file includes."""
+    """pip-audit ignores the files that a lock file includes. Of PyTorch it only knows the version in cuda.lock."""
     commands = subprocess.run(
         ["make", "--dry-run", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     (audit,) = re.findall(r"^\S+/pip-audit .*?\| ", commands, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"--requirement requirements/([\w-]+)\.lock", audit)) == set(LOCKS)
+    assert set(re.findall(r"--requirement requirements/([\w-]+)\.lock", audit)) == set(LOCKS) - {"torch"}
 
 
 @pytest.mark.parametrize("lock", ["slim", "serve", "cuda"])
@@ -156,6 +162,7 @@ def test_slim_lock_omits_only_pytorch_and_its_dependencies() -> None:
 def test_cuda_train_lock_pins_same_versions_as_train_lock() -> None:
     cpu, gpu = pins_of("train"), pins_of("cuda-train")
     assert cpu.pop("fbgemm-gpu-cpu") == gpu["fbgemm-gpu"]
+    assert cpu.pop("torch") == f"{gpu['torch']}+cpu"
     assert cpu.items() <= gpu.items()
 
 
@@ -185,23 +192,7 @@ class Index:
 
     def add(self, name: str, version: str, *tags: str) -> dict[str, str]:
         """Publish a package with one wheel per tag. Returns the SHA-256 digests by tag."""
-        folder = self.index / name
-        folder.mkdir(parents=True, exist_ok=True)
-        digests = {}
-        for tag in tags:
-            path = folder / f"{name}-{version}-{tag}.whl"
-            with zipfile.ZipFile(path, "w") as wheel:
-                info = f"{name}-{version}.dist-info"
-                wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-                wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
-                wheel.writestr(f"{info}/RECORD", "")
-            digests[tag] = hashlib.sha256(path.read_bytes()).hexdigest()
-        links = "".join(
-            f'<a href="{quote(path.name)}#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}">{path.name}</a>'
-            for path in folder.glob("*.whl")
-        )
-        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
-        return digests
+        return publish_wheels(self.index, name, version, *tags)
 
     def lock(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``make lock`` on the folder of lock files."""
@@ -250,18 +241,17 @@ def test_lock_changes_a_pin_in_every_file_and_keeps_the_hashes_of_others(index: 
     assert pins["beta"].hashes == (kept,)
 
 
-def test_lock_takes_the_cpu_build_of_torch_for_serving_and_the_default_build_for_cuda(
-    index: Index, tmp_path: Path
-) -> None:
-    cuda = index.add("torch", "2.0", "cp311-cp311-manylinux_2_28_x86_64")
+def test_lock_keeps_the_local_version_of_a_cpu_build_and_takes_it_from_its_index(index: Index, tmp_path: Path) -> None:
+    cuda = index.add("torch", "2.1", "cp311-cp311-manylinux_2_28_x86_64")
     cpu_index = Index(tmp_path / "cpu")
-    cpu = cpu_index.add("torch", "2.0+cpu", "cp311-cp311-manylinux_2_28_x86_64")
-    for name in ("serve", "cuda"):
-        (index.locks / f"{name}.lock").write_text("torch==2.0\n")
-    result = index.lock("--index", cpu_index.index.as_uri())
+    cpu = cpu_index.add("torch", "2.1+cpu", "cp311-cp311-manylinux_2_28_x86_64")
+    (index.locks / "torch.lock").write_text("torch==2.0+cpu\n")
+    (index.locks / "cuda.lock").write_text("torch==2.0\n")
+    result = index.lock("torch==2.1", "--index", cpu_index.index.as_uri())
     assert result.returncode == 0, result.stderr
-    assert read_pins(index.locks / "serve.lock")["torch"].hashes == tuple(cpu.values())
-    assert read_pins(index.locks / "cuda.lock")["torch"].hashes == tuple(cuda.values())
+    for lock, version, hashes in (("torch", "2.1+cpu", cpu), ("cuda", "2.1", cuda)):
+        pin = read_pins(index.locks / f"{lock}.lock")["torch"]
+        assert (pin.version, pin.hashes) == (version, tuple(hashes.values()))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -45,8 +46,11 @@ def test_keep_packages_keeps_locked_packages_and_their_dependencies() -> None:
 
 @pytest.mark.parametrize(("installed", "found"), [("alpha==1.1", "1.1"), ("beta==1.0", "missing")])
 def test_keep_packages_environment_that_differs_from_the_lock_raises(installed: str, found: str) -> None:
-    with pytest.raises(LockError, match=rf"alpha: 1\.0 is pinned, but the installed version is {found}"):
-        keep_packages(document(installed), {"alpha": Pin("1.0")})
+    for pinned in ("1.0", "1.0+cpu"):
+        with pytest.raises(
+            LockError, match=rf"alpha: {re.escape(pinned)} is pinned, but the installed version is {found}"
+        ):
+            keep_packages(document(installed), {"alpha": Pin(pinned)})
 
 
 def test_images_of_sbom_are_the_cpu_lock_files_of_the_dockerfile() -> None:
