@@ -8,6 +8,9 @@ import os
 import stat
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 
 def open_regular(file: Path) -> io.BufferedReader:
     """Open a regular file for reading. Unlike ``open``, this does not wait for the writer of a pipe.
@@ -42,3 +45,16 @@ def read_regular(file: Path, max_bytes: int | None = None) -> bytes:
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes:,} bytes", str(file))
     return content
+
+
+def read_parquet(file: Path) -> pa.Table:
+    """Return the table in a regular Parquet file.
+
+    The calling thread reads it. A thread of Arrow that still held the content, which belongs to Python, while the
+    interpreter ends would abort the process ("terminate called without an active exception").
+
+    Raises:
+        OSError: the file cannot be read or is not a regular file.
+        pyarrow.ArrowInvalid: it is not a Parquet file.
+    """
+    return pq.ParquetFile(pa.BufferReader(read_regular(file))).read(use_threads=False)

@@ -40,7 +40,7 @@ from ranking.frozen.ranker import FrozenRanker, score_table
 from ranking.frozen.weights import validate_weight_shapes
 from ranking.lookup.feature_index import FeatureIndex, write_feature_index
 from ranking.lookup.npy import ReadFile, map_file
-from ranking.regular_files import read_regular
+from ranking.regular_files import read_parquet, read_regular
 from ranking.schema import Objective, Schema
 from ranking.schema.validation_errors import format_validation_error
 from ranking.selection import Selection
@@ -219,7 +219,7 @@ def read_golden(folder: Path, schema: Schema) -> tuple[pa.Table, pa.Table]:
         BundleError: they cannot be read, or their tasks are not those of the schema.
     """
     with as_bundle_error(folder):
-        rows = pq.read_table(pa.BufferReader(read_regular(folder / "golden.parquet")))
+        rows = read_parquet(folder / "golden.parquet")
         inputs, scores = _table(rows["inputs"]), _table(rows["scores"])
     if scores.column_names != schema.task_names:
         raise BundleError(f"{folder}/golden.parquet holds the scores of other tasks: freeze the run again")

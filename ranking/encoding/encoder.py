@@ -25,7 +25,7 @@ from ranking.encoding.vocabulary import (
     Vocabulary,
     hash_column,
 )
-from ranking.regular_files import read_regular
+from ranking.regular_files import read_parquet
 from ranking.schema import (
     BucketsFeature,
     Columns,
@@ -194,16 +194,16 @@ class Encoder:
         id_mappings: dict[str, IdMapping] = {}
         for name, feature in schema.tables.items():
             if isinstance(feature, BucketsFeature):
-                boundaries = _read_parquet(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy()
+                boundaries = read_parquet(folder / "buckets" / f"{name}.parquet")["boundary"].to_numpy()
                 id_mappings[name] = Bucketizer(boundaries)
             elif feature.hash_buckets is not None:
                 id_mappings[name] = HashBuckets(feature.hash_buckets)
             else:
-                ids = _read_parquet(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
+                ids = read_parquet(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
                 id_mappings[name] = Vocabulary(ids)
         scales = {
             row["feature"]: Scale(row["shift"], row["scale"], row["fill"], row["flagged"], row.get("clip"))
-            for row in _read_parquet(folder / "scales.parquet").to_pylist()
+            for row in read_parquet(folder / "scales.parquet").to_pylist()
         }
         return cls(_with_applied_clips(schema, scales), id_mappings, scales)
 
@@ -239,11 +239,6 @@ def _map_lists(column: pa.Array, function: Callable[[pa.Array], IdArray]) -> Rag
     mapped = np.concatenate([function(values.filter(pa.array(valid))), np.full(is_null.sum(), MISSING, np.int64)])
     lengths = np.bincount(parents, minlength=len(column))
     return RaggedIds(mapped[np.argsort(parents, kind="stable")], lengths)
-
-
-def _read_parquet(file: Path) -> pa.Table:
-    # Arrow would call a Python file from its own threads, which aborts a process that ends in the meantime.
-    return pq.read_table(pa.BufferReader(read_regular(file)))
 
 
 def transform_column(column: pa.Array, transform: str) -> FloatArray:

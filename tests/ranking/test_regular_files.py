@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from ranking.regular_files import open_regular, read_regular
+from ranking import regular_files
+from ranking.regular_files import open_regular, read_parquet, read_regular
 
 
 def test_read_regular_returns_the_content(tmp_path: Path) -> None:
@@ -44,3 +48,15 @@ def test_open_regular_closes_rejected_files(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="a pipe"):
             open_regular(tmp_path / "pipe")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_read_parquet_leaves_the_content_to_no_thread_of_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that released it while the interpreter ends would abort the process."""
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": range(1000)}), file)
+    content = file.read_bytes()
+    monkeypatch.setattr(regular_files, "read_regular", lambda file: content)
+    references = sys.getrefcount(content)
+    for _ in range(300):
+        assert read_parquet(file).num_rows == 1000
+        assert sys.getrefcount(content) == references
