@@ -225,8 +225,8 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         RankerError: The address cannot be bound; names the option to change.
     """
     if port == 0:  # a socket that listens again after a shutdown keeps its port only if the port was chosen explicitly
-        with _bind_once(host, port, option) as unused:
-            port = unused.getsockname()[1]
+        with _bind_once(host, port, option) as chosen:  # holds the port until the second socket has it
+            return _bind_once(host, chosen.getsockname()[1], option)
     return _bind_once(host, port, option)
 
 

@@ -39,6 +39,8 @@ MIN_SCAN_SECONDS = 0.1
 """Minimum seconds between two scans while a quota is nearly reached."""
 MAX_SCAN_SHARE = 0.05
 """Maximum share of the thread's time that scans take in a folder of very many files."""
+MAX_SCAN_SECONDS = 60.0
+"""Maximum seconds between two scans, also if one took long because the machine or the filesystem did not respond."""
 MAX_CPU_SHARE = 0.25
 """Maximum share of a core that the thread takes, because ranking waits while it holds the interpreter lock."""
 LOG_SECONDS = 60.0
@@ -277,8 +279,8 @@ class FeedbackWriter:
             self._quota.replace_usage(usage)
             self._metrics.feedback_folder_bytes.set(usage.total)
             self._metrics.feedback_unfinished_since.set(usage.oldest_part)
-        self._last_scan = time.monotonic()
-        self._next_scan = self._last_scan + max(SCAN_SECONDS, (self._last_scan - start) / MAX_SCAN_SHARE)
+        self._last_scan = end = time.monotonic()
+        self._next_scan = end + min(max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE), MAX_SCAN_SECONDS)
 
     def _report_failure(self, reason: str | None) -> None:
         if time.monotonic() >= self._next_log:

@@ -44,6 +44,8 @@ SCAN_SECONDS = 10.0
 """Seconds between two scans of the folder."""
 MAX_SCAN_SHARE = 0.01
 """Maximum share of the thread's time that scans take in a folder of very many files."""
+MAX_SCAN_SECONDS = 60.0
+"""Maximum seconds between two scans, also if one took long because the machine or the filesystem did not respond."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two log lines about requests that are dropped."""
 CLOSE_SECONDS = 10.0
@@ -230,7 +232,7 @@ class ServedLog:
             self._report(f"{self._settings.served_log}: {error.strerror}")
         self._full = self._used_bytes >= self._settings.served_log_max_total_bytes
         end = time.monotonic()
-        self._next_scan = end + max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE)
+        self._next_scan = end + min(max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE), MAX_SCAN_SECONDS)
 
     def _publish(self) -> None:
         """Update the metrics of the queue, which the event loop only counts."""

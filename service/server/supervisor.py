@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
 from socket import SHUT_RDWR, socket
 
@@ -22,6 +23,8 @@ from service.telemetry.metrics import worker_restarts
 from service.telemetry.multiprocess import prune_dead_workers
 from service.telemetry.shared_values import SharedValues
 
+POLL_SECONDS = 0.5
+"""Seconds between two polls, unless a worker that starts reports."""
 MAX_POLL_SECONDS = 1.0
 """Upper bound on the seconds that count between two polls: a machine that was suspended suspended the workers, too."""
 STABLE_SECONDS = 60.0
@@ -70,9 +73,16 @@ class Supervisor(Multiprocess):
         self.processes = [self._start_worker() for _ in range(self.processes_num)]
 
     def keep_subprocess_alive(self) -> None:
-        """Poll the workers and replace those that ended or hang; uvicorn calls this twice a second."""
-        if self.should_exit.is_set():
-            return
+        """Poll the workers, and until all of them serve also after each report; uvicorn calls this twice a second."""
+        while not self.should_exit.is_set() and not self.signal_queue:
+            self._poll()
+            starting = [worker.parent_conn for worker in self.processes if worker.starts]
+            if not starting:
+                return
+            connection.wait(starting, POLL_SECONDS)
+
+    def _poll(self) -> None:
+        """Read the reports of the workers, and replace those that ended or hang."""
         now = time.monotonic()
         elapsed, self._polled = min(now - self._polled, MAX_POLL_SECONDS), now
         for position, worker in enumerate(self.processes):

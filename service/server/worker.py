@@ -39,7 +39,7 @@ class Worker(Process):
 
     Attributes:
         failures: As above; the supervisor counts on when the process ends.
-        state: State that the process reported last, or None if it has not reported yet.
+        state: Last state that the process has reached, or None if it has not reported yet.
         served_since: ``time.monotonic()`` when the process was first serving, or None.
         silent_seconds: Seconds since the last report, not counting those in which the supervisor did not run.
         listens: Whether the process was allowed to accept connections and has not stopped.
@@ -73,6 +73,11 @@ class Worker(Process):
     # In the supervisor
 
     @property
+    def starts(self) -> bool:
+        """Whether the process runs and has not loaded its models yet."""
+        return self.process.is_alive() and self.served_since is None
+
+    @property
     def serves(self) -> bool:
         """Whether the process accepts connections and has loaded its models."""
         return self.process.is_alive() and self.state is WorkerState.SERVING
@@ -90,9 +95,9 @@ class Worker(Process):
             reports = b""
         self.silent_seconds += elapsed_seconds
         if reports:
-            state, self.silent_seconds = WorkerState(reports[-1:]), 0.0
-            if self.state is None or state is not WorkerState.STARTING:  # sent by another thread, so it may come late
-                self.state = state
+            self.silent_seconds = 0.0
+            reached = [state for state in WorkerState if state.value in reports or state is self.state]
+            self.state = reached[-1]  # threads report, too, so that an earlier state may come late
             if self.state is WorkerState.SERVING and self.served_since is None:
                 self.served_since = time.monotonic()
             if self.state is WorkerState.ENDING:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 
 class WorkerState(bytes, Enum):
-    """What a worker last reported; the values are the messages."""
+    """What a worker reported, in the order in which it happens; the values are the messages."""
 
     STARTING = b"s"
     """The process runs; its event loop does not yet."""
@@ -41,7 +41,7 @@ class WorkerLink:
     """
 
     def __init__(self, connection: Connection, *, all_ready: bool) -> None:
-        self._connection, self._loaded = connection, False
+        self._connection, self._loaded, self._accepts = connection, False, False
         self._received = ALL_READY if all_ready else b""
         os.set_blocking(connection.fileno(), False)
 
@@ -56,8 +56,10 @@ class WorkerLink:
         return self._has_received(ALL_READY)
 
     def mark_ready(self) -> None:
-        """Record that this process has loaded its models."""
+        """Record that this process has loaded its models, and report it if the event loop accepts connections."""
         self._loaded = True
+        if self._accepts:
+            self._send(WorkerState.SERVING)
 
     def report_starting(self) -> None:
         """Report that the process runs."""
@@ -73,6 +75,7 @@ class WorkerLink:
         Args:
             ends: Whether the process has stopped accepting connections.
         """
+        self._accepts = True
         loaded = WorkerState.SERVING if self._loaded else WorkerState.ACCEPTING
         self._send(WorkerState.ENDING if ends else loaded)
 
