@@ -4,12 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 # Every file is checked against the hashes of the lock file. The project itself has none.
 LOCKED := $(PIP) --require-hashes --requirement
+# Index of PyTorch's CPU builds. It is used only for PyTorch, and only if pip's index has no CPU build.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test test-fast soak lint audit sbom licenses lock bench bench-peers bench-train clean
+.PHONY: demo serve test test-fast test-all soak lint audit sbom licenses lock bench bench-peers bench-train clean
 
 # One test process per core, at most four. Idle processes take tests from busy ones, and expensive fixtures are built once
 # for all of them.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
+PARALLEL := -m "core or process" --numprocesses auto --maxprocesses 4 --dist worksteal --keep=test-report/parallel
+# These tests run one at a time. At most two of them may need a second try; the summary names them as flaky.
+SERIAL := -m "system and not nightly" --reruns 1 --max-suite-reruns 2 --keep=test-report/system
 
 PEERS := $(wildcard requirements/peers/*.lock)
 KUAIRAND ?= ../shared/data/kuairand-pure
@@ -21,11 +25,20 @@ serve: .venv/train
 	@test -d demo/repository || { echo "no model has been published yet: run 'make demo' first"; exit 1; }
 	$(BIN)/ranker serve demo/repository
 
+# Runs both halves even if the first fails, and names the failed tests last. test-report/ keeps what they left behind.
 test: .venv/dev
-	$(BIN)/pytest $(PARALLEL)
+	@rm -rf test-report; failed=0; \
+	$(BIN)/pytest $(PARALLEL) $(EXAMPLES) || failed=1; \
+	$(BIN)/pytest $(SERIAL) $(EXAMPLES) || failed=1; \
+	cat test-report/*/summary.txt; exit $$failed
 
 test-fast: .venv/dev
-	$(BIN)/pytest $(PARALLEL) -m "not slow"
+	$(BIN)/pytest -m core --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Adds the long forms of the tests, and draws other examples for the property tests in each run.
+test-all: EXAMPLES := --hypothesis-profile random
+test-all: test
+	$(BIN)/pytest -m nightly $(EXAMPLES) --keep=test-report/nightly
 
 # Sends ten minutes of mixed traffic to one process and then to two workers, and checks that memory and open files have
 # not grown.
@@ -40,11 +53,11 @@ lint: .venv/dev
 	$(BIN)/python .ci/vocabulary.py
 
 # Checks the locked packages for known vulnerabilities. pip-audit does not read the files that a lock file includes, so that
-# each one is named.
+# each one is named. The advisories list no CPU builds; cuda.lock pins the same version of PyTorch as torch.lock.
 # AUDIT=--if-possible: do not fail if the advisories cannot be reached.
 audit: .venv/audit
 	$(BIN)/pip-audit --disable-pip --no-deps --progress-spinner off --timeout 10 --format json \
-	  $(addprefix --requirement ,$(wildcard requirements/*.lock)) | $(BIN)/python .ci/audit.py $(AUDIT)
+	  $(addprefix --requirement ,$(filter-out %/torch.lock,$(wildcard requirements/*.lock))) | $(BIN)/python .ci/audit.py $(AUDIT)
 
 # Writes the software bill of materials of each image as sbom/NAME.cdx.json, in CycloneDX.
 sbom: .venv/sbom
@@ -54,10 +67,9 @@ sbom: .venv/sbom
 licenses: .venv/sbom
 	@$(BIN)/pip-licenses > /dev/null && echo "all licenses are allowed"
 
-# Adds the hashes of pins that have none. PINS="idna==3.21" changes pins. TORCH_INDEX: index of PyTorch's CPU builds. FOLDER:
-# folder of the lock files.
+# Adds the hashes of pins that have none. PINS="idna==3.21" changes pins. FOLDER: folder of the lock files.
 lock: .venv/update
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m requirements.lock $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m requirements.lock --index $(TORCH_INDEX) \
 	  $(if $(FOLDER),--folder $(FOLDER)) $(PINS)
 
 # Options go into BENCH, such as BENCH="--only peers" or BENCH=--quick.
@@ -74,17 +86,20 @@ bench-train: .venv/bench
 	$(BIN)/python -m benchmarks.training --kuairand $(KUAIRAND) --work bench $(BENCH)
 
 clean:
-	rm -rf .venv demo bench sbom
+	rm -rf .venv demo bench sbom test-report
 
 # Environments are installed from lock files: exact pins with hashes, no dependency resolution.
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is required; select it with make PYTHON=...")'
+	$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("Python 3.11 to 3.13 is required; select it with make PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-.venv/train: requirements/slim.lock requirements/serve.lock requirements/train.lock pyproject.toml | .venv/bin/python
+.venv/train: $(patsubst %,requirements/%.lock,torch slim serve train) pyproject.toml | .venv/bin/python
 	@echo "installing the locked packages into .venv (a few minutes the first time)"
-	@$(LOCKED) requirements/train.lock || { echo "if the hashes of torch do not match: set PIP_EXTRA_INDEX_URL or" \
-	  "PIP_FIND_LINKS to PyTorch's CPU builds, see 'Install' in README.md"; exit 1; }
+	@error=$$($(LOCKED) requirements/torch.lock 2>&1) || case "$$error" in \
+	  *"No matching distribution"*) echo "pip's index has no CPU build of PyTorch: taking it from $(TORCH_INDEX)"; \
+	    $(LOCKED) requirements/torch.lock --extra-index-url $(TORCH_INDEX);; \
+	  *) echo "$$error" >&2; exit 1;; esac
+	$(LOCKED) requirements/train.lock
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 

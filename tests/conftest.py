@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from filelock import FileLock
@@ -68,13 +69,12 @@ GATES: dict[str, list[str]] = {
 """Configuration overrides of each gate variant of a single model."""
 
 
-LONGEST = ("test_quality.py", "test_gates_on_kuairand.py", "test_distributed_training.py")
-"""Files whose tests take minutes, the longest first. They run first, so that no process waits for one at the end."""
+pytest_plugins = ["tests.lanes", "tests.evidence"]
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: position for position, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeatable", **ANY_SPEED, derandomize=True)
+hypothesis.settings.register_profile("random", **ANY_SPEED, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture
@@ -189,11 +189,13 @@ def _restore_process() -> Iterator[None]:
 
     Another number of threads changes the last digits of a training, and later tests would log every record to stderr.
     """
-    root, hook = logging.getLogger(), threading.excepthook
-    handlers, level = root.handlers[:], root.level
+    hook = threading.excepthook
+    loggers = [logging.getLogger(name) for name in (None, "uvicorn", "uvicorn.error", "uvicorn.access")]
+    states = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
     torch.set_num_threads(1)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger, handlers, level, propagate in states:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
     threading.excepthook = hook
     logging.captureWarnings(False)

@@ -26,8 +26,6 @@ from service.app import create_app
 from service.settings import Settings
 from tests.conftest import Once
 
-pytestmark = pytest.mark.slow
-
 GATE_LINE = 'kind = "dselect_k"'
 KINDS = {
     "dselect_k": GATE_LINE,
@@ -41,7 +39,12 @@ KINDS = {
     "attentive": 'kind = "attentive"',
     "shared_bottom": 'kind = "shared_bottom"',
 }
-SETTINGS = ["training.batch_size=1024", "training.checks_per_epoch=2", "evaluation.bootstrap=0"]
+SETTINGS = [
+    "training.batch_size=1024",
+    "training.checks_per_epoch=2",
+    "evaluation.bootstrap=0",
+    "evaluation.baselines=[]",
+]
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 DAYS = {f"date=202205{day:02d}" for day in (1, 2, 3, 4)}
 """Days of the log: two train, one validates, one tests. test_quality.py uses all days."""
@@ -68,15 +71,20 @@ def with_gate(toml: Path, name: str, line: str) -> Path:
     return other
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "dselect_k" else pytest.mark.nightly) for kind in KINDS]
+)
 def test_gate_of_every_kind_trains_on_kuairand_and_serves_the_scores_of_the_dense_model(
     toml: Path, tmp_path: Path, kind: str
 ) -> None:
+    """Protects the path from a real log to the answers of the service."""
     run, bundle, repository = tmp_path / "run", tmp_path / "bundle", tmp_path / "repository"
     assert main(["train", str(with_gate(toml, kind, KINDS[kind])), "--run", str(run), *OPTIONS]) == 0
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert evaluation["gates"]["kind"] == kind.split()[0]
     assert evaluation["tasks"]["click"]["auc"] > 0.65, "the model must learn"
+    cost = json.loads((run / "selection.json").read_text())["flops"]
+    assert kind != "dselect_k" or cost["frozen"] <= 0.4 * cost["dense"]
     assert main(["freeze", str(run), "--out", str(bundle)]) == 0
     assert main(["publish", str(bundle), str(repository)]) == 0
 
@@ -109,6 +117,7 @@ def test_gate_of_every_kind_trains_on_kuairand_and_serves_the_scores_of_the_dens
             assert item["scores"] == pytest.approx(by_id[item["id"]], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_single_task_baseline_trains_and_freezes_one_model_per_task(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

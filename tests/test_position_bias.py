@@ -15,7 +15,7 @@ from pipelines.datasets.write import feature, task, write_logs
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 
-ITEMS, SLATE, ROWS, SEEDS = 60, 10, 12_000, 4
+ITEMS, SLATE, ROWS = 60, 10, 12_000
 EFFECT = 0.35
 """Decrease of the click logit per position."""
 
@@ -64,17 +64,13 @@ def rank_correlation(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
 
 
-@pytest.mark.slow
-def test_position_tower_improves_the_rank_correlation_of_scores_with_item_quality(tmp_path: Path) -> None:
-    gains = []
-    for seed in range(SEEDS):
-        folder = tmp_path / str(seed)
-        quality, correlations = write_slates(folder, seed), {}
-        for kind in ("plain", "position_aware"):
-            run = train(load_config(folder / kind / "ranker.toml"), folder / f"{kind} run")
-            ranker = freeze_run(run.path, folder / f"{kind} bundle")
-            scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
-            correlations[kind] = rank_correlation(scores["click"].to_numpy(), quality)
-        gains.append(correlations["position_aware"] - correlations["plain"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3))])
+def test_position_tower_improves_the_rank_correlation_of_scores_with_item_quality(tmp_path: Path, seed: int) -> None:
+    quality, correlations = write_slates(tmp_path, seed), {}
+    for kind in ("plain", "position_aware"):
+        run = train(load_config(tmp_path / kind / "ranker.toml"), tmp_path / f"{kind} run")
+        ranker = freeze_run(run.path, tmp_path / f"{kind} bundle")
+        scores = ranker.score(pa.table({"user_id": ["u"] * ITEMS, "item_id": np.arange(ITEMS)}))
+        correlations[kind] = rank_correlation(scores["click"].to_numpy(), quality)
     # Over eight seeds, the measured gain is 0.13 to 0.22: from 0.59–0.72 to 0.73–0.86.
-    assert min(gains) > 0.05, gains
+    assert correlations["position_aware"] - correlations["plain"] > 0.05, correlations

@@ -1,4 +1,4 @@
-"""Quality of the default settings on KuaiRand, and relative to the oracle of a synthetic log. Minutes per test."""
+"""Quality of the default settings on KuaiRand, and relative to the oracle of a synthetic log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import numpy as np
 import pyarrow.dataset as ds
 import pytest
 
+from pipelines.config.config import load_config
+from pipelines.datasets.synthetic import generate
+from pipelines.jobs.train import train
 from ranking import metrics
 
 SEEDS = (0, 1, 2)
-
-pytestmark = pytest.mark.slow
 
 
 def ranker(*arguments: str | Path) -> str:
@@ -29,9 +29,8 @@ def ranker(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def train(config: Path, run: Path, seed: int) -> dict[str, Any]:
-    """Train with a seed and return the evaluation of the test split."""
-    ranker("train", config, "--run", run, "--set", f"training.seed={seed}")
+def load_evaluation(run: Path) -> dict[str, Any]:
+    """Check the selection of a run and return its evaluation of the test split."""
     selection = json.loads((run / "selection.json").read_text())
     assert selection["converged"]
     assert selection["binary_at_step"] < selection["steps"]
@@ -42,19 +41,22 @@ def train(config: Path, run: Path, seed: int) -> dict[str, Any]:
     return evaluation
 
 
+@pytest.mark.nightly
 def test_kuairand_with_default_settings_reaches_the_target_metrics(kuairand_raw: Path, tmp_path: Path) -> None:
-    start = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ranker("logs", "kuairand", "--raw", kuairand_raw, "--out", tmp_path / "logs")
-    evaluations = [train(tmp_path / "logs" / "ranker.toml", tmp_path / f"run-{seed}", seed) for seed in SEEDS]
-    one_seed = (time.monotonic() - start) / len(SEEDS)
+    for seed in SEEDS:
+        options = ["--set", f"training.seed={seed}", *(["--set", "evaluation.baselines=[]"] if seed else [])]
+        ranker("train", tmp_path / "logs" / "ranker.toml", "--run", tmp_path / f"run-{seed}", *options)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime < 15 * 60 * len(SEEDS)
+    assert usage.ru_maxrss * 1024 < 4 * 2**30
+    evaluations = [load_evaluation(tmp_path / f"run-{seed}") for seed in SEEDS]
     assert json.loads(ranker("evaluate", tmp_path / "run-0", "--json")) == evaluations[0]
     ranker("freeze", tmp_path / "run-0", "--out", tmp_path / "bundle")
     ranker("publish", tmp_path / "bundle", tmp_path / "repository")
     costs = [json.loads((tmp_path / f"run-{seed}" / "selection.json").read_text())["flops"] for seed in SEEDS]
     assert all(cost["frozen"] <= 0.4 * cost["dense"] for cost in costs), costs
-    assert one_seed < 15 * 60
-    peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    assert peak_bytes < 4 * 2**30
 
     def mean(task: str, metric: str) -> float:
         return float(np.mean([evaluation["tasks"][task][metric] for evaluation in evaluations]))
@@ -70,13 +72,20 @@ def test_kuairand_with_default_settings_reaches_the_target_metrics(kuairand_raw:
         assert low < evaluations[0]["tasks"][rare]["auc"] < high
 
 
-def test_synthetic_log_auc_gain_is_close_to_that_of_the_oracle(tmp_path: Path) -> None:
-    ranker("logs", "synthetic", "--out", tmp_path / "logs", "--rows", "200000")
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        (40_000, 0.85),  # measured over three seeds: 0.873 to 0.906
+        pytest.param(200_000, 0.88, marks=pytest.mark.nightly),  # measured over three seeds: 0.897 to 0.901
+    ],
+)
+def test_synthetic_log_auc_gain_is_close_to_that_of_the_oracle(tmp_path: Path, rows: int, share: float) -> None:
+    generate(tmp_path / "logs", rows)
     test = ds.dataset(tmp_path / "logs" / "log", partitioning="hive").to_table(filter=ds.field("date") == "2026-01-10")
-    evaluation = train(tmp_path / "logs" / "ranker.toml", tmp_path / "run", seed=0)
-    shares = []
+    train(load_config(tmp_path / "logs" / "ranker.toml"), tmp_path / "run")
+    evaluation, shares = load_evaluation(tmp_path / "run"), []
     for task in ("click", "long_view", "share", "like", "follow", "dislike"):
         oracle = metrics.auc(test[task].to_numpy().astype(np.float64), test[f"true_{task}"].to_numpy())
         assert oracle is not None
         shares.append((evaluation["tasks"][task]["auc"] - 0.5) / (oracle - 0.5))
-    assert np.mean(shares) >= 0.88, shares  # measured over three seeds: 0.897 to 0.901
+    assert np.mean(shares) >= share, shares

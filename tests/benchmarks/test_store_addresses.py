@@ -10,8 +10,6 @@ import pytest
 from benchmarks import store_addresses
 from tests.support.redis_cluster import monitored_redis, redis_cluster
 
-pytestmark = pytest.mark.parts
-
 
 def test_compare_has_a_row_for_each_number_of_keys_and_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_addresses, "TURNS", 2)

@@ -99,7 +99,7 @@ def test_restored_rows_are_those_that_ranker_trains_on(tmp_path: Path) -> None:
     assert rows.x["tags"].shape[1] == tags.length
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_main_measures_everything(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.training", "--quick", "--threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,10 +1,9 @@
-"""Runs the service, a client and a Prometheus server as processes."""
+"""Runs a client and a Prometheus server."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import urllib.parse
 import urllib.request
@@ -14,57 +13,8 @@ from typing import Any
 import yaml
 
 from tests.support.http_client import send_request
-from tests.support.ports import free_port, free_ports
+from tests.support.ports import HOST, free_port
 from tests.support.waiting import wait_until
-
-
-class Process:
-    """A child process whose output is appended to a log file."""
-
-    def __init__(self, command: list[str], log: Path) -> None:
-        self._log = log
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file)
-
-    def serves(self, url: str) -> bool:
-        """Whether a GET request to the URL returns 200.
-
-        Raises:
-            AssertionError: The process has exited.
-        """
-        assert self._process.poll() is None, self._log.read_text()[-2000:]
-        return send_request(url, timeout=10).status == 200
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        finally:
-            self._process.kill()
-
-
-class Service:
-    """``ranker serve`` with a separate operations port."""
-
-    def __init__(self, repository: Path, folder: Path) -> None:
-        self.repository = repository
-        self.port, self.operations_port = free_ports(2)
-        self._command = [sys.executable, "-m", "pipelines.cli", "serve", str(repository)]
-        self._command += ["--port", str(self.port), "--operations-port", str(self.operations_port)]
-        self._log = folder / "service.log"
-        self._process: Process | None = None
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    def start(self) -> None:
-        process = self._process = Process(self._command, self._log)
-        wait_until(lambda: process.serves(self.url("/v2/health/ready")), "the service is ready")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
 
 
 class LoadGenerator:
@@ -82,7 +32,7 @@ class LoadGenerator:
 
     def _send_requests(self) -> None:
         while not self._stopped.wait(0.02):
-            send_request(self._url, self._body, timeout=10)
+            send_request(self._url, self._body)
 
 
 class Prometheus:
@@ -99,20 +49,24 @@ class Prometheus:
         config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
         (scrape,) = config["scrape_configs"]
         del scrape["dns_sd_configs"]
-        scrape["static_configs"] = [{"targets": [f"127.0.0.1:{target_port}"]}]
+        scrape["static_configs"] = [{"targets": [f"{HOST}:{target_port}"]}]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         rules = yaml.safe_load((config_folder / "rules.yml").read_text())
         for rule in (rule for group in rules["groups"] for rule in group["rules"] if "for" in rule):
             rule["for"] = "1s"
         (folder / "rules.yml").write_text(yaml.safe_dump(rules))
-        port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
+        address = f"{HOST}:{free_port()}"
+        self._url, self._log = f"http://{address}", folder / "prometheus.log"
         command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
-        self._process = Process([*command, f"--web.listen-address=127.0.0.1:{port}"], folder / "prometheus.log")
-        wait_until(lambda: self._process.serves(f"{self._url}/-/ready"), "Prometheus is ready")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, f"--web.listen-address={address}"], stdout=log, stderr=subprocess.STDOUT
+            )
+        wait_until(self._is_ready, self._log.read_text)
 
     def stop(self) -> None:
-        self._process.stop()
+        self._process.kill()
+        self._process.wait()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Evaluate a PromQL expression at the current time and return its series."""
@@ -122,3 +76,7 @@ class Prometheus:
 
     def firing(self, alert: str) -> bool:
         return bool(self.query(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
+
+    def _is_ready(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
+        return send_request(f"{self._url}/-/ready").status == 200

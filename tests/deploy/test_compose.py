@@ -12,6 +12,8 @@ import pytest
 import redis
 import yaml
 from compose_spec import PyCompose
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from service.settings import PREFIX, Settings
 from tests.support.ports import free_port
@@ -134,7 +136,6 @@ def test_redis_password_is_a_secret_of_exactly_its_users(compose: dict[str, Any]
     assert all("PASSWORD" not in str(service.get("environment", "")) for service in services.values())
 
 
-@pytest.mark.parts
 def test_redis_and_its_clients_use_the_password(services: dict[str, Any], tmp_path: Path) -> None:
     """Runs the commands of the file with a shell, with the secret and the address replaced."""
     require_redis()
@@ -148,7 +149,7 @@ def test_redis_and_its_clients_use_the_password(services: dict[str, Any], tmp_pa
 
     script = command_of("redis").replace("--save", f"--port {port} --bind 127.0.0.1 --save")
     assert services["redis"]["entrypoint"] == services["ranker"]["entrypoint"] == ["sh", "-euc"]
-    server = subprocess.Popen(["sh", "-euc", script], stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(["sh", "-euc", script], cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
         addresses = set()
         for name in ("loader", "ranker"):
@@ -158,10 +159,16 @@ def test_redis_and_its_clients_use_the_password(services: dict[str, Any], tmp_pa
             )
             addresses.add(shell.stdout)
         (address,) = addresses
-        client = redis.Redis.from_url(address)
-        wait_until(lambda: server.poll() is None and answers(client), "Redis accepts the password")
+        once = Retry(NoBackoff(), 0)
+        client = redis.Redis.from_url(address, retry=once)
+
+        def accepts_password() -> bool:
+            assert server.poll() is None, "redis-server exited"
+            return answers(client)
+
+        wait_until(accepts_password, "Redis accepts the password")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=port).ping()
+            redis.Redis(port=port, retry=once).ping()
         assert "s3cret" not in Path(f"/proc/{server.pid}/cmdline").read_text()
         kind, check = yaml.safe_load(COMPOSE_FILE.read_text())["services"]["redis"]["healthcheck"]["test"]
         assert kind == "CMD-SHELL"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from tests.deploy.processes import Service
 from tests.deploy.rendering import DEPLOY
-from tests.support.ports import free_port
-from tests.support.waiting import wait_until
+from tests.support.ports import HOST, free_port
+from tests.support.processes import running_service
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 CONFIG = (DEPLOY / "nginx.conf").read_text()
 DEFAULTS = {name: field.default for name, field in Settings.model_fields.items()}
@@ -62,23 +62,12 @@ class Proxy:
     def __init__(self, folder: Path, upstream: int) -> None:
         self.port = free_port()
         self.certificate = folder / "ranker.crt"
-        command = [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=rank.example.com",
-        ]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=rank"]
         command += ["-addext", "subjectAltName=DNS:rank.example.com,IP:127.0.0.1"]
         command += ["-keyout", str(folder / "ranker.key"), "-out", str(self.certificate)]
         subprocess.run(command, check=True, capture_output=True)
         config = CONFIG.replace("/etc/nginx/tls", str(folder)).replace("127.0.0.1:8000", f"127.0.0.1:{upstream}")
-        (folder / "ranker.conf").write_text(config.replace("listen 443", f"listen 127.0.0.1:{self.port}"))
+        (folder / "ranker.conf").write_text(config.replace("listen 443", f"listen {HOST}:{self.port}"))
         user = "user root;\n" if os.geteuid() == 0 else ""  # The folders of pytest are accessible to this user only.
         (folder / "nginx.conf").write_text(MAIN.format(folder=folder, user=user))
         self.command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
@@ -93,7 +82,7 @@ class Proxy:
     ) -> tuple[int, dict[str, str], bytes]:
         """Send a request with TLS. Returns status 0 if nginx does not listen."""
         context = ssl.create_default_context(cafile=str(self.certificate))
-        connection = HTTPSConnection("127.0.0.1", self.port, context=context, timeout=60)
+        connection = HTTPSConnection(HOST, self.port, context=context, timeout=TIMEOUT_SECONDS)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json", **headers})
             response = connection.getresponse()
@@ -105,7 +94,7 @@ class Proxy:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(TIMEOUT_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +105,12 @@ def proxy(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             f"not installed: {', '.join(missing)} (Debian: nginx-light)"
         )
     folder = tmp_path_factory.mktemp("proxy")
-    service = Service(repository, folder)
-    service.start()
-    proxy = None
-    try:
+    with running_service(repository) as service:
         proxy = Proxy(folder, service.port)
         yield proxy
-    finally:
-        if proxy is not None:
-            proxy.stop()
-        service.stop()
+        proxy.stop()
 
 
-@pytest.mark.parts
 def test_proxy_ranks_over_tls_and_passes_the_request_id(proxy: Proxy) -> None:
     status, headers, text = proxy.request("POST", "/v1/rank", json.dumps(BODY).encode(), **{"X-Request-ID": "r-7"})
     assert (status, headers["x-request-id"]) == (200, "r-7")
@@ -139,7 +121,6 @@ def test_proxy_ranks_over_tls_and_passes_the_request_id(proxy: Proxy) -> None:
     assert proxy.request("POST", path, json.dumps(BODY).encode())[0] == 200
 
 
-@pytest.mark.parts
 @pytest.mark.parametrize("path", ["/metrics", "/v2/repository/index", "/docs", "/v2/models/feed"])
 def test_proxy_does_not_expose_other_operations(proxy: Proxy, path: str) -> None:
     status, headers, _ = proxy.request("GET", path)
@@ -148,7 +129,6 @@ def test_proxy_does_not_expose_other_operations(proxy: Proxy, path: str) -> None
     assert headers["content-type"] == "text/html", "the service answered"
 
 
-@pytest.mark.parts
 def test_proxy_passes_bodies_up_to_the_limit_of_the_service(proxy: Proxy) -> None:
     body = json.dumps(BODY).encode()
     assert proxy.request("POST", "/v1/rank", body.ljust(DEFAULTS["max_body_bytes"] - 1))[0] == 200

@@ -2,84 +2,30 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import shutil
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from service.http.auth.keys import create_key
+from tests.support.background_load import BackgroundLoad
 from tests.support.http_client import send_request
 from tests.support.metrics import samples
-from tests.support.ports import HOST
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 
 QUOTA = 4_000_000
 """Quota of a key's files in bytes, which a flood reaches within seconds."""
 SLACK = 1_000_000
 """Bytes by which several processes may exceed a quota between two scans."""
-RANK_BODY = json.dumps({"request_id": "r-1", "items": {"id": [f"v{i}" for i in range(50)]}}).encode()
+RANK_BODY = {"request_id": "r-1", "items": {"id": [f"v{i}" for i in range(50)]}}
 EVENTS = [{"item": f"v{i}", "labels": {"click": 1, "watch_time": 12.5}} for i in range(500)]
-FLOOD_BODY = json.dumps({"request_id": "r" * 256, "events": EVENTS}).encode()
-
-
-class Client(threading.Thread):
-    """Sends one request as fast as it can over its own connection, and counts the statuses."""
-
-    def __init__(self, port: int, path: str, body: bytes, headers: Mapping[str, str], pause: float = 0.0) -> None:
-        super().__init__(daemon=True)
-        self._port, self._path, self._body, self._pause = port, path, body, pause
-        self._headers = {"Content-Type": "application/json", **headers}
-        self._stopped = threading.Event()
-        self.statuses: Counter[int] = Counter()
-        self.start()
-
-    def run(self) -> None:
-        while not self._stopped.wait(self._pause):
-            connection = http.client.HTTPConnection(HOST, self._port, timeout=TIMEOUT_SECONDS)
-            try:
-                while not self._stopped.wait(self._pause):
-                    connection.request("POST", self._path, self._body, self._headers)
-                    response = connection.getresponse()
-                    response.read()
-                    self.statuses[response.status] += 1
-                    if response.will_close:
-                        break
-            except (OSError, http.client.HTTPException):
-                self.statuses[0] += 1
-            finally:
-                connection.close()
-
-    def stop(self) -> Counter[int]:
-        self._stopped.set()
-        self.join(TIMEOUT_SECONDS)
-        return self.statuses
-
-
-@contextmanager
-def clients(count: int, *arguments: Any) -> Iterator[list[Client]]:
-    """Clients that run until the end of the context."""
-    started = [Client(*arguments) for _ in range(count)]
-    try:
-        yield started
-    finally:
-        for client in started:
-            client.stop()
-
-
-def statuses(started: list[Client]) -> Counter[int]:
-    return sum((client.statuses for client in started), Counter())
+FLOOD_BODY = {"request_id": "r" * 256, "events": EVENTS}
 
 
 def resident_bytes(pid: int) -> int:
@@ -100,34 +46,37 @@ def test_flood_of_one_key_ends_at_its_quota_while_ranking_and_other_keys_go_on(
     repository: Path, tmp_path: Path, workers: int
 ) -> None:
     file, folder = tmp_path / "keys.json", tmp_path / "feedback"
-    flood = {"X-API-Key": create_key(file, "flood", ("feedback",))}
+    flooding = {"X-API-Key": create_key(file, "flood", ("feedback",))}
     other = {"X-API-Key": create_key(file, "other", ("rank", "feedback"))}
     settings = {"workers": workers, "threads": 1, "feedback_dir": folder, "feedback_max_key_bytes": QUOTA}
     limits = {"feedback_max_bytes": 1_000_000, "feedback_memory_bytes": 1_000_000, "backend": "onnxruntime"}
     with running_service(repository, ["--keys", str(file)], **settings, **limits) as service:
-        with clients(2, service.port, "/v1/rank", RANK_BODY, other) as rankers:
-            wait_until(lambda: min(client.statuses[200] for client in rankers) >= 50)
+        ranking = BackgroundLoad(service.port, RANK_BODY, count=2, headers=other)
+        flood = BackgroundLoad(service.port, FLOOD_BODY, "/v1/feedback", count=16, headers=flooding)
+        with ranking.running():
+            ranking.wait_for(100)
             before = {pid: resident_bytes(pid) for pid in process_ids(service)}
-            with clients(16, service.port, "/v1/feedback", FLOOD_BODY, flood) as flooders:
-                wait_until(lambda: statuses(flooders)[429] >= 500, "the flood reaches the quota")
-                ranked = [client.statuses[200] for client in rankers]
-                wait_until(lambda: all(c.statuses[200] >= n + 50 for c, n in zip(rankers, ranked, strict=True)))
+            with flood.running():
+                flood.wait_for(500, 429)
+                ranking.wait_for(100)
                 feedback = {"request_id": "r-1", "events": EVENTS[:2]}
                 accepted = send_request(f"{service.url}/v1/feedback", feedback, headers=other)
                 assert accepted.status == 202, accepted.body
-            assert set(statuses(flooders)) == {202, 429}
-        assert set(statuses(rankers)) == {200}
+        assert set(flood.statuses) == {202, 429}
+        assert set(ranking.statuses) == {200}
         assert size_of(folder) <= QUOTA + SLACK
         growth = {pid: resident_bytes(pid) - before[pid] for pid in before}
         assert max(growth.values()) < 150_000_000, growth
+        requests = "ranker_feedback_requests_total,outcome"
+        count = flood.statuses[202] + 1
+        service.wait_until(lambda: samples(service.metrics())[f"{requests}=accepted"] == count)
         values = samples(service.metrics())
-        assert values["ranker_feedback_requests_total,outcome=accepted"] == statuses(flooders)[202] + 1
-        assert values["ranker_feedback_requests_total,outcome=key_quota"] > 0
+        assert values[f"{requests}=key_quota"] > 0
         assert values["ranker_feedback_bytes_total"] == size_of(folder)
         service.process.terminate()
         service.process.wait(TIMEOUT_SECONDS)
     lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
-    assert Counter(line["key"] for line in lines) == {"flood": statuses(flooders)[202], "other": 1}
+    assert Counter(line["key"] for line in lines) == {"flood": flood.statuses[202], "other": 1}
     assert not list(folder.glob("*.part"))
 
 
@@ -136,36 +85,38 @@ def test_rate_limited_key_cannot_keep_others_from_ranking(repository: Path, tmp_
     limited = {"X-API-Key": create_key(file, "limited", ("rank",), None, 20.0)}
     other = {"X-API-Key": create_key(file, "other", ("rank",))}
     with running_service(repository, ["--keys", str(file)]) as service:
+        limited_load = BackgroundLoad(service.port, RANK_BODY, count=8, headers=limited)
+        other_load = BackgroundLoad(service.port, RANK_BODY, count=1, headers=other)
         start = time.monotonic()
-        with clients(8, service.port, "/v1/rank", RANK_BODY, limited) as flooders:
-            wait_until(lambda: statuses(flooders)[429] >= 1_000)
-            with clients(1, service.port, "/v1/rank", RANK_BODY, other) as rankers:
-                wait_until(lambda: rankers[0].statuses[200] >= 100)
+        with limited_load.running(), other_load.running():
+            limited_load.wait_for(300, 429)
+            other_load.wait_for(100)
         seconds = time.monotonic() - start
-    assert set(statuses(flooders)) == {200, 429}
-    assert statuses(flooders)[200] <= 20 * (seconds + 1) + 1
-    assert set(statuses(rankers)) == {200}
+    assert set(limited_load.statuses) == {200, 429}
+    assert limited_load.statuses[200] <= 20 * (seconds + 1) + 1
+    assert set(other_load.statuses) == {200}
 
 
 def test_no_accepted_feedback_is_lost_silently_while_the_folder_is_replaced(repository: Path, tmp_path: Path) -> None:
     folder, removed = tmp_path / "feedback", tmp_path / "removed"
     removed.mkdir()
-    body = json.dumps({"request_id": "r-1", "events": EVENTS[:1]}).encode()
+    body = {"request_id": "r-1", "events": EVENTS[:1]}
     settings = {"workers": 2, "threads": 1, "backend": "onnxruntime", "feedback_dir": folder}
     with running_service(repository, **settings) as service:
         # A connection per request, so that each worker receives some: one may accept all connections of a burst.
-        with clients(4, service.port, "/v1/feedback", body, {"Connection": "close"}) as senders:
+        load = BackgroundLoad(service.port, body, "/v1/feedback", headers={"Connection": "close"})
+        with load.running():
             for number in range(5):
                 wait_until(lambda: folder.is_dir() and len(list(folder.iterdir())) >= 2)
                 folder.rename(removed / str(number))
             wait_until(lambda: folder.is_dir() and list(folder.iterdir()))
-        assert set(statuses(senders)) <= {202, 503}
+        assert set(load.statuses) <= {202, 503}
         service.process.terminate()
         service.process.wait(TIMEOUT_SECONDS)
         assert "was moved or unmounted while it was written" in service.output()
     files = [file for parent in (folder, *removed.iterdir()) for file in parent.iterdir()]
     lines = sum(len(file.read_text().splitlines()) for file in files)
-    accepted, rejected = statuses(senders)[202], statuses(senders)[503]
+    accepted, rejected = load.statuses[202], load.statuses[503]
     assert accepted <= lines <= accepted + rejected
 
 
@@ -185,7 +136,6 @@ def test_answers_of_all_workers_are_known_to_each(repository: Path, tmp_path: Pa
             assert (wrong.status, wrong.json()["errors"][0]["field"]) == (422, "events[0].item")
         unknown = send_request(f"{service.url}/v1/feedback", feedback | {"request_id": "r-999"})
         assert (unknown.status, unknown.json()["errors"][0]["field"]) == (422, "request_id")
-        samples_by_name = samples(service.metrics())
-    assert samples_by_name["ranker_feedback_events_total,outcome=rejected,reason=unknown_item"] == 40
-    assert samples_by_name["ranker_feedback_events_total,outcome=accepted,reason="] == 40
-    shutil.rmtree(tmp_path / "feedback")
+        events = "ranker_feedback_events_total,outcome"
+        service.wait_until(lambda: samples(service.metrics())[f"{events}=rejected,reason=unknown_item"] == 40)
+        service.wait_until(lambda: samples(service.metrics())[f"{events}=accepted,reason="] == 40)

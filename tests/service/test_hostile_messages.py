@@ -1,4 +1,4 @@
-"""Thousands of damaged HTTP messages and Arrow streams, sent to a process: none causes a 5xx or a crash."""
+"""Damaged HTTP messages and Arrow streams, thousands in the nightly form: none causes a 5xx or a crash of a process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from tests.support.http_client import post_json, read_until_closed
 from tests.support.ports import HOST
 from tests.support.processes import ServiceProcess, running_service
 
-pytestmark = pytest.mark.slow
-
-MESSAGES, STREAMS, CLIENTS = 3_500, 3_500, 24
+COUNT = pytest.mark.parametrize(
+    "count", [pytest.param(300, marks=pytest.mark.system), pytest.param(3_500, marks=pytest.mark.nightly)]
+)
+CLIENTS = 24
 LIMITS = {"header_seconds": 0.3, "read_seconds": 0.3, "keep_alive_seconds": 0.3}
 """Short timeouts, because many damaged messages are incomplete."""
 MAX_BYTES = 400 * 1024 * 1024
@@ -330,8 +331,9 @@ def statuses_of(responses: bytes) -> list[int]:
     return statuses
 
 
+@COUNT
 def test_mutated_http_messages_cause_no_5xx_and_no_crash(
-    repository: Path, request_body: dict[str, Any], tmp_path: Path
+    repository: Path, request_body: dict[str, Any], tmp_path: Path, count: int
 ) -> None:
     settings = {**LIMITS, "feedback_dir": tmp_path / "feedback"}
     with unharmed_service(repository, request_body, **settings) as service:
@@ -348,12 +350,15 @@ def test_mutated_http_messages_cause_no_5xx_and_no_crash(
             return statuses
 
         with ThreadPoolExecutor(CLIENTS) as pool:
-            statuses = Counter(status for found in pool.map(send, range(MESSAGES)) for status in found)
+            statuses = Counter(status for found in pool.map(send, range(count)) for status in found)
     assert {200, 202, 400, 404, 405, 408, 413, 415, 422} <= statuses.keys(), statuses
-    assert statuses.total() >= MESSAGES * 0.8, "most messages reach the service as such"
+    assert statuses.total() >= count * 0.8, "most messages reach the service as such"
 
 
-def test_mutated_arrow_streams_cause_no_5xx_and_no_crash(repository: Path, request_body: dict[str, Any]) -> None:
+@COUNT
+def test_mutated_arrow_streams_cause_no_5xx_and_no_crash(
+    repository: Path, request_body: dict[str, Any], count: int
+) -> None:
     choose, streams, statuses = random.Random(17), base_streams(), Counter[int]()
     with unharmed_service(repository, request_body) as service:
         connection = http.client.HTTPConnection(HOST, service.port, timeout=60)
@@ -362,7 +367,7 @@ def test_mutated_arrow_streams_cause_no_5xx_and_no_crash(repository: Path, reque
             response = connection.getresponse()
             assert response.status == 200, response.read()
             response.read()
-        for number in range(STREAMS):
+        for number in range(count):
             body = damaged_stream(choose, streams)
             connection.request(
                 "POST", "/v1/rank", body, {"Content-Type": ARROW, "Accept": choose.choice([ARROW, JSON])}

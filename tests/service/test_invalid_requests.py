@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.decode import MIN_COLUMNS_BYTES
@@ -220,7 +220,6 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(body=REQUESTS)
 def test_rank_generated_body_never_causes_a_server_error(client: TestClient, body: dict[str, Any]) -> None:
     headers = {"Content-Type": "application/json", "X-Request-ID": "r-1"}

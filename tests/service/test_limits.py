@@ -31,9 +31,10 @@ def default_client(repository: Path) -> Iterator[TestClient]:
 
 def rejection(client: TestClient, body: bytes, status: int) -> dict[str, Any]:
     """Send a request that must be rejected with a status in bounded time; return the problem document."""
-    start = time.process_time()
+    assert client.portal is not None
+    start = client.portal.call(time.thread_time)  # of the event loop, which reads the body
     response = client.post("/v1/rank", content=body, headers={"Content-Type": "application/json"})
-    assert time.process_time() - start < MAX_CPU_SECONDS
+    assert client.portal.call(time.thread_time) - start < MAX_CPU_SECONDS
     assert response.status_code == status, response.text[:500]
     assert len(response.content) < 100_000
     problem: dict[str, Any] = response.json()

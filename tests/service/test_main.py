@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from service.backends.select import BackendName
 from service.main import choose_operations_port, is_loopback, require_keys
 from service.settings import Settings
 from tests.support.http_client import post_json
-from tests.support.ports import occupied_port
+from tests.support.ports import HOST, occupied_port
 from tests.support.processes import running_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -26,7 +27,7 @@ REACHABLE = ["0.0.0.0", "::", "", "10.0.0.1", "::ffff:10.0.0.1", "ranker.example
 LOOPBACK = ["127.0.0.1", "127.8.0.1", "::1", "localhost"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_workers_share_a_port_and_a_killed_worker_is_replaced(repository: Path, request_body: dict[str, Any]) -> None:
     with running_service(repository, workers=2, threads=1) as service:
         service.wait_until(lambda: len(service.worker_pids()) == 2)
@@ -41,7 +42,6 @@ def test_workers_share_a_port_and_a_killed_worker_is_replaced(repository: Path, 
         assert not service.ready()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_process_with_onnxruntime_backend_does_not_load_pytorch(
     repository: Path, request_body: dict[str, Any], workers: int
@@ -59,6 +59,21 @@ def test_serve_on_an_occupied_port_raises(repository: Path) -> None:
     message = "127.0.0.1:{} cannot be listened on .*choose another --port"
     with occupied_port() as port, pytest.raises(RankerError, match=message.format(port)):
         main.serve(Settings(repository=repository), "127.0.0.1", port)
+
+
+def test_port_that_the_system_chose_is_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind_once = main._bind_once
+
+    def bind_after_others(host: str, port: int, option: str) -> socket.socket:
+        if port:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((host, port))
+        return bind_once(host, port, option)
+
+    monkeypatch.setattr(main, "_bind_once", bind_after_others)
+    with main._bind(HOST, 0, "--port") as listener:
+        listener.listen()
+        socket.create_connection(listener.getsockname()).close()
 
 
 @pytest.mark.parametrize("backend", ["cuda", "auto"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from tests.support.hanging_filesystem import hanging_filesystem
 from tests.support.http_client import send_request
-from tests.support.ports import free_port
 from tests.support.processes import running_service, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -71,13 +69,14 @@ def list_or_hang(path):
 repository.list_models = list_or_hang
 from service import main
 from service.http import admin
-main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = 0.5
+from service.models import watcher
+main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = watcher.STOP_SECONDS = 0.5
 from pipelines.cli.main import main
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_service_with_a_damaged_version_is_alive_and_becomes_ready_when_it_is_repaired(
     repository: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -168,48 +167,53 @@ def test_service_whose_repository_hangs_later_continues_to_rank_and_stops(
 SHORT_OPERATIONS = """
 import sys
 if "serve" in sys.orig_argv or "spawn_main" in " ".join(sys.orig_argv):
+    from service import main
     from service.http import admin
-    admin.REPOSITORY_SECONDS = 2.0
+    from service.models import watcher
+    main.CHECK_SECONDS = admin.REPOSITORY_SECONDS = watcher.STOP_SECONDS = 1.0
 """
 
 
 @pytest.fixture
 def _short_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let admin operations of services and their workers time out sooner."""
+    """Let operations on the repository of services and their workers time out sooner."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SHORT_OPERATIONS)
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.usefixtures("_short_operations")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_service_on_a_filesystem_that_hangs_continues_to_rank_until_it_responds(
     repository: Path, request_body: dict[str, Any], tmp_path: Path, workers: int
 ) -> None:
+    """Protects ranking against a repository that hangs; waits for three operations that time out."""
     path = shutil.copytree(repository, tmp_path / "repository")
     with running_service(path, workers=workers, threads=1, poll_seconds=0.1) as service:
 
         def last_read() -> float:
             return float(re.findall(r"^ranker_repository_read_timestamp_seconds (\S+)", service.metrics(), re.M)[0])
 
+        load = f"{service.url}/v2/repository/models/feed/load"
         with hanging_filesystem(path / "feed"):
-            time.sleep(1.0)
+            assert send_request(load, {}).status == 504
             hung = last_read()
             assert send_request(f"{service.url}/v1/rank", request_body).status == 200
-            assert send_request(f"{service.url}/v2/repository/models/feed/load", {}).status == 504
+            assert send_request(load, {}).status == 504
             assert send_request(f"{service.url}/v1/rank", request_body).status == 200
             assert last_read() == hung
         service.wait_until(lambda: last_read() > hung)
         with hanging_filesystem(path / "feed"):
-            time.sleep(1.0)
+            assert send_request(load, {}).status == 504
             service.process.terminate()
             assert service.process.wait(TIMEOUT_SECONDS) == 0
         assert "Traceback" not in service.output()
 
 
-@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.usefixtures("_short_operations")
 def test_service_that_starts_on_a_filesystem_that_hangs_becomes_ready_when_it_responds(
     repository: Path, tmp_path: Path
 ) -> None:
@@ -224,14 +228,12 @@ def test_service_that_starts_on_a_filesystem_that_hangs_becomes_ready_when_it_re
         service.wait_until_ready()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_service_logs_each_address_once(repository: Path, workers: int) -> None:
-    port = free_port()
-    options = ["--operations-port", str(port)]
-    with running_service(repository, options, workers=workers, threads=1) as service:
+    with running_service(repository, ["--operations-port", "0"], workers=workers, threads=1) as service:
         output = service.output()
     assert output.count(f"serving on {service.url}, documentation at /docs") == 1
-    assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{port}") == 1
+    assert output.count(f"serving metrics and admin operations on http://127.0.0.1:{service.operations_port},") == 1
 
 
 def test_service_with_an_unknown_variable_exits_with_a_suggestion(repository: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,35 +17,36 @@ import pytest
 from ranking import FrozenRanker
 from tests.support.expected_ranking import ExpectedRanking, draw_request
 from tests.support.processes import running_service
+from tests.support.waiting import TIMEOUT_SECONDS
 
 CLIENTS, REQUESTS = 32, 8
-SECONDS = 20.0 if os.environ.get("CI") else 60.0
 MAX_QUEUE_ROWS = 100_000
 """More than the candidates of all clients at once."""
 
 
-def send_requests(
-    url: str, requests: list[ExpectedRanking], end: float, failed: threading.Event
-) -> tuple[int, str | None]:
-    """Send requests as one client until a time or a fault; return the number of correct responses and the fault."""
-    correct = 0
-    while time.monotonic() < end and not failed.is_set():
-        expected = requests[correct % len(requests)]
+def send_requests(url: str, requests: list[ExpectedRanking], rounds: int, failed: threading.Event) -> str | None:
+    """Send requests as one client, repeatedly or until any client finds a fault; return the fault."""
+    for expected in requests * rounds:
+        if failed.is_set():
+            break
         # The server may close a kept-alive connection while the other clients hold the interpreter.
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=TIMEOUT_SECONDS)
         connection.request("POST", "/v1/rank", expected.body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         fault = expected.fault(response.status, response.read())
         connection.close()
         if fault is not None:
             failed.set()
-            return correct, fault
-        correct += 1
-    return correct, None
+            return fault
+    return None
 
 
-@pytest.mark.slow
-def test_responses_under_load_are_correct_and_belong_to_their_requests(repository: Path, ranker: FrozenRanker) -> None:
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(2, marks=pytest.mark.system), pytest.param(30, marks=pytest.mark.nightly)]
+)
+def test_responses_under_load_are_correct_and_belong_to_their_requests(
+    repository: Path, ranker: FrozenRanker, rounds: int
+) -> None:
     random = np.random.default_rng(0)
     clients = [
         [draw_request(ranker, random, f"client {c} request {r}", 300 if r else 1500) for r in range(REQUESTS)]
@@ -55,11 +54,8 @@ def test_responses_under_load_are_correct_and_belong_to_their_requests(repositor
     ]
     failed = threading.Event()
     with running_service(repository, max_queue_rows=MAX_QUEUE_ROWS) as service, ThreadPoolExecutor(CLIENTS) as pool:
-        end = time.monotonic() + SECONDS
-        futures = [pool.submit(send_requests, service.url, requests, end, failed) for requests in clients]
-        results = [future.result() for future in futures]
-    assert [fault for _, fault in results if fault] == []
-    assert all(correct > 0 for correct, _ in results)
+        futures = [pool.submit(send_requests, service.url, requests, rounds, failed) for requests in clients]
+        assert [fault for future in futures if (fault := future.result())] == []
 
 
 def response_body(expected: ExpectedRanking, rows: list[npt.NDArray[np.float64]]) -> bytes:

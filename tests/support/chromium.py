@@ -75,9 +75,7 @@ class Page:
 
     def wait_for(self, script: str) -> Any:
         """Poll a JavaScript expression and return its first true value."""
-        return wait_until(
-            lambda: self.run(script), lambda: f"{script}: {self.run('document.body.innerText')}", timeout=60
-        )
+        return wait_until(lambda: self.run(script), lambda: f"{script}: {self.run('document.body.innerText')}")
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

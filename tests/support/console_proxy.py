@@ -88,5 +88,7 @@ def console_proxy(service: str) -> Iterator[ConsoleProxy]:
         server.daemon_threads = True
         Thread(target=server.serve_forever, daemon=True).start()
         proxy.url = f"http://{HOST}:{server.server_address[1]}"
-        yield proxy
-        server.shutdown()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import HOST, free_port
-from tests.support.waiting import wait_until
-
-START_SECONDS = 30.0
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 
 class KafkaBroker:
@@ -35,7 +33,7 @@ class KafkaBroker:
         command = [str(self._program), "broker", "--silent", "--storage-engine", "memory://tansu/"]
         command += ["--listener-url", url, "--advertised-listener-url", url]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(self._listens, "the broker listens", timeout=START_SECONDS)
+        wait_until(self._listens, "the broker listens")
 
     def stop(self) -> None:
         self._process.kill()
@@ -46,7 +44,7 @@ class KafkaBroker:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         client = AdminClient({"bootstrap.servers": self.server})
-        client.create_topics([NewTopic(name, partitions, 1)])[name].result(START_SECONDS)
+        client.create_topics([NewTopic(name, partitions, 1)])[name].result(TIMEOUT_SECONDS)
         return f"kafka://{self.server}/{name}"
 
     def send(self, topic: str, *messages: tuple[str, bytes]) -> None:
@@ -56,7 +54,7 @@ class KafkaBroker:
         producer = Producer({"bootstrap.servers": self.server, "acks": "all"})
         for key, value in messages:
             producer.produce(topic, key=key, value=value)
-        assert producer.flush(START_SECONDS) == 0
+        assert producer.flush(TIMEOUT_SECONDS) == 0
 
     def _listens(self) -> bool:
         assert self._process.poll() is None, "the broker exited"

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
-    return free_ports(1)[0]
+    """Reserve a port, on which nothing listens, until this process ends.
 
-
-def free_ports(count: int) -> list[int]:
-    """Distinct ports that nothing listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for unused in sockets:
-            unused.bind((HOST, 0))
-        return [int(unused.getsockname()[1]) for unused in sockets]
+    The port stays bound to a socket of this process, so that the system assigns it to nobody else. A server that sets
+    ``SO_REUSEADDR``, as servers do, can listen on it, because the socket has the option and does not listen. The socket
+    gets the option after it is bound: with it, two test processes could hold the same port.
+    """
+    holder = socket.socket()
+    holder.bind((HOST, 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port = int(holder.getsockname()[1])
+    holder.detach()  # the descriptor stays open
+    return port
 
 
 @contextmanager

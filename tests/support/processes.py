@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from tests.support.http_client import read_until_closed, send_request
-from tests.support.ports import HOST, free_port
+from tests.support.ports import HOST
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 Result = TypeVar("Result")
 
+MAX_REPORTED_CHARACTERS = 30_000
+"""Characters of a service's output, counted from its end, that the report of a failed test contains."""
+
 
 class ServiceProcess:
-    """``ranker serve`` on a free port, with its worker processes.
+    """``ranker serve`` on a port that the system chooses, with its worker processes.
 
     Args:
         repository: Repository to serve.
@@ -32,8 +38,6 @@ class ServiceProcess:
         **settings: Settings that differ from their defaults, passed as ``RANKER_*`` variables.
 
     Attributes:
-        port: Port of the service.
-        url: Base URL of the service.
         process: The process that the test started.
     """
 
@@ -47,11 +51,10 @@ class ServiceProcess:
         inherited: Sequence[int] = (),
         **settings: object,
     ) -> None:
-        self.port = free_port()
-        self.url = f"http://{HOST}:{self.port}"
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 — closed with the object
+        weakref.finalize(self, self._output.close)
         self.process = subprocess.Popen(
-            [sys.executable, *python, "serve", str(repository), "--port", str(self.port), *options],
+            [sys.executable, *python, "serve", str(repository), "--port", "0", *options],
             env={**os.environ, **{f"RANKER_{name.upper()}": str(value) for name, value in settings.items()}},
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -59,11 +62,30 @@ class ServiceProcess:
             start_new_session=True,
             pass_fds=inherited,
         )
+        self._options = options
+        _services.append(self)
+
+    @cached_property
+    def port(self) -> int:
+        """Port of the service: that of the options, or the one that the service has bound, which this waits for."""
+        if "--port" in self._options:
+            return int(self._options[self._options.index("--port") + 1])
+        return self._logged_port("serving on")
+
+    @cached_property
+    def operations_port(self) -> int:
+        """Port of metrics and admin operations, if it is not that of the service."""
+        return self._logged_port("serving metrics and admin operations on")
+
+    @property
+    def url(self) -> str:
+        """Base URL of the service."""
+        return f"http://{HOST}:{self.port}"
 
     def output(self) -> str:
-        """All output of the processes so far."""
-        self._output.seek(0)
-        return self._output.read().decode()
+        """All output of the processes so far, also after their end."""
+        descriptor = self._output.fileno()  # the processes write at the file's position, so this must not move it
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
     def wait_until(self, condition: Callable[[], Result]) -> Result:
         """Poll a condition while the process runs, and return its first true value.
@@ -108,6 +130,28 @@ class ServiceProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def _logged_port(self, words: str) -> int:
+        """Wait until the service has logged an address, and return its port."""
+
+        def find() -> re.Match[str] | None:
+            return re.search(rf"{words} http://\S+:(\d+),", self.output())
+
+        return int((find() or self.wait_until(find))[1])
+
+
+_services: list[ServiceProcess] = []
+"""Services that the current test has started, and those of fixtures that still run."""
+
+
+def outputs_of_current_test() -> list[tuple[str, str]]:
+    """Return the name and the last output of each service that the current test has started or uses."""
+    return [(f"service {service.process.pid}", service.output()[-MAX_REPORTED_CHARACTERS:]) for service in _services]
+
+
+def forget_services() -> None:
+    """Forget the services that have ended; called before each test."""
+    _services[:] = [service for service in _services if service.process.poll() is None]
 
 
 @contextmanager

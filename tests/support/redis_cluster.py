@@ -30,11 +30,9 @@ class RedisCluster:
     def __init__(self, folder: Path, *options: str, size: int = 3) -> None:
         self.servers: list[RedisServer] = []
         for number in range(size):
-            own = folder / str(number)
-            own.mkdir()
             bus = ["--cluster-port", str(free_port())]
-            enabled = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--dir", str(own)]
-            self.servers.append(RedisServer(*enabled, *bus, *options))
+            enabled = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"]
+            self.servers.append(RedisServer(folder / str(number), *enabled, *bus, *options))
         addresses = [f"{HOST}:{server.port}" for server in self.servers]
         self.url = f"redis+cluster://{','.join(addresses)}"
         command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "0", "--cluster-yes"]
@@ -99,16 +97,17 @@ class MonitoredRedis:
     """
 
     def __init__(self, folder: Path, password: str = "") -> None:
-        options = ["--requirepass", password, "--masterauth", password] if password else []
-        self.primary = RedisServer(*options)
-        self.replica = RedisServer(*options, "--replicaof", f"{HOST} {self.primary.port}")
+        options = ["--repl-diskless-sync-delay", "0"]
+        options += ["--requirepass", password, "--masterauth", password] if password else []
+        self.primary = RedisServer(folder / "primary", *options)
+        self.replica = RedisServer(folder / "replica", *options, "--replicaof", f"{HOST} {self.primary.port}")
         for server in (self.primary, self.replica):
             server.client = redis.Redis(port=server.port, password=password or None)
         self._sentinel_port = free_port()
         configuration = folder / "sentinel.conf"
         lines = [f"port {self._sentinel_port}", f"bind {HOST}", f"dir {folder}"]
         lines += [f"sentinel monitor {SERVICE} {HOST} {self.primary.port} 1"]
-        lines += [f"sentinel down-after-milliseconds {SERVICE} 500", f"sentinel failover-timeout {SERVICE} 3000"]
+        lines += [f"sentinel down-after-milliseconds {SERVICE} 3000", f"sentinel failover-timeout {SERVICE} 3000"]
         lines += [f"requirepass {password}-sentinel", f"sentinel auth-pass {SERVICE} {password}"] if password else []
         configuration.write_text("\n".join(lines) + "\n")
         command = ["redis-server", str(configuration), "--sentinel"]

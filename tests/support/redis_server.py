@@ -6,8 +6,10 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import redis
@@ -15,13 +17,12 @@ import redis
 from tests.support.ports import HOST, free_port
 from tests.support.waiting import wait_until
 
-START_SECONDS = 30.0
-
 
 class RedisServer:
     """A redis-server process that can be stopped and started again.
 
     Args:
+        folder: Folder of the server, in which replication writes files; created.
         options: Command-line options of redis-server.
 
     Attributes:
@@ -30,8 +31,9 @@ class RedisServer:
         client: Client of database 0.
     """
 
-    def __init__(self, *options: str) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self.port = folder, free_port()
+        folder.mkdir(parents=True, exist_ok=True)
         self.url = f"redis://{HOST}:{self.port}/0"
         self._options = options
         self.client = redis.Redis(port=self.port)
@@ -39,8 +41,8 @@ class RedisServer:
 
     def start(self) -> None:
         command = ["redis-server", "--bind", HOST, "--port", str(self.port), "--save", "", *self._options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        wait_until(self._listens, "redis-server listens", timeout=START_SECONDS)
+        self._process = subprocess.Popen(command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        wait_until(self._listens, "redis-server listens")
 
     def stop(self) -> None:
         self._process.kill()
@@ -63,9 +65,10 @@ def require_redis() -> None:
 def redis_server(*options: str) -> Iterator[RedisServer]:
     """Run a server; skip the test if redis-server is not installed, or fail it in CI."""
     require_redis()
-    server = RedisServer(*options)
-    try:
-        yield server
-    finally:
-        server.client.close()
-        server.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        server = RedisServer(Path(folder), *options)
+        try:
+            yield server
+        finally:
+            server.client.close()
+            server.stop()

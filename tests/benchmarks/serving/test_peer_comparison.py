@@ -26,11 +26,14 @@ def harness(reference: Path, tmp_path: Path) -> Harness:
     return Harness(reference, tmp_path / "repository", QUICK_SIZES, threads=1)
 
 
-def test_compare_checks_and_measures_every_installed_peer(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("peers", [OWN[:1], pytest.param(OWN, marks=pytest.mark.nightly)], ids=["one", "all"])
+def test_compare_checks_and_measures_every_installed_peer(
+    harness: Harness, peers: list[Peer], capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = Peer("Another server", "another", [{}], "package-that-does-not-exist")
-    result = compare(harness, QUICK, [*OWN, missing])
+    result = compare(harness, QUICK, [*peers, missing])
     assert result["cases"] == [{"candidates": 10, "clients": 1}, {"candidates": 100, "clients": 4}]
-    assert [peer["name"] for peer in result["peers"]] == [peer.name for peer in OWN]
+    assert [peer["name"] for peer in result["peers"]] == [peer.name for peer in peers]
     for peer in result["peers"]:
         (turn,) = peer["turns"]
         assert set(turn) == {"10 1", "100 4"}

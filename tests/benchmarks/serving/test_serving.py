@@ -77,7 +77,7 @@ def test_published_tables_match_the_published_results() -> None:
     assert report.format_report(results) in (ROOT / "docs/benchmarks.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_main_measures_everything(tmp_path: Path) -> None:
     parts = set(PARTS) - {"overload", "attacks"}  # tests/service/test_overload.py measures these.
     assert main(["--quick", "--docs", str(tmp_path), "--only", *parts]) == 0

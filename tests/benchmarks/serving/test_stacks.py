@@ -12,9 +12,8 @@ ROOT = Path(__file__).parents[3]
 OURS = [place for place, _ in stacks.RULES if place.startswith(("service/", "ranking/"))]
 
 
-@pytest.mark.parametrize("place", OURS)
-def test_rules_name_existing_files(place: str) -> None:
-    assert (ROOT / place).exists(), f"{place} in benchmarks/serving/stacks.py has moved"
+def test_rules_name_existing_files() -> None:
+    assert not [place for place in OURS if not (ROOT / place).exists()]
 
 
 @pytest.mark.parametrize(

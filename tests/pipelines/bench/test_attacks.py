@@ -69,7 +69,7 @@ class ConnectionRecorder(socketserver.BaseRequestHandler):
 @pytest.fixture
 def server() -> Iterator[RecordingServer]:
     with RecordingServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield server
         server.shutdown()
 

@@ -47,7 +47,7 @@ def test_server_process_pins_cores_and_stops_all_processes(options: list[str]) -
         with server.paused():
             wait_until(lambda: Path(f"/proc/{child}/stat").read_text().split()[2] == "T")
         assert server.resident_bytes() > 2 * 2**20
-    wait_until(lambda: not is_running(child), "the child process ends", timeout=10.0)
+    wait_until(lambda: not is_running(child), "the child process ends")
 
 
 def is_running(pid: str) -> bool:

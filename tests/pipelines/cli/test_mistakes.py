@@ -356,8 +356,7 @@ OTHERS = [True, "", "x", "\x00", "ü" * 99, [], [[]], {}, [{}], {"kind": "x"}, [
 WRONG = st.sampled_from([*NUMBERS, *OTHERS])
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_change_of_the_configuration_is_accepted_or_named_in_one_line(
     shared_shop: Shop, tmp_path: Path, data: st.DataObject

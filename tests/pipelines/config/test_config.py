@@ -485,7 +485,7 @@ def test_written_config_keeps_time_zones(config_file: Path, tmp_path: Path) -> N
     assert reloaded.logs.validation_from == datetime(2026, 1, 9, tzinfo=UTC)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**31),
     gamma=st.floats(1e-2, 1e3),

@@ -36,13 +36,12 @@ def expected_first_seen(rows: list[tuple[Any, ...]]) -> list[bool]:
     return [row not in rows[:i] for i, row in enumerate(rows)]
 
 
-@settings(deadline=None, max_examples=100)
 @given(ROWS)
 def test_first_seen_marks_only_the_first_of_equal_rows(rows: list[tuple[Any, ...]]) -> None:
     assert DuplicateFilter().first_seen(table(rows)).tolist() == expected_first_seen(rows)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ROWS, st.integers(0, 30))
 def test_first_seen_remembers_rows_of_earlier_tables(rows: list[tuple[Any, ...]], cut: int) -> None:
     seen = DuplicateFilter()
@@ -50,7 +49,6 @@ def test_first_seen_remembers_rows_of_earlier_tables(rows: list[tuple[Any, ...]]
     assert first + second == expected_first_seen(rows)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=2, max_size=2, unique=True))
 def test_hash_rows_of_different_integers_differ(values: list[int | None]) -> None:
     first, second = hash_rows(pa.table({"n": pa.array(values, pa.int64())}))
@@ -63,7 +61,6 @@ def test_hash_rows_of_integers_with_different_high_bits_differ(values: tuple[int
     assert first != second
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(allow_nan=False).filter(bool), min_size=2, max_size=2, unique=True))
 def test_hash_rows_of_different_floats_differ(values: list[float]) -> None:
     first, second = hash_rows(pa.table({"x": values}))

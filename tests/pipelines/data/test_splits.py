@@ -78,7 +78,7 @@ def local_time_zone(request: pytest.FixtureRequest) -> Iterator[str]:
 # Split range.
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(TIME_TYPES)), bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted)
 )
@@ -92,7 +92,7 @@ def test_splits_of_any_time_type_partition_the_log(
     assert sum(map(len, rows.values())) == 48
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from([k for k in sorted(TIME_TYPES) if not k.startswith("date")]),
     bounds=st.lists(BOUNDS, min_size=2, max_size=2, unique=True).map(sorted),

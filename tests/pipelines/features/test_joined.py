@@ -132,7 +132,7 @@ def approx(values: dict[str, Any]) -> dict[str, Any]:
     return {k: pytest.approx(v, rel=1e-6, abs=1e-6) if isinstance(v, float) else v for k, v in values.items()}
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])  # a failure takes minutes to shrink
+@settings(max_examples=12, phases=[Phase.generate])  # a failure takes minutes to shrink
 @given(
     st.lists(impressions, min_size=1, max_size=14), st.sampled_from([None, "UTC", "Europe/Berlin"]), st.integers(1, 3)
 )

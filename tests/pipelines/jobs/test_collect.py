@@ -19,8 +19,6 @@ from tests.support.loop_folders import LoopFolders
 from tests.support.ports import HOST, free_port
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.parts
-
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaBroker]:

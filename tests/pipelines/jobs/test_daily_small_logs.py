@@ -38,8 +38,7 @@ def run_days(table: pa.Table, schema: dict[str, Any], first_days: int, seed: int
     return records
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("shape", ["film", "census"])
 def test_daily_on_a_small_log_publishes_every_day(shape: str, seed: int, tmp_path: Path) -> None:
     """Without the state of the optimizers, the gate blocks about every third day of the census."""

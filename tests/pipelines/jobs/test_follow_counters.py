@@ -50,8 +50,6 @@ from tests.support.counted_ranker import (
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.parts
-
 START = datetime.fromtimestamp(NOW / 1e6, ZoneInfo(ZONE)).replace(hour=0, minute=0, second=0, microsecond=0)
 """Midnight before the last impression of the loaded state: 15 June 2025 in Berlin."""
 ROUNDS = [START + timedelta(hours=hours) for hours in (26, 33, 47, 48.5, 56, 73, 74.5)]

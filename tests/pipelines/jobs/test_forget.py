@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +14,13 @@ import pytest
 from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
 from ranking.artifacts.user_hash import UserHash
 from ranking.encoding.vocabulary import stable_hash
+from tests.pipelines.killed_ranker import killed_ranker
 from tests.support.command import ranker
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
 METADATA = {b"ranker.served": b'{"format": 1}'}
+USERS = [f"u{i % 10}" for i in range(200)]
 
 
 def write_served(file: Path, users: list[Any], first: int = 0) -> None:
@@ -156,24 +154,26 @@ def test_forget_missing_folder_is_an_error(tmp_path: Path) -> None:
     assert (code, err) == (1, f"ranker: {tmp_path / 'served'}: does not exist\n")
 
 
-@pytest.mark.slow
-def test_forget_killed_at_any_moment_leaves_complete_files_and_can_be_repeated(tmp_path: Path) -> None:
-    users = [f"u{i % 50}" for i in range(20_000)]
-    for file in range(5):
-        write_served(tmp_path / "served" / f"served-{file}.parquet", users, first=file * len(users))
-    write_feedback(tmp_path / "feedback" / "feedback-1.jsonl", [f"r{i}" for i in range(100_000)])
-    command = [sys.executable, "-m", "pipelines.cli", "forget", "u1"]
-    command += ["--served", str(tmp_path / "served"), "--feedback", str(tmp_path / "feedback")]
-    for kill in range(6):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        time.sleep(0.6 + 0.25 * kill)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        counts = [pq.read_table(file, columns=["user_id"]).num_rows for file in (tmp_path / "served").glob("*.parquet")]
-        assert set(counts) <= {20_000, 19_600}
-    assert subprocess.run(command, check=True, capture_output=True).stdout
-    remaining = {json.loads(line)["request_id"] for line in (tmp_path / "feedback" / "feedback-1.jsonl").open()}
-    assert remaining == {f"r{i}" for i in range(100_000) if i % 50 != 1}
+def test_forget_killed_before_any_change_leaves_complete_files_and_can_be_repeated(tmp_path: Path) -> None:
+    """Protects the files of all other users."""
+    with killed_ranker(tmp_path, "pipelines.jobs.forget") as ranker:
+        for change in count(1):
+            served, feedback = tmp_path / str(change) / "served", tmp_path / str(change) / "feedback"
+            served.parent.mkdir()
+            write_served(served / "served-1.parquet", USERS)
+            write_served(served / "served-2.parquet", USERS, first=len(USERS))
+            write_feedback(feedback / "feedback-1.jsonl", [f"r{i}" for i in range(2 * len(USERS))])
+            command = ["forget", "u1", "--served", served, "--feedback", feedback]
+            killed = ranker.run(*command, change=change)
+            rows = {pq.read_table(file, columns=["user_id"]).num_rows for file in served.glob("*.parquet")}
+            assert rows <= {200, 180}
+            ranker.run(*command)
+            rows = {pq.read_table(file, columns=["user_id"]).num_rows for file in served.glob("*.parquet")}
+            remaining = [json.loads(line)["request_id"] for line in (feedback / "feedback-1.jsonl").open()]
+            assert (rows, remaining) == ({180}, [f"r{i}" for i in range(400) if i % 10 != 1])
+            if not killed:
+                break
+    assert change > 6
 
 
 def check_forget_in_store(client: Any, where: list[object], *, clustered: bool) -> None:
@@ -187,7 +187,6 @@ def check_forget_in_store(client: Any, where: list[object], *, clustered: bool) 
     assert sorted(key.decode() for key in client.scan_iter()) == sorted(kept)
 
 
-@pytest.mark.parts
 def test_forget_removes_features_and_counters_from_a_cluster(
     empty_cluster: RedisCluster, repository_with_tables: Path
 ) -> None:
@@ -195,7 +194,6 @@ def test_forget_removes_features_and_counters_from_a_cluster(
     check_forget_in_store(empty_cluster.client, where, clustered=True)
 
 
-@pytest.mark.parts
 def test_forget_removes_features_and_counters_from_the_store(
     empty_redis: RedisServer, repository_with_tables: Path
 ) -> None:

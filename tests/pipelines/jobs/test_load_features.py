@@ -17,8 +17,6 @@ from tests.support.command import ranker as load
 from tests.support.redis_cluster import RedisCluster, monitored_redis
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.parts
-
 ITEMS: dict[str, Any] = {
     "item_id": [7, 8, 9],
     "price": [1.5, None, 3.0],

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import shlex
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import ranker
 from tests.support.ports import free_port
+from tests.support.processes import started_service
 
 GUIDE = Path(__file__).parents[3] / "docs" / "loop.md"
 BLOCK = re.compile(r"^```(bash|python)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -18,20 +19,31 @@ UNTIL = re.compile(r"^until \S+Z: ", re.MULTILINE)
 """The time of the run."""
 
 
-@pytest.mark.slow
-def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path) -> None:
-    example = GUIDE.read_text().partition("## Example\n")[2].partition("\n## ")[0]
-    blocks = BLOCK.findall(example)
+def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the example that users follow; everything but the service runs in this process."""
+    blocks = BLOCK.findall(GUIDE.read_text().partition("## Example\n")[2].partition("\n## ")[0])
+    port, printed = str(free_port()), ""
     (program,) = (text for kind, text in blocks if kind == "python")
-    port = str(free_port())
-    (tmp_path / "application.py").write_text(program.replace("8000", port))
-    commands = "".join(text for kind, text in blocks if kind == "bash").replace("8000", port)
-    commands = commands.replace("wait\n", "wait || true\n")  # the service ends by a signal
-    script = f"set -em\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{commands}"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path}
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    printed = UNTIL.sub("", done.stdout)
+    commands = "".join(text for kind, text in blocks if kind == "bash").replace("\\\n", " ")
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        for line in commands.replace("8000", port).splitlines():
+            match shlex.split(line):
+                case ["export", *settings]:
+                    for setting in settings:
+                        monkeypatch.setenv(*setting.split("=", 1))
+                case ["ranker", "serve", repository, *options, "&"]:
+                    service = stack.enter_context(started_service(Path(repository), options))
+                case ["python", "application.py"]:
+                    exec(program.replace("8000", port), {})
+                case ["kill", *_]:
+                    service.process.terminate()
+                    service.process.wait()
+                case ["ranker", *arguments]:
+                    code, out, err = ranker(*arguments)
+                    assert code == 0, err
+                    printed += out
+                case words:
+                    pytest.fail(f"the guide has another command: {words}")
     for quoted in (text for kind, text in blocks if not kind):
-        assert UNTIL.sub("", quoted) in printed
+        assert UNTIL.sub("", quoted) in UNTIL.sub("", printed)

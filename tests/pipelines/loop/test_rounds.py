@@ -32,8 +32,6 @@ from tests.support.waiting import TIMEOUT_SECONDS
 START = datetime(2026, 3, 2, tzinfo=UTC)
 COLD_ROWS = 250
 """Rows of the log before the first round, of random impressions."""
-REQUESTS = (75, 250, 1_000)
-"""Ranked requests of each round."""
 CANDIDATES = 20
 WINDOW = timedelta(hours=1)
 MARGIN = 0.01
@@ -107,6 +105,7 @@ epochs = EPOCHS
 
 [evaluation]
 bootstrap = 0
+baselines = []
 """
 
 
@@ -143,8 +142,9 @@ class Probe:
         return {label: value for label, value in values.items() if value is not None}
 
 
-@pytest.mark.slow
-def test_rounds_improve_the_model_and_train_on_the_served_features(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [(75, 250), pytest.param((75, 250, 1_000), marks=pytest.mark.nightly)], ids=str)
+def test_rounds_improve_the_model_and_train_on_the_served_features(tmp_path: Path, rounds: tuple[int, ...]) -> None:
+    """Protects the loop as a whole; ``rounds`` has the number of ranked requests of each round."""
     truth = FeedTruth(seed=0)
     probe = Probe(truth)
     write_cold_log(truth, tmp_path / "cold")
@@ -160,14 +160,14 @@ def test_rounds_improve_the_model_and_train_on_the_served_features(tmp_path: Pat
         service = stack.enter_context(running_service(tmp_path / "repository", **settings))
         client = stack.enter_context(RankingClient(service.url, timeout=TIMEOUT_SECONDS))
         aucs = [probe.measure(client, "probe-0", START - timedelta(hours=2), "1")]
-        for number, requests in enumerate(REQUESTS, 1):
+        for number, requests in enumerate(rounds, 1):
             day = START + timedelta(days=2 * (number - 1))
             sent = serve_traffic(client, truth, f"round-{number}", day, requests, str(number))
-            wait_until_finished(service, tmp_path, number * USERS * len(TABS) + sum(REQUESTS[:number]))
+            wait_until_finished(service, tmp_path, number * USERS * len(TABS) + sum(rounds[:number]))
             join_round(tmp_path, day + timedelta(days=2), sent)
             run = release(tmp_path, tmp_path / "joined", number + 1, day + timedelta(hours=38))
             wait_until_served(service, client, str(number + 1))
-            assert_trained_on_served(run, tmp_path, CANDIDATES * sum(REQUESTS[:number]))
+            assert_trained_on_served(run, tmp_path, CANDIDATES * sum(rounds[:number]))
             end = day + timedelta(days=2) - timedelta(hours=2)
             aucs.append(probe.measure(client, f"probe-{number}", end, str(number + 1)))
     report = f"{aucs}, truth: {probe.best}"

@@ -20,8 +20,6 @@ from pipelines.report.page import write_report
 from tests.pipelines.report.conftest import write_run
 from tests.support import chromium
 
-pytestmark = pytest.mark.parts
-
 WRAPPER = """<!DOCTYPE html><title>wrapper</title>
 <iframe src="/page.html" style="width:{width}px;height:800px;border:0"></iframe><pre id="results"></pre>
 <script>

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -108,7 +108,6 @@ def test_fit_isotonic_merges_steps_with_few_rows_of_a_class() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(20, 400))
-@settings(max_examples=150, deadline=None)
 def test_fit_isotonic_of_any_rows_is_finite_and_within_the_logits(seed: int, values: int, count: int) -> None:
     random = np.random.default_rng(seed)
     logits = random.integers(0, values, count) / 3 - 2

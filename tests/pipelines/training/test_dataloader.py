@@ -85,7 +85,7 @@ def rows(batches: Any) -> list[int]:
 
 SIZES = st.lists(st.integers(1, 25), min_size=1, max_size=8)
 WORLD_SIZES = st.integers(1, 4)
-QUICK = settings(deadline=None, max_examples=60)
+QUICK = settings(max_examples=60)
 
 
 @QUICK

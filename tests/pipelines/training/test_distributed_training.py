@@ -25,41 +25,59 @@ from ranking.errors import ConfigError, OutputError
 from tests.conftest import GATES, SMALL, Once
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-SETTINGS = [*SMALL, "training.batch_size=64", "training.epochs=2"]
+SETTINGS = [*SMALL, "training.batch_size=64", "training.epochs=2", "evaluation.baselines=[]"]
+RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
 
-def torchrun_train(logs: Path, run: Path, *more: str, settings: Sequence[str] = SETTINGS) -> list[str]:
-    """Return the command line of ``ranker train`` on two ranks."""
+def train_arguments(logs: Path, run: Path, *more: str, settings: Sequence[str] = SETTINGS) -> list[str]:
+    """Return the arguments of ``ranker train``."""
     sets = [word for setting in settings for word in ("--set", setting)]
-    return [*TORCHRUN, "-m", "--", "pipelines.cli", "train", str(logs / "ranker.toml"), "--run", str(run), *sets, *more]
-
-
-def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    return ["train", str(logs / "ranker.toml"), "--run", str(run), *sets, *more]
 
 
 @pytest.fixture(scope="session")
-def two_rank_run(logs: Path, once: Once) -> Path:
-    """A folder with the run of two ranks, and its output; read only."""
+def two_ranks(logs: Path, once: Once) -> Path:
+    """A folder with the runs of two ranks, and their output; read only."""
 
     def train_two_ranks(folder: Path) -> None:
         folder.mkdir()
-        done = run_command(torchrun_train(logs, folder / "run", "--json"))
+        run = folder / "run"
+        interrupted = folder / "interrupted"
+
+        def stop(line: dict[str, int]) -> None:
+            if line["epoch"] > 0.5:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(load_config(logs / "ranker.toml", SETTINGS), interrupted, on_check=stop)
+        short = [*SETTINGS, "training.epochs=1"]
+        new_day = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
+        options = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
+        commands = {
+            "run": train_arguments(logs, run, "--json"),
+            "continued": train_arguments(logs, folder / "continued", "--from", str(run), settings=new_day),
+            "interrupted": train_arguments(logs, interrupted, "--resume"),
+            **{
+                gate: train_arguments(logs, folder / gate, settings=[*short, *options, *GATES[gate]])
+                for gate in RANK_GATES
+            },
+        }
+        (folder / "commands.json").write_text(json.dumps(commands))
+        script = Path(__file__).with_name("train_on_ranks.py")
+        command = [*TORCHRUN, str(script), str(folder)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
-        (folder / "stdout").write_text(done.stdout)
-        (folder / "stderr").write_text(done.stderr)
 
     return once("two ranks", train_two_ranks)
 
 
-def test_two_ranks_reach_the_validation_loss_of_one_process(logs: Path, two_rank_run: Path, tmp_path: Path) -> None:
+def test_two_ranks_reach_the_validation_loss_of_one_process(logs: Path, two_ranks: Path, tmp_path: Path) -> None:
+    """Protects distributed training; its fixture starts two ranks once for all tests that compare finished runs."""
     single = train(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "single")
-    runs = (single, RunFolder.open(two_rank_run / "run"))
+    runs = (single, RunFolder.open(two_ranks / "run"))
     lines = [[json.loads(line) for line in run.metrics.read_text().splitlines()] for run in runs]
     assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
     best = [min(line["validation_total"] for line in each if line["phase"] == "selected") for each in lines]
@@ -67,25 +85,21 @@ def test_two_ranks_reach_the_validation_loss_of_one_process(logs: Path, two_rank
     assert best[1] == pytest.approx(best[0], rel=0.04)
 
 
-def test_two_ranks_print_each_message_once(two_rank_run: Path) -> None:
-    assert json.loads((two_rank_run / "stdout").read_text())["evaluation"]["rows"] > 0
-    stderr = (two_rank_run / "stderr").read_text()
+def test_two_ranks_print_each_message_once(two_ranks: Path) -> None:
+    assert json.loads((two_ranks / "run.out").read_text())["evaluation"]["rows"] > 0
+    stderr = (two_ranks / "run.err").read_text()
     assert stderr.count("the gates selected") == 1
     assert "Warning" not in stderr
 
 
-def test_two_ranks_write_a_run_that_one_process_can_freeze(logs: Path, two_rank_run: Path, tmp_path: Path) -> None:
-    freeze_run(two_rank_run / "run", tmp_path / "bundle")  # verifies that frozen and dense scores are equal
+def test_two_ranks_write_a_run_that_one_process_can_freeze(logs: Path, two_ranks: Path, tmp_path: Path) -> None:
+    freeze_run(two_ranks / "run", tmp_path / "bundle")  # verifies that frozen and dense scores are equal
     log = pq.read_table(next((logs / "log").rglob("*.parquet"))).slice(0, 5)
     assert ranking.load(tmp_path / "bundle").score(log).num_rows == 5
 
 
-def test_two_ranks_continue_with_the_state_of_the_optimizers(logs: Path, two_rank_run: Path, tmp_path: Path) -> None:
-    earlier = RunFolder.open(two_rank_run / "run")
-    settings = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
-    done = run_command(torchrun_train(logs, tmp_path / "run", "--from", str(earlier.path), settings=settings))
-    assert done.returncode == 0, done.stderr
-    before, after = load_optimizers(earlier), load_optimizers(RunFolder.open(tmp_path / "run"))
+def test_two_ranks_continue_with_the_state_of_the_optimizers(two_ranks: Path) -> None:
+    before, after = (load_optimizers(RunFolder.open(two_ranks / name)) for name in ("run", "continued"))
     tables = [name for name in before if name.startswith("adagrad.")]
     assert {"adagrad.user_id", "adagrad.item_id"} <= set(tables)
     for name in tables:
@@ -94,15 +108,14 @@ def test_two_ranks_continue_with_the_state_of_the_optimizers(logs: Path, two_ran
     assert float(after[step]) >= float(before[step]) > 0
 
 
-def test_two_ranks_have_identical_weights_with_any_gate(logs: Path, tmp_path: Path) -> None:
-    script = Path(__file__).with_name("train_on_ranks.py")
-    gates = ["dselect_k", "dselect_k per example budget", "gumbel_softmax", "attentive"]
-    options = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
-    settings = [*SETTINGS, "training.epochs=1", *options]
-    trainings = [" ".join([*settings, *GATES[gate]]) for gate in gates]
-    done = run_command([*TORCHRUN, str(script), str(logs / "ranker.toml"), str(tmp_path), *trainings])
-    assert done.stdout.count("all ranks have the same weights") == len(gates), done.stderr
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", ["run", "continued", "interrupted", *RANK_GATES])
+def test_two_ranks_have_identical_weights(two_ranks: Path, name: str) -> None:
+    assert "all ranks have the same weights" in (two_ranks / f"{name}.err").read_text()
+
+
+def test_run_of_one_process_is_resumed_by_two_ranks(two_ranks: Path) -> None:
+    assert "resumed at step" in (two_ranks / "interrupted.err").read_text()
+    assert RunFolder.open(two_ranks / "interrupted").load_selection()["converged"]
 
 
 def test_two_ranks_with_an_odd_batch_size_raise_a_config_error(
@@ -118,11 +131,12 @@ def test_two_ranks_with_an_odd_batch_size_raise_a_config_error(
 LONG_SETTINGS = (*SETTINGS, "training.epochs=300")
 
 
+@pytest.mark.system
 def test_killed_rank_stops_all_ranks_and_one_process_resumes(logs: Path, tmp_path: Path) -> None:
+    """Protects a distributed run of which one process dies, such as for lack of memory."""
     run = RunFolder(tmp_path / "run")
-    group = subprocess.Popen(
-        torchrun_train(logs, run.path, settings=LONG_SETTINGS), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    command = [*TORCHRUN, "-m", "--", "pipelines.cli", *train_arguments(logs, run.path, settings=LONG_SETTINGS)]
+    group = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: any(run.checkpoints.glob("step-*")))
     victim = next(
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_rank(entry, 1, group.pid)
@@ -150,19 +164,6 @@ def test_killed_rank_stops_all_ranks_and_one_process_resumes(logs: Path, tmp_pat
     assert resumed[0] > step
     steps = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
     assert steps == sorted(set(steps))
-
-
-def test_run_of_one_process_is_resumed_by_two_ranks(logs: Path, tmp_path: Path) -> None:
-    def stop(line: dict[str, int]) -> None:
-        if line["epoch"] > 0.5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", on_check=stop)
-    done = run_command(torchrun_train(logs, tmp_path / "run", "--resume"))
-    assert done.returncode == 0, done.stderr
-    assert "resumed at step" in done.stderr
-    assert RunFolder.open(tmp_path / "run").load_selection()["converged"]
 
 
 def _is_rank(process: Path, rank: int, launcher: int) -> bool:

@@ -70,7 +70,7 @@ def plain_and_fused(schema: Schema) -> tuple[Embeddings, Embeddings]:
 
 
 @given(schemas(), st.integers(0, 100))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_forward_equals_plain_embeddings_for_all_feature_kinds(schema: Schema, seed: int) -> None:
     plain, fused = plain_and_fused(schema)
     inputs = draw_batch(schema, 5, seed)
@@ -78,7 +78,7 @@ def test_forward_equals_plain_embeddings_for_all_feature_kinds(schema: Schema, s
 
 
 @given(schemas(), st.integers(0, 100))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_backward_updates_rows_by_row_wise_adagrad(schema: Schema, seed: int) -> None:
     """The update of each row in the batch is −rate · g / √(mean of g² over the row); other rows do not change."""
     plain, fused = plain_and_fused(schema)

@@ -80,7 +80,6 @@ def test_gamma_after_annealing_keeps_its_final_value() -> None:
     assert schedule.gamma_at(STEPS) == pytest.approx(2e-3)
 
 
-@settings(deadline=None, max_examples=100)
 @given(steps=st.integers(1, 500), start=st.floats(0, 0.5), length=st.floats(0.01, 0.49))
 def test_gamma_for_any_schedule_is_monotonic_and_within_its_bounds(steps: int, start: float, length: float) -> None:
     config = ConvergenceConfig(
@@ -260,7 +259,7 @@ KINDS = ["fold", "random", "penalty", "softmax_selectors", "per example"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(data=st.data(), seed=st.integers(0, 2**31), experts=st.integers(2, 13))
 def test_budget_limits_the_experts_over_all_tasks(kind: str, data: st.DataObject, seed: int, experts: int) -> None:
     budget = data.draw(st.integers(1, experts))

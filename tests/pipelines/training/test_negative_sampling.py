@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.training.labeled_batch import LabeledBatch
@@ -26,7 +26,6 @@ def make_batch(labels: Float32) -> LabeledBatch:
 
 
 @given(LABELS, st.integers(0, 5))
-@settings(deadline=None)
 def test_downsample_negatives_masks_only_that_tasks_negatives_and_drops_only_rows_without_labels(
     rows: list[tuple[float, ...]], step: int
 ) -> None:

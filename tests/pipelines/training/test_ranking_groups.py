@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.training.ranking_groups import permute_groups, ranking_groups
@@ -49,7 +49,6 @@ def test_groups_are_the_requests_of_a_user() -> None:
 
 
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(0, 5))
-@settings(deadline=None)
 def test_order_contains_every_row_once_and_keeps_groups_together(groups: list[int], seed: int) -> None:
     order = permute_groups(np.array(groups, np.int64), np.random.default_rng(seed))
     assert sorted(order.tolist()) == list(range(len(groups)))

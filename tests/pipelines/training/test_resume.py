@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config.config import Config, ServingConfig, load_config
+from pipelines.config.config import Config, load_config
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.errors import OutputError, RankerError
 from tests.conftest import GATES, SMALL, Once
-from tests.support.waiting import wait_until
+from tests.pipelines.conftest import Shop
+from tests.pipelines.killed_ranker import killed_ranker
 
 SETTINGS = [*SMALL, "training.epochs=2", "model.dropout=0.1"]
 
@@ -46,11 +43,13 @@ def interrupt_training(config: Config, folder: Path, checks: int, **options: Any
 def load_results(
     run: RunFolder,
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Load the best weights, the metrics without the throughput, the selection and the evaluation."""
+    """Load the best weights, the metrics without the throughput, the selection and the evaluation of the model."""
     metrics = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in metrics:
         del line["rows_per_second"]
-    return load_file(run.best), metrics, run.load_selection(), run.load_evaluation()
+    evaluation = run.load_evaluation()
+    evaluation.pop("baselines", None)  # only ``ranker train`` adds them
+    return load_file(run.best), metrics, run.load_selection(), evaluation
 
 
 def assert_identical(one: RunFolder, other: RunFolder) -> None:
@@ -64,6 +63,12 @@ def assert_identical(one: RunFolder, other: RunFolder) -> None:
 def config_for(logs: Path) -> Callable[[str], Config]:
     """Factory: name of a gate in GATES → a configuration that uses every source of randomness."""
     return lambda gate: load_config(logs / "ranker.toml", SETTINGS + GATES[gate])
+
+
+@pytest.fixture
+def tiny(shared_shop: Shop) -> Config:
+    """A configuration that trains in a moment."""
+    return shared_shop.config()
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +93,14 @@ def test_resume_with_a_ranking_loss_gives_identical_results(logs: Path, tmp_path
     assert_identical(uninterrupted, train(config, tmp_path / "run", resume=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gate", [name for name in GATES if name != "dselect_k"])
+SHORT = ("dselect_k per example budget", "gumbel_softmax")
+"""Gates whose trainings remove experts twice and draw random numbers."""
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [pytest.param(gate, marks=[] if gate in SHORT else pytest.mark.nightly) for gate in GATES if gate != "dselect_k"],
+)
 def test_resume_twice_with_any_gate_gives_identical_results(
     config_for: Callable[[str], Config], tmp_path: Path, gate: str
 ) -> None:
@@ -99,10 +110,10 @@ def test_resume_twice_with_any_gate_gives_identical_results(
     assert_identical(uninterrupted, train(config_for(gate), tmp_path / "run", resume=True))
 
 
-def test_resume_to_the_end_deletes_the_checkpoints(config_for: Callable[[str], Config], tmp_path: Path) -> None:
-    interrupt_training(config_for("dselect_k"), tmp_path / "run", 3)
+def test_resume_to_the_end_deletes_the_checkpoints(tiny: Config, tmp_path: Path) -> None:
+    interrupt_training(tiny, tmp_path / "run", 3)
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
-    run = train(config_for("dselect_k"), tmp_path / "run", resume=True)
+    run = train(tiny, tmp_path / "run", resume=True)
     assert [path.name for path in run.checkpoints.iterdir()] == ["best.safetensors"]
 
 
@@ -126,9 +137,8 @@ def test_resume_after_the_last_checkpoint_writes_the_results(
     assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
 
 
-def test_resume_of_a_single_task_baseline_keeps_finished_tasks(logs: Path, tmp_path: Path) -> None:
-    config = load_config(logs / "ranker.toml", [*SETTINGS, "model.gate.kind=single_task", "counters=[]"])
-    config = config.model_copy(update={"tasks": config.tasks[:2], "serving": ServingConfig()})
+def test_resume_of_a_single_task_baseline_keeps_finished_tasks(shared_shop: Shop, tmp_path: Path) -> None:
+    config = shared_shop.config(model={"gate": {"kind": "single_task"}})
     run = train(config, tmp_path / "run")
     first, second = (RunFolder(run.task_folder(task)) for task in config.task_names)
     before = first.best.stat().st_mtime_ns
@@ -156,99 +166,71 @@ def test_full_disk_raises_an_output_error_and_resume_continues(
     assert_identical(uninterrupted, train(config_for("dselect_k"), tmp_path / "run", resume=True))
 
 
-def test_resume_without_a_run_folder_starts_the_run(config_for: Callable[[str], Config], tmp_path: Path) -> None:
-    assert train(config_for("dselect_k"), tmp_path / "new", resume=True).finished
+def test_resume_without_a_run_folder_starts_the_run(tiny: Config, tmp_path: Path) -> None:
+    assert train(tiny, tmp_path / "new", resume=True).finished
 
 
 def test_resume_of_a_finished_run_changes_nothing(
-    config_for: Callable[[str], Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(config_for("dselect_k"), tmp_path / "run")
+    run = train(tiny, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
-    train(config_for("dselect_k"), tmp_path / "run", resume=True)
+    train(tiny, tmp_path / "run", resume=True)
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
     assert "training has already finished" in capsys.readouterr().err
 
 
-def test_resume_with_another_configuration_raises_an_error_that_names_the_keys(logs: Path, tmp_path: Path) -> None:
-    interrupt_training(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
-    other = load_config(logs / "ranker.toml", [*SETTINGS, "training.learning_rate.gates=0.5", "model.experts=8"])
+def test_resume_with_another_configuration_raises_an_error_that_names_the_keys(
+    shared_shop: Shop, tiny: Config, tmp_path: Path
+) -> None:
+    interrupt_training(tiny, tmp_path / "run", 2)
+    other = shared_shop.config(model={"experts": 8}, training={"learning_rate": {"gates": 0.5}})
     with pytest.raises(OutputError, match=r"started with another model\.experts, training\.learning_rate\.gates"):
         train(other, tmp_path / "run", resume=True)
 
 
-def test_resume_accepts_changed_settings_that_no_weight_depends_on(logs: Path, tmp_path: Path) -> None:
-    interrupt_training(load_config(logs / "ranker.toml", SETTINGS), tmp_path / "run", 2)
-    other = load_config(logs / "ranker.toml", [*SETTINGS, "training.keep_checkpoints=1"])
-    assert train(other, tmp_path / "run", resume=True).finished
+def test_resume_accepts_changed_settings_that_no_weight_depends_on(
+    shared_shop: Shop, tiny: Config, tmp_path: Path
+) -> None:
+    interrupt_training(tiny, tmp_path / "run", 2)
+    assert train(shared_shop.config(training={"keep_checkpoints": 1}), tmp_path / "run", resume=True).finished
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_resume_of_a_partially_created_folder_starts_the_run(
-    config_for: Callable[[str], Config], tmp_path: Path, draft: bool
-) -> None:
+def test_resume_of_a_partially_created_folder_starts_the_run(tiny: Config, tmp_path: Path, draft: bool) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     if draft:
         (tmp_path / "run" / ".config.toml.draft").write_text("name = ")
-    assert train(config_for("dselect_k"), tmp_path / "run", resume=True).finished
+    assert train(tiny, tmp_path / "run", resume=True).finished
 
 
-def test_resume_of_a_folder_with_other_files_raises_an_error(
-    config_for: Callable[[str], Config], tmp_path: Path
-) -> None:
+def test_resume_of_a_folder_with_other_files_raises_an_error(tiny: Config, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("dear")
     with pytest.raises(OutputError, match="never overwritten"):
-        train(config_for("dselect_k"), tmp_path, resume=True)
+        train(tiny, tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def train_command(logs: Path, run: Path, *more: str) -> list[str]:
-    """Return the command line of ``ranker train``."""
-    sets = [word for setting in [*SETTINGS, *more] for word in ("--set", setting)]
-    return [sys.executable, "-m", "pipelines.cli", "train", str(logs / "ranker.toml"), "--run", str(run), *sets]
+@pytest.mark.parametrize("changes", [(65, 95), pytest.param(range(1, 100, 3), marks=pytest.mark.nightly)], ids=str)
+def test_resume_of_a_killed_process_gives_identical_results(
+    uninterrupted: RunFolder, logs: Path, tmp_path: Path, changes: Sequence[int]
+) -> None:
+    """Protects a run whose process is killed while it writes: changes 65 and 95 are parts of checkpoints."""
+    settings = [word for setting in [*SETTINGS, "evaluation.baselines=[]"] for word in ("--set", setting)]
+    with killed_ranker(tmp_path, "pipelines.jobs.train") as ranker:
+        for change in changes:
+            run = tmp_path / str(change)
+            command = ["train", logs / "ranker.toml", "--run", run, *settings, "--resume"]
+            assert ranker.run(*command, change=change)
+            assert not ranker.run(*command)
+            assert_identical(uninterrupted, RunFolder.open(run))
 
 
-def start_training(logs: Path, run: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Start ``ranker train --resume`` and wait for its first line on stderr, because loading takes seconds."""
-    words = [*train_command(logs, run, *more), "--resume"]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    assert process.stderr.readline()
-    return process
-
-
-@pytest.mark.slow
-def test_resume_after_being_killed_at_random_times_gives_identical_results(logs: Path, tmp_path: Path) -> None:
-    first = start_training(logs, tmp_path / "first")
-    start = time.monotonic()
-    first.communicate()
-    seconds = time.monotonic() - start
-    random, kills = np.random.default_rng(0), 0
-    for _ in range(4):
-        process = start_training(logs, tmp_path / "run")
-        try:
-            process.communicate(timeout=random.uniform(0.1, 0.6) * seconds)
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            kills += 1
-    assert kills
-    last = start_training(logs, tmp_path / "run")
-    _, stderr = last.communicate()
-    assert last.returncode == 0
-    assert b"Traceback" not in stderr
-    assert_identical(RunFolder.open(tmp_path / "first"), RunFolder.open(tmp_path / "run"))
-
-
-@pytest.mark.slow
-def test_second_process_in_the_same_folder_is_rejected(logs: Path, tmp_path: Path) -> None:
-    long = "training.epochs=500"
-    first = start_training(logs, tmp_path / "run", long)
-    try:
-        wait_until(lambda: any((tmp_path / "run" / "checkpoints").glob("step-*")))
+def test_second_training_in_the_same_folder_is_rejected(tiny: Config, tmp_path: Path) -> None:
+    def train_again(line: dict[str, Any]) -> None:
         with pytest.raises(OutputError, match="another process is training in this folder; name another one"):
-            train(load_config(logs / "ranker.toml", [*SETTINGS, long]), tmp_path / "run", resume=True)
-    finally:
-        first.kill()
-        first.communicate()
+            train(tiny, tmp_path / "run", resume=True)
+        raise InterruptedTraining("enough")
+
+    with pytest.raises(InterruptedTraining):
+        train(tiny, tmp_path / "run", on_check=train_again)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.cli.main import main
-from pipelines.config.config import load_config
+from pipelines.config.config import Config, load_config
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.tuning.study import StudyFolder
-from pipelines.tuning.workers import run_worker
+from pipelines.tuning.workers import run_worker, tune
 from tests.pipelines.conftest import Shop
 from tests.support.waiting import wait_until
 
@@ -72,7 +74,7 @@ def test_worker_disregards_unconverged_trials_and_the_best_configuration_trains(
     assert min(check["validation_total"] for check in checks if check["best"]) == study.ranked_trials()[0].value
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tune_commands_share_a_study_and_a_later_command_continues_it(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,27 +94,32 @@ def test_tune_commands_share_a_study_and_a_later_command_continues_it(
     assert later_summary["best"]["loss"] <= summary["best"]["loss"]
 
 
-@pytest.mark.slow
-def test_tune_retries_the_trial_of_a_killed_worker(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.system
+def test_killed_worker_is_restarted_and_its_trial_is_retried(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects a study of which a worker dies while another process runs trials, and that a later command continues."""
     file, folder = config_file(shop, 3000, training={"epochs": 6}), tmp_path / "study"
-    command = start_command(file, folder, "--trials", "2", "--workers", "2", "--json")
-    wait_until(lambda: all((folder / "trials" / n / "metrics.jsonl").exists() for n in "01"))
-    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(workers) == 2
-    os.kill(int(workers[0]), signal.SIGKILL)
-    out, err = command.communicate(timeout=300)
-    assert command.returncode == 0, err
-    assert "was killed by signal 9" in err
-    study = StudyFolder(folder)
-    assert len(study.ended_trials()) == 2
+    messages: list[str] = []
+    monkeypatch.setattr("pipelines.tuning.workers.print_status", messages.append)
+    with ThreadPoolExecutor() as pool:
+        command = pool.submit(tune, load_config(file), folder, 3)
+        wait_until(lambda: command.done() or (folder / "trials" / "0" / "metrics.jsonl").exists())
+        (worker,) = multiprocessing.active_children()
+        worker.kill()
+        run_worker(folder, 3, worker=1)
+        study = command.result()
+    assert "worker 0 was killed by signal 9; its trial is retried" in messages
+    assert len(study.ended_trials()) == 3
     (abandoned,) = [t for t in study.trials() if t not in study.ended_trials()]
     (retry,) = [t for t in study.trials() if t.user_attrs.get("takes_up") == abandoned.number]
     assert retry.params == abandoned.params
-    assert sum(json.loads(out)["trials"].values()) == 2
+    assert len({json.dumps(t.params, sort_keys=True) for t in study.ended_trials()}) == 3
+    assert main(["tune", str(file), "--study", str(folder), "--trials", "3", "--json"]) == 0
+    assert sum(json.loads(capsys.readouterr().out)["trials"].values()) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tune_repeated_after_a_kill_continues_the_study(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +148,13 @@ def test_tune_with_an_invalid_range_names_it(shop: Shop, tmp_path: Path, capsys:
     assert not (tmp_path / "study").exists()
 
 
-@pytest.mark.slow
-def test_tune_without_a_converged_trial_fails(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_without_a_converged_trial_fails(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_no_trial(config: Config, folder: Path, trials: int, workers: int, timeout: float) -> StudyFolder:
+        assert timeout == 1
+        return StudyFolder.create(folder, config)
+
+    monkeypatch.setattr("pipelines.tuning.workers.tune", run_no_trial)
     assert main(["tune", str(config_file(shop)), "--study", str(tmp_path / "study"), "--timeout", "1"]) == 1
     assert "no trial converged" in capsys.readouterr().err

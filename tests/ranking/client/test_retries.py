@@ -26,7 +26,7 @@ from ranking.client import (
 from ranking.client.exchange import retry_after
 from service.http.auth.keys import create_key
 from tests.ranking.client.conftest import OpenClient
-from tests.support.ports import HOST
+from tests.support.ports import HOST, free_port
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.server_thread import server_thread
 
@@ -204,7 +204,7 @@ def test_client_of_a_rate_limited_key_waits_for_its_turn(
 
 
 def test_restart_of_the_service_is_not_noticed(open_client: OpenClient, repository: Path) -> None:
-    with running_service(repository) as first:
+    with running_service(repository, ["--port", str(free_port())]) as first:
         client = open_client(first.url, timeout=120, retries=1_000)
         client.rank(IDS)
         first.process.terminate()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, Int64, RaggedIds, ragged_arange
@@ -50,21 +50,18 @@ def positions(rows: list[int]) -> Int64:
 
 
 @given(ROWS, st.data())
-@settings(deadline=None)
 def test_take_returns_the_selected_rows_in_order(rows: list[Row], data: st.DataObject) -> None:
     selected = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
     assert_equal_batches(inputs(rows).take(positions(selected)), inputs([rows[row] for row in selected]))
 
 
 @given(ROWS, st.data())
-@settings(deadline=None)
 def test_take_with_inverse_permutation_restores_the_batch(rows: list[Row], data: st.DataObject) -> None:
     whole, order = inputs(rows), positions(data.draw(st.permutations(range(len(rows)))))
     assert_equal_batches(whole.take(order).take(order.argsort()), whole)
 
 
 @given(st.lists(ROWS | st.just([]), min_size=1, max_size=4))
-@settings(deadline=None)
 def test_concat_appends_parts_in_order(parts: list[list[Row]]) -> None:
     assert_equal_batches(
         EncodedBatch.concat([inputs(part) for part in parts]), inputs([row for part in parts for row in part])
@@ -72,7 +69,6 @@ def test_concat_appends_parts_in_order(parts: list[list[Row]]) -> None:
 
 
 @given(ROWS, st.data())
-@settings(deadline=None)
 def test_concat_of_two_parts_restores_the_batch(rows: list[Row], data: st.DataObject) -> None:
     whole, cut = inputs(rows), data.draw(st.integers(0, len(rows)))
     parts = [whole.take(np.arange(cut)), whole.take(np.arange(cut, len(rows)))]
@@ -81,7 +77,6 @@ def test_concat_of_two_parts_restores_the_batch(rows: list[Row], data: st.DataOb
 
 
 @given(ROWS, st.data())
-@settings(deadline=None)
 def test_take_returns_a_copy(rows: list[Row], data: st.DataObject) -> None:
     whole = inputs(rows)
     taken = whole.take(positions(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))))
@@ -120,7 +115,6 @@ def test_ragged_ids_concat_keeps_list_boundaries() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 5)), max_size=8))
-@settings(deadline=None)
 def test_ragged_arange_concatenates_the_ranges(ranges: list[tuple[int, int]]) -> None:
     result = ragged_arange(positions([start for start, _ in ranges]), positions([length for _, length in ranges]))
     assert result.dtype == np.int64

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.encoding.encoder import MAX_ABS_VALUE, Encoder, transform_numbers
@@ -41,7 +41,6 @@ def encode(encoder: Encoder, values: list[float | None]) -> np.ndarray[Any, Any]
 NUMBERS = st.lists(st.none() | st.floats(-0.99, 1e12), min_size=1, max_size=20)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     training=NUMBERS,
     rows=NUMBERS,

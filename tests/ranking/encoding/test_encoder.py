@@ -195,7 +195,7 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]]) -> None:
     whole, expected = table(rows), ENCODER.encode(table(rows))
     for row in range(len(rows)):
@@ -205,7 +205,7 @@ def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]
 
 
 @given(ROWS, st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_encode_of_selected_rows_equals_their_rows_in_the_table(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:

@@ -228,7 +228,7 @@ BATCH_ROWS = st.lists(
 
 
 @given(BATCH_ROWS, st.sets(st.integers(0, 12)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_encoder_does_not_depend_on_the_division_into_batches(rows: list[dict[str, Any]], cuts: set[int]) -> None:
     whole = fill_features(pa.Table.from_pylist(rows, BATCH_TYPES), BATCH_SCHEMA, {})
     one_batch, many_batches = EncoderFitter(BATCH_SCHEMA), EncoderFitter(BATCH_SCHEMA)
@@ -281,7 +281,7 @@ def test_configured_boundaries_are_kept() -> None:
 
 
 @given(st.lists(st.integers(0, 3000), max_size=4).map(sorted))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_quantiles_do_not_depend_on_the_division_into_batches(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder_fitter, "SAMPLED_NUMBERS", 500)

@@ -67,7 +67,6 @@ def test_read_column_text_default_makes_integers_text(feature: Any, values: list
 
 
 @given(LISTS, st.integers(1, 4), st.data())
-@settings(deadline=None)
 def test_read_column_keeps_the_newest_ids_of_a_sequence(lists: list[Any], count: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(lists)))
     column = pa.array(lists, pa.list_(pa.int64())).slice(start)
@@ -170,7 +169,7 @@ def test_encode_features_sharing_a_column_use_their_own_default(encoder: Encoder
         max_size=8,
     )
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_encode_of_one_row_equals_its_row_in_the_table(rows: list[dict[str, Any]]) -> None:
     fitter = EncoderFitter(SCHEMA)
     fitter.add(ROWS)

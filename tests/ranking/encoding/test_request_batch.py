@@ -18,7 +18,7 @@ from tests.support.encoded_batches import assert_equal_batches
 
 DrawRows = Callable[[int, int], pa.Table]
 
-QUICK = settings(deadline=None, max_examples=40)
+QUICK = settings(max_examples=40)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 

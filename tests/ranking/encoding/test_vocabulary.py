@@ -52,7 +52,6 @@ def test_bucketizer_bucket_includes_its_boundary() -> None:
     st.lists(st.floats(-10, 10), max_size=6, unique=True).map(sorted),
     st.lists(st.none() | st.floats(-12, 12), max_size=20),
 )
-@settings(deadline=None)
 def test_bucketizer_bucket_is_that_of_the_largest_boundary_not_above_the_number(
     boundaries: list[float], values: list[float | None]
 ) -> None:
@@ -75,7 +74,6 @@ NEAR = st.integers(-50, 50)
     st.lists(st.none() | NEAR | INTEGERS),
     st.integers(-(2**63), 2**63 - 101),
 )
-@settings(deadline=None)
 def test_integer_vocabulary_gives_the_same_rows_as_a_dictionary(
     known: list[int], values: list[int | None], start: int
 ) -> None:
@@ -101,7 +99,6 @@ def test_rows_from_values_casts_between_text_and_integers() -> None:
 
 
 @given(IDS, st.data())
-@settings(deadline=None)
 def test_cross_rows_depend_only_on_the_values_of_the_row(first: list[int | None], data: st.DataObject) -> None:
     second = data.draw(st.lists(st.none() | st.sampled_from("ab"), min_size=len(first), max_size=len(first)))
     buckets = HashBuckets(50)
@@ -154,14 +151,14 @@ def test_hash_bucket_rows_are_the_same_in_every_version() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_hash_buckets_give_an_integer_and_its_text_the_same_row(value: int) -> None:
     buckets = HashBuckets(1000)
     assert buckets.rows(pa.array([value]), "shop") == buckets.rows(pa.array([str(value)]), "shop")
 
 
 @given(st.text(), st.integers(1, 50))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_hash_bucket_rows_follow_the_missing_row(value: str, count: int) -> None:
     buckets = HashBuckets(count)
     assert 1 <= buckets.rows(pa.array([value]), "shop")[0] < buckets.size == count + 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -63,7 +63,6 @@ def test_isotonic_accepts_noncontiguous_column() -> None:
 
 
 @given(KNOTS, st.data())
-@settings(max_examples=100, deadline=None)
 def test_isotonic_is_strictly_increasing_and_finite(inputs: list[float], data: st.DataObject) -> None:
     outputs = data.draw(
         st.lists(st.integers(-100, 100), min_size=len(inputs), max_size=len(inputs), unique=True).map(sorted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.frozen.calibration import to_probabilities
@@ -34,7 +34,6 @@ def test_to_probabilities_matches_hand_calculation() -> None:
 
 
 @given(st.floats(-700.0, 700.0))
-@settings(deadline=None)
 def test_to_probabilities_equals_sigmoid_for_any_logit(logit: float) -> None:
     (scores,) = to_probabilities(np.array([[logit]]), [CLICK])[0]
     assert scores == pytest.approx(sigmoid(logit), rel=1e-14, abs=0.0)
@@ -57,7 +56,6 @@ def test_to_probabilities_returns_float64_for_any_float_type(dtype: type[np.floa
 
 
 @given(st.permutations(range(3)))
-@settings(deadline=None)
 def test_to_probabilities_columns_follow_order_of_tasks(order: list[int]) -> None:
     outputs = np.array([[2.0, -3.0, 0.5], [-1.0, 7.5, 1.0]])
     scores = to_probabilities(outputs[:, order], [TASKS[i] for i in order])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call
@@ -74,7 +74,6 @@ def test_dselect_k_initial_weights_are_distribution_over_experts(n: int) -> None
 
 
 @given(st.sampled_from(EXPERT_COUNTS), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from([0.1, 0.5, 3.0]))
-@settings(max_examples=150, deadline=None)
 def test_dselect_k_weights_for_random_codes_are_distribution_over_experts(
     n: int, k: int, seed: int, spread: float
 ) -> None:
@@ -203,7 +202,6 @@ def test_dselect_k_distance_is_that_of_least_binary_code_variable() -> None:
 
 
 @given(st.floats(2**-12, 16.0, width=32), st.lists(st.floats(-(2.0**-10), 2.0**-10, width=32), min_size=2, max_size=2))
-@settings(max_examples=200, deadline=None)
 def test_dselect_k_is_converged_exactly_when_distance_is_zero(gamma: float, offsets: list[float]) -> None:
     gate = DSelectK(num_tasks=1, num_experts=4, k=1, gamma=gamma)
     with_z(gate, [[[gamma / 2 * (1 + offset) for offset in offsets]]])  # All variables lie near the edge.

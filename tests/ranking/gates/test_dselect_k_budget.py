@@ -27,7 +27,6 @@ def num_bits(n: int) -> int:
 
 
 @given(experts_to_keep())
-@settings(max_examples=100, deadline=None)
 def test_dselect_k_restrict_maps_codes_onto_all_kept_experts(case: tuple[int, list[int]]) -> None:
     n, kept = case
     codes = 2 ** num_bits(n)
@@ -43,7 +42,7 @@ def test_dselect_k_restrict_maps_codes_onto_all_kept_experts(case: tuple[int, li
 
 
 @given(experts_to_keep(), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dselect_k_restrict_per_example_gate_selects_kept_experts_only(case: tuple[int, list[int]], seed: int) -> None:
     n, kept = case
     m = num_bits(n)
@@ -63,7 +62,7 @@ def test_dselect_k_restrict_per_example_gate_selects_kept_experts_only(case: tup
 
 
 @given(experts_to_keep(), st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 10.0]), st.sampled_from([0.1, 0.5, 3.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dselect_k_restrict_leaves_low_code_variables_trainable(
     case: tuple[int, list[int]], seed: int, gamma: float, spread: float
 ) -> None:

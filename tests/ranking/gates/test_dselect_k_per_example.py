@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -78,7 +78,6 @@ def test_per_example_dselect_k_weights_equal_static_gate_with_same_codes() -> No
 @given(
     st.sampled_from(EXPERT_COUNTS), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 1.0, 100.0])
 )
-@settings(max_examples=100, deadline=None)
 def test_per_example_dselect_k_weights_are_distribution_of_at_most_k_experts_once_final(
     n: int, k: int, seed: int, std: float
 ) -> None:

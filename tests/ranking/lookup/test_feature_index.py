@@ -120,19 +120,17 @@ def assert_lookup_equals_encoding(table: pa.Table, queries: list[Any]) -> None:
 
 
 @given(tables(INTEGERS))
-@settings(deadline=None)
 def test_lookup_by_integers_equals_encoding(drawn: tuple[pa.Table, list[Any]]) -> None:
     assert_lookup_equals_encoding(*drawn)
 
 
 @given(tables(TEXT))
-@settings(deadline=None)
 def test_lookup_by_text_equals_encoding(drawn: tuple[pa.Table, list[Any]]) -> None:
     assert_lookup_equals_encoding(*drawn)
 
 
 @given(tables(INTEGERS))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_index_does_not_depend_on_the_chunk_size(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[pa.Table, list[Any]]
 ) -> None:
@@ -306,7 +304,6 @@ def test_lookups_in_parallel_threads_agree() -> None:
     assert not failed_seeds
 
 
-@pytest.mark.slow
 def test_second_process_shares_the_mapped_index(tmp_path: Path) -> None:
     schema = lookup.schema_of("integers")
     write_feature_index(

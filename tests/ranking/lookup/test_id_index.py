@@ -50,14 +50,12 @@ def assert_index_is_exact(
 
 
 @given(st.lists(INTEGERS, unique=True, max_size=60), st.lists(st.none() | INTEGERS, max_size=30))
-@settings(deadline=None)
 def test_index_finds_integers(tmp_path_factory: pytest.TempPathFactory, ids: list[int], queries: list[Any]) -> None:
     assert_index_is_exact(ids, queries, pa.int64(), tmp_path_factory.mktemp("index"))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(ids=st.lists(TEXT, unique=True, max_size=60), queries=st.lists(st.none() | TEXT, max_size=30))
-@settings(deadline=None)
 def test_index_finds_text(
     tmp_path_factory: pytest.TempPathFactory, name: str, ids: list[str], queries: list[Any]
 ) -> None:
@@ -65,7 +63,6 @@ def test_index_finds_text(
 
 
 @given(st.text("ab0", min_size=1, max_size=40), st.integers(0, 40))
-@settings(deadline=None)
 def test_index_distinguishes_a_text_from_its_prefixes(
     tmp_path_factory: pytest.TempPathFactory, text: str, absent: int
 ) -> None:
@@ -85,7 +82,7 @@ COLLISIONS: dict[str, Callable[[bytes], int]] = {
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("collision", COLLISIONS)
 @given(ids=st.lists(TEXT, unique=True, max_size=25), queries=st.lists(TEXT, max_size=20))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_index_distinguishes_text_with_colliding_keys(
     tmp_path_factory: pytest.TempPathFactory, collision: str, name: str, ids: list[str], queries: list[str]
 ) -> None:

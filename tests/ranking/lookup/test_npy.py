@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.lookup.npy import ArrayWriter, open_array
@@ -16,7 +16,6 @@ RECORD = np.dtype([("none", "<i8", (0,)), ("ids", "<i4", (3,)), ("missing", "?",
 
 
 @given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200), max_size=20))
-@settings(deadline=None)
 def test_array_writer_appends_parts_to_one_array(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[int]]
 ) -> None:

@@ -39,7 +39,7 @@ def repeat_drawn_rows(
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_auc_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["auc"], draws.counts, strict=True):
@@ -51,7 +51,7 @@ def test_auc_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[Any])
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_logloss_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["logloss"], draws.counts, strict=True):
@@ -61,7 +61,7 @@ def test_logloss_of_data_and_every_draw_equals_scikit_learn(sampled_rows: list[A
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_normalized_entropy_is_logloss_divided_by_that_of_base_rate(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["normalised_entropy"], draws.counts, strict=True):
@@ -74,7 +74,7 @@ def test_normalized_entropy_is_logloss_divided_by_that_of_base_rate(sampled_rows
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_calibration_is_mean_prediction_divided_by_base_rate(sampled_rows: list[Any]) -> None:
     rows, draws = make_scores(sampled_rows)
     for value, times in zip(binary_measures(rows, draws)["calibration"], draws.counts, strict=True):

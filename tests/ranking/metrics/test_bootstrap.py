@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking.metrics import (
@@ -208,7 +208,6 @@ def test_interval_coverage_of_rows_without_users_is_near_95_percent(unknown: str
     ),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=200, deadline=None)
 def test_interval_of_every_measure_contains_its_value(rows: list[Any], seed: int) -> None:
     users, labels, scores, requests = (np.array(column) for column in zip(*rows, strict=True))
     draws = UnitDraws(SamplingUnits.of(users, requests), 40, seed)

@@ -42,7 +42,6 @@ def ndcg(*columns: Any, at: int = 10) -> float | None:
 
 
 @given(ROWS)
-@settings(max_examples=100, deadline=None)
 def test_gauc_is_mean_auc_of_users_weighted_by_rows(sampled_rows: list[Any]) -> None:
     users, labels, scores, _ = np.array(sampled_rows).T
     both = [u for u in set(users.tolist()) if len(set(labels[users == u])) == 2]
@@ -55,7 +54,6 @@ def test_gauc_is_mean_auc_of_users_weighted_by_rows(sampled_rows: list[Any]) -> 
 
 
 @given(ROWS)
-@settings(max_examples=100, deadline=None)
 def test_gauc_by_user_day_is_mean_auc_of_user_days_weighted_by_rows(sampled_rows: list[Any]) -> None:
     users, labels, scores, days = np.array(sampled_rows).T
     groups = [(users == u) & (days == d) for u in range(4) for d in range(3)]
@@ -69,7 +67,7 @@ def test_gauc_by_user_day_is_mean_auc_of_user_days_weighted_by_rows(sampled_rows
 
 
 @given(ROWS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_gauc_by_user_day_on_one_day_equals_gauc(sampled_rows: list[Any]) -> None:
     users, labels, scores, _ = np.array(sampled_rows).T
     assert gauc_by_user_day(users, labels, scores, days=np.full(len(users), 7)) == gauc(users, labels, scores)
@@ -98,7 +96,7 @@ def test_gauc_of_a_user_counter_falls_below_one_half_but_gauc_by_user_day_does_n
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_gauc_does_not_depend_on_order_of_rows(sampled_rows: list[Any], random: Any) -> None:
     users, labels, scores, _ = np.array(sampled_rows).T
     order = list(range(len(sampled_rows)))
@@ -150,7 +148,6 @@ def test_grouped_measures_of_a_single_unit_have_no_draws() -> None:
 
 
 @given(ROWS, st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
 def test_ndcg_equals_mean_of_scikit_learn_over_requests_with_a_positive(sampled_rows: list[Any], at: int) -> None:
     users, labels, scores, requests = np.array(sampled_rows).T
     ndcgs = []

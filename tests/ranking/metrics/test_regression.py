@@ -15,7 +15,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 4), st.floats(-100, 100), st.floats(-10
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rmse_and_mae_of_data_and_every_draw_equal_scikit_learn(sampled_rows: list[tuple[int, float, float]]) -> None:
     users, labels, predictions = np.array(sampled_rows).T
     draws = draw_users(users, 10)

@@ -20,7 +20,7 @@ TASKS = [
     Task(name="like", kind="binary"),
 ]
 NAN = math.nan
-QUICK = settings(deadline=None, max_examples=60)
+QUICK = settings(max_examples=60)
 GROUPS = st.lists(st.integers(0, 4), min_size=1, max_size=14)
 
 

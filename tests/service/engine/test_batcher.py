@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine import batcher as batcher_module
@@ -365,7 +365,6 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(requests, st.integers(1, 40))
 def test_batcher_any_requests_get_their_own_rows_in_order(
     requests: list[tuple[int, str, int, bool]], max_rows: int

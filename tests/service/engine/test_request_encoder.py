@@ -97,7 +97,6 @@ def encode(ranker: FrozenRanker, request: dict[Owner, RawFeatures]) -> EncodedBa
 
 
 @pytest.mark.parametrize("tables", [True, False])
-@settings(deadline=None, max_examples=150)
 @given(request=requests())
 def test_request_encoder_matches_completed_table(
     hand_ranker: FrozenRanker, tables: bool, request: dict[Owner, RawFeatures]
@@ -108,7 +107,6 @@ def test_request_encoder_matches_completed_table(
     assert_equal_batches(batch, expected)
 
 
-@settings(deadline=None, max_examples=150)
 @given(request=requests(), dictionaries=st.booleans())
 def test_request_encoder_arrow_columns_match_lists(
     hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures], dictionaries: bool
@@ -135,7 +133,6 @@ def as_arrays(features: RawFeatures) -> RawFeatures:
     return RawFeatures(np.array(features.ids, np.int64) if integers else features.ids, columns)
 
 
-@settings(deadline=None, max_examples=150)
 @given(request=requests())
 def test_request_encoder_numpy_columns_match_lists(
     hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
@@ -147,7 +144,7 @@ def test_request_encoder_numpy_columns_match_lists(
     assert missing_names(encoder, batch) == missing_names(encoder, expected)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(request=requests())
 def test_request_encoder_cross_of_item_and_shared_features_matches_table(
     hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
@@ -176,7 +173,6 @@ def test_request_encoder_missing_features_are_in_schema_order(hand_ranker: Froze
     assert second == ["user.id", "items.id", "country", "tab", "genres", "liked", "words", "recent", "hour", "price"]
 
 
-@settings(deadline=None, max_examples=100)
 @given(request=requests())
 def test_request_encoder_missing_columns_are_the_nulls_of_the_table_and_the_unseen_ids(
     hand_ranker: FrozenRanker, request: dict[Owner, RawFeatures]
@@ -284,7 +280,7 @@ def test_request_encoder_text_for_number_raises(hand_ranker: FrozenRanker, value
         RequestEncoder(hand_ranker)(feature_request(request))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(parts=st.lists(requests(), min_size=2, max_size=4), arrays=st.booleans())
 def test_request_encoder_concatenated_requests_match_separate_ones(
     hand_ranker: FrozenRanker, parts: list[dict[Owner, RawFeatures]], arrays: bool

@@ -29,11 +29,10 @@ from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, d
 from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
+from tests.support import rank_request
 from tests.support.counted_ranker import NOW, ZONE, draw_events, item_ids, make_counted_ranker, make_tables, write_state
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
-
-pytestmark = pytest.mark.parts
 
 TIME = "2025-06-20T15:06:40Z"
 AT = NOW + 5 * 86_400_000_000
@@ -84,10 +83,7 @@ def service(repository: Path, url: str) -> Iterator[TestClient]:
 def rank(client: TestClient, user: str) -> dict[str, Any]:
     items = item_ids(text=True)
     body = {"user": {"id": user}, "context": {"tab": "home"}, "time": TIME, "items": [{"id": item} for item in items]}
-    answer = client.post("/v1/rank", json=body)
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.json()
-    return document
+    return rank_request.rank(client, body)
 
 
 def scores(document: dict[str, Any]) -> np.ndarray[Any, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ranking import FrozenRanker
@@ -188,7 +188,6 @@ def module_setup(hand_ranker: FrozenRanker) -> LookupSetup:
     return LookupSetup(hand_ranker)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_requests_with_arbitrary_stored_values_are_encoded_alone_and_in_batches(
     module_setup: LookupSetup, values: dict[str, bytes]

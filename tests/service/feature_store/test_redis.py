@@ -49,7 +49,6 @@ async def read_error(store: RedisStore) -> tuple[str, str]:
     return caught.value.reason, str(caught.value)
 
 
-@pytest.mark.parts
 def test_read_returns_values_in_the_order_of_the_keys(empty_redis: RedisServer) -> None:
     empty_redis.client.mset({"a": "1", "ü": b"\xff\x00", "long": "x" * 300_000})
     empty_redis.client.hset("hash", "field", "1")
@@ -58,7 +57,6 @@ def test_read_returns_values_in_the_order_of_the_keys(empty_redis: RedisServer) 
     assert values == [b"\xff\x00", b"1", None, None, b"x" * 300_000, b"1", None]
 
 
-@pytest.mark.parts
 def test_concurrent_reads_share_a_connection_and_get_their_own_values(empty_redis: RedisServer) -> None:
     empty_redis.client.mset({str(i): str(i) for i in range(500)})
 
@@ -69,7 +67,6 @@ def test_concurrent_reads_share_a_connection_and_get_their_own_values(empty_redi
     assert empty_redis.client.info("stats")["total_connections_received"] < 50
 
 
-@pytest.mark.parts
 def test_reads_after_timeouts_and_cancellations_get_their_own_values(empty_redis: RedisServer) -> None:
     empty_redis.client.mset({str(i): str(i) for i in range(100)})
 
@@ -80,8 +77,9 @@ def test_reads_after_timeouts_and_cancellations_get_their_own_values(empty_redis
         await asyncio.sleep(0.01)
         for task in tasks[::2]:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(task.cancelled() or isinstance(task.exception(), KeyValueStoreError) for task in tasks)
+        for i, result in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
+            failed = isinstance(result, (asyncio.CancelledError, KeyValueStoreError))
+            assert failed or result == [str(i).encode()]  # it succeeds if the machine is paused meanwhile
         proxy.delay = 0.0
         for i in range(50, 100):
             for _ in range(100):  # late responses may occupy the connection for some time
@@ -97,7 +95,6 @@ def test_reads_after_timeouts_and_cancellations_get_their_own_values(empty_redis
         with_store(f"redis://127.0.0.1:{proxy.port}", read_repeatedly, seconds=0.1)
 
 
-@pytest.mark.parts
 def test_read_from_a_slow_server_times_out(empty_redis: RedisServer) -> None:
     with SlowProxy(empty_redis.port).running() as proxy:
         proxy.delay = 60.0
@@ -105,7 +102,6 @@ def test_read_from_a_slow_server_times_out(empty_redis: RedisServer) -> None:
     assert error == ("timeout", "no answer within 20 ms")
 
 
-@pytest.mark.parts
 def test_read_from_a_stopped_server_is_unreachable_until_it_restarts(empty_redis: RedisServer) -> None:
     async def stop_and_restart(store: RedisStore) -> None:
         empty_redis.client.set("a", "1")
@@ -119,7 +115,6 @@ def test_read_from_a_stopped_server_is_unreachable_until_it_restarts(empty_redis
     with_store(empty_redis.url, stop_and_restart)
 
 
-@pytest.mark.parts
 def test_silent_connection_is_replaced(empty_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.feature_store.pipelined_connection.MAX_SILENT_SECONDS", 0.2)
 
@@ -141,7 +136,6 @@ def test_silent_connection_is_replaced(empty_redis: RedisServer, monkeypatch: py
         with_store(f"redis://127.0.0.1:{proxy.port}", read_through_silence, seconds=0.1)
 
 
-@pytest.mark.parts
 def test_rejected_commands_are_errors_with_the_reason_of_redis() -> None:
     with redis_server("--requirepass", "right", "--maxclients", "50") as server:
         url = f"redis://:{{}}@127.0.0.1:{server.port}"
@@ -153,7 +147,6 @@ def test_rejected_commands_are_errors_with_the_reason_of_redis() -> None:
         assert with_store(url.format("right") + "/99", read_error) == ("error", "DB index is out of range")
 
 
-@pytest.mark.parts
 def test_server_that_does_not_speak_the_redis_protocol_is_an_error() -> None:
     async def read_from_http_server() -> str:
         async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -170,7 +163,6 @@ def test_server_that_does_not_speak_the_redis_protocol_is_an_error() -> None:
     assert asyncio.run(read_from_http_server()) == "error"
 
 
-@pytest.mark.parts
 def test_tls_verifies_the_certificate_of_the_server(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     write_certificate(certificate, key)
@@ -211,7 +203,6 @@ def test_address_with_an_invalid_option_is_rejected_without_its_password(option:
     )
 
 
-@pytest.mark.parts
 @pytest.mark.parametrize("failure", [AttributeError("no writer"), RuntimeError("closed"), asyncio.CancelledError()])
 def test_unexpected_failure_of_the_connection_is_unreachable(
     empty_redis: RedisServer, failure: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -230,7 +221,6 @@ def test_unexpected_failure_of_the_connection_is_unreachable(
     assert with_store(empty_redis.url, fail_and_recover)[0] == "unreachable"
 
 
-@pytest.mark.parts
 def test_cancelled_read_raises_cancelled_error(empty_redis: RedisServer) -> None:
     async def cancel(store: RedisStore) -> None:
         reading = asyncio.create_task(store.read(["a"]))

@@ -19,8 +19,6 @@ from tests.support.ports import HOST, free_port
 from tests.support.redis_cluster import RedisCluster, redis_cluster
 from tests.support.redis_server import RedisServer
 
-pytestmark = pytest.mark.parts
-
 TIMEOUT_SECONDS = 10.0
 KEYS = [f"key:{number}" for number in range(600)]
 
@@ -68,7 +66,7 @@ def test_read_returns_values_of_all_servers_in_the_order_of_the_keys(
         assert with_store(url, lambda store: store.read([*KEYS, "nothing", KEYS[0]])) == [*values, None, values[0]]
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=1, max_size=30))
 def test_any_keys_are_read_as_the_client_of_redis_reads_them(empty_cluster: RedisCluster, keys: list[str]) -> None:
     for key in keys[::2]:
@@ -107,6 +105,7 @@ def test_keys_of_a_slot_that_moves_are_found_before_during_and_after(
         empty_cluster.move_slot(slot, target, source)
 
 
+@pytest.mark.system
 def test_lookup_that_needs_a_server_that_is_down_fails_until_it_is_back(tmp_path: Path) -> None:
     with redis_cluster(tmp_path, "--cluster-require-full-coverage", "no") as cluster:
         cluster.client.mset_nonatomic(dict.fromkeys(KEYS, b"1"))

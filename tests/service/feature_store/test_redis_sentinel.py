@@ -15,8 +15,6 @@ from service.feature_store.redis_sentinel import SentinelStore
 from tests.support.ports import HOST, free_port
 from tests.support.redis_cluster import SERVICE, monitored_redis
 
-pytestmark = pytest.mark.parts
-
 TIMEOUT_SECONDS = 10.0
 
 
@@ -40,6 +38,7 @@ async def read_error(store: SentinelStore) -> tuple[str, str]:
     return caught.value.reason, str(caught.value)
 
 
+@pytest.mark.system
 def test_read_follows_the_primary_after_a_failover(tmp_path: Path) -> None:
     with monitored_redis(tmp_path) as servers:
         servers.primary.client.mset({"a": "1", "b": "2"})

@@ -17,11 +17,10 @@ from fastapi.testclient import TestClient
 from pipelines.cli.main import main
 from service.app import create_app
 from service.settings import Settings
+from tests.support import rank_request
 from tests.support.arrow_streams import send, stream
 from tests.support.hand_ranker import ITEMS, USERS
 from tests.support.redis_server import RedisServer
-
-pytestmark = pytest.mark.parts
 
 
 @contextmanager
@@ -66,10 +65,7 @@ def loaded_redis(empty_redis: RedisServer, repository_with_tables: Path) -> Redi
 
 
 def rank(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post("/v1/rank", json=body | {"request_id": "r"})
-    assert response.status_code == 200, response.text
-    body_json: dict[str, Any] = response.json()
-    return body_json
+    return rank_request.rank(client, body | {"request_id": "r"})
 
 
 def draw_request(random: np.random.Generator) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from service.feedback.answers import MIN_SEGMENT_BYTES, AnsweredRequests
 from service.settings import Settings
+from tests.support.waiting import TIMEOUT_SECONDS
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_settings_without_feedback_or_memory_create_none(tmp_path: Any) -> None:
 def add_answers(answers: AnsweredRequests, name: str, barrier: Any) -> None:
     """Claim a segment, wait until every process has one, and remember answers."""
     answers.claim()
-    barrier.wait(60)
+    barrier.wait(TIMEOUT_SECONDS)
     for number in range(100):
         answers.add(f"{name}-{number}", [name, number])
 
@@ -103,7 +104,7 @@ def test_processes_find_the_answers_of_each_other_and_a_replacement_continues(
         for process in processes:
             process.start()
         for process in processes:
-            process.join(60)
+            process.join(TIMEOUT_SECONDS)
             assert process.exitcode == 0
 
     run("a", "b")

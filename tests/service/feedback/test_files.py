@@ -16,6 +16,7 @@ from service.feedback.files import RotatingJsonlFile
 from service.feedback.folder import FeedbackFolder
 from service.telemetry.metrics import Metrics
 from tests.support.metrics import samples
+from tests.support.waiting import wait_until
 
 LARGE, LONG = 1 << 30, 3600.0
 
@@ -204,18 +205,21 @@ def append_until_killed(folder: Path, process_index: int, last: Any) -> None:
 
 def test_appends_that_returned_survive_a_kill_as_complete_lines(tmp_path: Path) -> None:
     folder = tmp_path / "feedback"
-    context = multiprocessing.get_context("fork")
-    last_numbers = [context.RawValue("q", -1) for _ in range(4)]  # a RawValue has no lock that a kill could leave held
+    context = multiprocessing.get_context("spawn")
+    last_numbers = [context.RawValue("q", -1) for _ in range(3)]  # a RawValue has no lock that a kill could leave held
     processes = [
-        context.Process(target=append_until_killed, args=(folder, index, last))
+        context.Process(target=append_until_killed, args=(folder, index, last), daemon=True)
         for index, last in enumerate(last_numbers)
     ]
+
+    def all_have_appended() -> bool:
+        assert all(process.is_alive() for process in processes)
+        return all(last.value >= 100 for last in last_numbers)
+
     for process in processes:
         process.start()
     try:
-        while min(last.value for last in last_numbers) < 100:
-            assert all(process.is_alive() for process in processes)
-            time.sleep(0.01)
+        wait_until(all_have_appended, "each process has appended a hundred times")
     finally:
         for process in processes:
             process.kill()

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from service.feedback import writer as writers
 from service.feedback.files import RotatingJsonlFile
-from service.feedback.folder import FeedbackFolder
+from service.feedback.folder import FeedbackFolder, FolderUsage
 from service.feedback.quota import FolderFullError, KeyQuotaError
 from service.feedback.writer import FeedbackQueueFullError, FeedbackRecord, FeedbackWriter
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from tests.support.metrics import samples
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     append = RotatingJsonlFile.append
 
     def slow_append(files: RotatingJsonlFile, lines: bytes) -> None:
-        released.wait(60)
+        released.wait(TIMEOUT_SECONDS)
         append(files, lines)
 
     monkeypatch.setattr(RotatingJsonlFile, "append", slow_append)
@@ -102,7 +104,7 @@ def test_writer_finishes_an_old_file_while_its_queue_is_never_empty(tmp_path: Pa
             await asyncio.gather(*(write(writer, b"1\n") for _ in range(50)))
 
     with started_writer(tmp_path, feedback_max_seconds=0.05) as writer:
-        asyncio.run(asyncio.wait_for(keep_writing(writer), 30))
+        asyncio.run(asyncio.wait_for(keep_writing(writer), TIMEOUT_SECONDS))
 
 
 def test_write_with_a_full_queue_is_rejected_and_queued_lines_are_written(
@@ -296,6 +298,33 @@ def test_scan_sets_the_metrics_of_the_folder(tmp_path: Path, monkeypatch: pytest
         wait_until(lambda: value("folder_bytes") == 100, "the folder is measured")
         assert 0 < value("unfinished_since_timestamp_seconds") < float("inf")
         assert value("folder_limit_bytes") == 5_000
+
+
+def test_collected_files_free_their_quota_a_minute_after_a_scan_that_took_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects feedback against a stall of the machine, and against a folder that lists its files slowly."""
+    now, scan = [1000.0], FeedbackFolder.scan
+
+    def slow_scan(folder: FeedbackFolder) -> FolderUsage:
+        now[0] += 600.0
+        return scan(folder)
+
+    def fail() -> FeedbackRecord:
+        raise ZeroDivisionError
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time, sleep=time.sleep)
+    monkeypatch.setattr(writers, "time", clock)
+    monkeypatch.setattr(FeedbackFolder, "scan", slow_scan)
+    file = tmp_path / "feedback-20260110T090000Z-0123456789ab.jsonl"
+    file.write_bytes(b"x" * 100)
+    with started_writer(tmp_path, feedback_max_total_bytes=100) as writer:
+        file.unlink()
+        now[0] += 60.0
+        assert not _passes(lambda: writer.check(None, 1))
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(writer.write(None, 1, fail))  # wakes the thread, whose clock does not advance
+        wait_until(lambda: _passes(lambda: writer.check(None, 1)), "the quota is free")
 
 
 def _passes(check: Callable[[], None]) -> bool:

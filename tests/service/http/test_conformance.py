@@ -20,10 +20,10 @@ from service.http.media_types import ARROW
 from service.settings import Settings
 from tests.support.arrow_streams import stream
 
-EXAMPLES = {"POST": 60, "PUT": 30, "GET": 15}
+EXAMPLES = {"POST": 20, "PUT": 10, "GET": 5}
 """Number of generated cases per operation, for valid and for invalid requests each."""
 MIN_CASES = 1_000
-"""Minimum number of cases per service; there are two services."""
+"""Minimum number of cases per service."""
 NAMES = {"model": "feed", "version": "1"}
 CHECKS = {
     "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", 504]},  # an exceeded deadline
@@ -65,7 +65,9 @@ class CaseRunner:
         case.validate_response(response, headers=self._headers)
 
 
-@pytest.fixture(scope="module", params=["without keys", "with keys and feedback"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("without keys", marks=pytest.mark.nightly), "with keys and feedback"]
+)
 def runner(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> CaseRunner:
     folder = tmp_path_factory.mktemp("service")
     repository = shutil.copytree(repository, folder / "repository")  # admin operations may change it
@@ -81,9 +83,6 @@ def run_generated_cases(operation: APIOperation, mode: GenerationMode, runner: C
     @settings(
         max_examples=EXAMPLES[operation.method.upper()],
         phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode), use_existing_model=st.booleans())
@@ -96,6 +95,7 @@ def run_generated_cases(operation: APIOperation, mode: GenerationMode, runner: C
 
 
 def test_generated_requests_have_responses_that_match_the_openapi_document(runner: CaseRunner) -> None:
+    """Every operation of the service, with valid and invalid parameters, headers and bodies."""
     schema = runner.schema()
     for result in schema.get_all_operations():
         operation = result.ok()

@@ -163,14 +163,12 @@ def test_versions_that_appear_and_disappear_are_followed(console: TestClient, re
     assert list(versions_of(console)) == ["1", "2"]
 
 
-@pytest.mark.parts
-def test_repository_that_does_not_respond_is_504(
-    console: TestClient, repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hanging_filesystem(repo / "feed"):
-        response = console.get(f"{API}/models")
+def test_repository_that_does_not_respond_is_504(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.console.REPOSITORY_SECONDS", 0.5)
+    with service_of(repo) as client, hanging_filesystem(repo / "feed"):
+        response = client.get(f"{API}/models")
         assert response.status_code == 504
-        assert console.post("/v1/rank", json=BODY).status_code == 200
+        assert client.post("/v1/rank", json=BODY).status_code == 200
 
 
 def test_loop_without_its_parts_is_empty(client: TestClient) -> None:

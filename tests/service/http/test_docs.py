@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from service.http.auth.keys import create_key
 from tests.support.chromium import Page, open_browser
-from tests.support.ports import HOST, free_port
+from tests.support.ports import HOST
 from tests.support.processes import running_service
 
 RANK = "#operations-ranking-rank_v1_rank_post"
@@ -65,8 +65,6 @@ def test_other_files_of_the_package_are_not_served(client: TestClient, name: str
     assert client.get(f"/docs/{name}").status_code == 404
 
 
-@pytest.mark.parts
-@pytest.mark.slow
 def test_page_shows_and_tries_operations_without_other_hosts(
     repository: Path, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -84,17 +82,15 @@ def test_page_shows_and_tries_operations_without_other_hosts(
         assert page.errors == []
 
 
-@pytest.mark.parts
-@pytest.mark.slow
 def test_page_authorizes_requests_with_a_key_and_documents_the_operations_port(
     repository: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
     secret = create_key(keys, "browser", ("admin",))
-    port = free_port()
-    options = ["--keys", str(keys), "--operations-port", str(port)]
+    options = ["--keys", str(keys), "--operations-port", "0"]
     with running_service(repository, options, threads=1) as service, open_browser(tmp_path / "profile") as page:
-        page.open(f"http://{HOST}:{port}/docs")
+        operations = f"http://{HOST}:{service.operations_port}"
+        page.open(f"{operations}/docs")
         index = "#operations-repository-list_versions_v2_repository_index_post"
         assert try_operation(page, index, {})[0] == "401"
         click(page, ".btn.authorize")
@@ -109,5 +105,5 @@ def test_page_authorizes_requests_with_a_key_and_documents_the_operations_port(
         click(page, f"{index} .execute")
         response = f"document.querySelector('{index} .live-responses-table tbody .response-col_description')"
         assert page.wait_for(f"{response}.innerText.includes('READY')")
-        assert all(url.startswith((f"http://{HOST}:{port}/", "data:", "about:")) for url in page.requested)
+        assert all(url.startswith((f"{operations}/", "data:", "about:")) for url in page.requested)
         assert service.get("/docs").startswith(b"HTTP/1.1 200 ")

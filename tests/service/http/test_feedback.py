@@ -21,6 +21,7 @@ from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
 from service.http.auth.keys import create_key
 from service.protocol.messages import MAX_LABELS
 from service.settings import Settings
+from tests.support import rank_request
 from tests.support.metrics import samples
 
 EVENT: dict[str, Any] = {"item": "v1", "labels": {"click": 1, "watch_time": 12.5}}
@@ -43,9 +44,7 @@ def feedback_client(repository: Path, folder: Path) -> Iterator[TestClient]:
 
 def rank(client: TestClient, request_id: str, **fields: Any) -> None:
     """Rank the items v0 to v11."""
-    body = {"request_id": request_id, "items": {"id": [f"v{i}" for i in range(12)]}, **fields}
-    response = client.post("/v1/rank", json=body)
-    assert response.status_code == 200, response.text
+    rank_request.rank(client, {"request_id": request_id, "items": {"id": [f"v{i}" for i in range(12)]}, **fields})
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -123,24 +122,29 @@ INVALID: list[tuple[Any, str]] = [
     (BODY | {"events": [EVENT | {"labels": {"unknown": 1e39}}]}, "events[0].labels.unknown"),
     (BODY | {"events": [EVENT | {"time": "2126-01-31T10:30:00Z"}]}, "events[0].time"),
     (BODY | {"events": [EVENT | {"time": "1970-01-01T00:00:00Z"}]}, "events[0].time"),
+    *(
+        (BODY | {"events": [EVENT | {"labels": {"click": value}}]}, "events[0].labels.click")
+        for value in ("1", None, [1], True, 10**400)
+    ),
 ]
+
+
+@pytest.fixture(scope="module")
+def rejecting(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Path]]:
+    """A client of a service that has written no feedback, and the folder for it."""
+    folder = tmp_path_factory.mktemp("feedback")
+    with TestClient(create_app(Settings(repository=repository, feedback_dir=folder))) as client:
+        yield client, folder
 
 
 @pytest.mark.parametrize(("body", "field"), INVALID, ids=range(len(INVALID)))
 def test_feedback_invalid_field_is_named_and_nothing_is_written(
-    feedback_client: TestClient, folder: Path, body: Any, field: str
+    rejecting: tuple[TestClient, Path], body: Any, field: str
 ) -> None:
-    response = feedback_client.post("/v1/feedback", json=body)
+    client, folder = rejecting
+    response = client.post("/v1/feedback", json=body)
     assert response.status_code == 422, response.text
     assert [error["field"] for error in response.json()["errors"]] == [field]
-    assert lines(folder) == []
-
-
-@pytest.mark.parametrize("value", ["1", None, [1], True, 10**400], ids=repr)
-def test_feedback_label_other_than_a_number_is_422(feedback_client: TestClient, folder: Path, value: Any) -> None:
-    response = feedback_client.post("/v1/feedback", json=BODY | {"events": [EVENT | {"labels": {"click": value}}]})
-    assert response.status_code == 422, response.text
-    assert response.json()["errors"][0]["field"] == "events[0].labels.click"
     assert lines(folder) == []
 
 

@@ -70,9 +70,8 @@ def test_permit_is_released_however_a_request_ends(repository: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/rank", "/v1/models/feed/rank", "/v2/models/feed/infer", "/v1/feedback"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
-def test_another_method_of_a_raw_route_returns_405(repository: Path, path: str, method: str) -> None:
-    with TestClient(create_app(Settings(repository=repository))) as client:
-        response = client.request(method, path)
+def test_another_method_of_a_raw_route_returns_405(client: TestClient, path: str, method: str) -> None:
+    response = client.request(method, path)
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
     assert response.headers["x-request-id"]

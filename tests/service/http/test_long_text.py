@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.columns import may_contain_long_text
@@ -28,7 +28,6 @@ def longest_text(value: Any) -> int:
     return max(map(longest_text, inner), default=0)
 
 
-@settings(deadline=None, max_examples=500)
 @given(DOCUMENTS, SEPARATORS, st.integers(1, 12), st.booleans())
 def test_long_text_is_always_detected(
     document: Any, separators: tuple[str, str], max_length: int, ensure_ascii: bool

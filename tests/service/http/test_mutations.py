@@ -148,7 +148,7 @@ def test_unmutated_request_is_valid(client: TestClient, body: dict[str, Any]) ->
     assert client.post("/v1/rank", json=body).status_code == 200
 
 
-@settings(max_examples=800, derandomize=True, database=None, deadline=None)
+@settings(max_examples=400)
 @given(body=mutated_json(BODIES), accept=ACCEPT)
 def test_mutated_json_has_a_documented_response(
     client: TestClient, document: dict[str, Any], body: bytes, accept: str
@@ -156,7 +156,7 @@ def test_mutated_json_has_a_documented_response(
     check_response(client, document, body, JSON, accept)
 
 
-@settings(max_examples=600, derandomize=True, database=None, deadline=None)
+@settings(max_examples=300)
 @given(body=mutated_streams(), accept=ACCEPT)
 def test_mutated_stream_has_a_documented_response(
     client: TestClient, document: dict[str, Any], body: bytes, accept: str

@@ -11,7 +11,6 @@ import random
 import select
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
+from tests.support.waiting import TIMEOUT_SECONDS
 
 SOURCE, REPOSITORY, KILLS, OPERATION = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
@@ -51,17 +51,34 @@ def run_once(reconciler: Reconciler) -> None:
 
 
 def run_until_killed(pipe: int) -> None:
-    """Load the repository, report the current version and the seconds of one operation, and repeat the operation."""
+    """Load the repository, report the current version and the end of one operation, and repeat the operation.
+
+    Each operation on a file of the repository is reported by a dot before it begins.
+    """
     reconciler, current = load_repository()
-    start = time.monotonic()
+    os.write(pipe, f"{current}\n".encode())
+
+    def report(event: str, arguments: tuple[object, ...]) -> None:
+        if event.startswith(("open", "os.")) and arguments and str(arguments[0]).startswith(str(REPOSITORY)):
+            os.write(pipe, b".")
+
+    sys.addaudithook(report)
     run_once(reconciler)
-    os.write(pipe, json.dumps([current, time.monotonic() - start]).encode())
+    os.write(pipe, b"\n")
     while True:
         run_once(reconciler)
 
 
-def fork() -> tuple[int, int, float]:
-    """Fork a process that runs until it is killed; return its id and its report."""
+def read(pipe: int) -> bytes:
+    """Read one byte of the reports."""
+    assert select.select([pipe], [], [], TIMEOUT_SECONDS)[0], "the process does nothing"
+    byte = os.read(pipe, 1)
+    assert byte, "the repository that the killed process left cannot be served"
+    return byte
+
+
+def run_and_kill(draw: random.Random) -> int:
+    """Fork a process, and kill it after a random number of operations on files; return the version that it loaded."""
     read_end, write_end = os.pipe()
     pid = os.fork()  # this process has no threads: it loads no model itself
     if not pid:
@@ -71,25 +88,19 @@ def fork() -> tuple[int, int, float]:
             print(repr(error), flush=True)
         os._exit(1)
     os.close(write_end)
-    assert select.select([read_end], [], [], 60)[0], "the process does nothing"
-    report = os.read(read_end, 100)
+    current, dots = (b"".join(iter(lambda: read(read_end), b"\n")) for _ in range(2))
+    for _ in range(draw.randint(0, 2 * len(dots))):
+        read(read_end)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     os.close(read_end)
-    assert report, "the repository that the killed process left cannot be served"
-    current, seconds = json.loads(report)
-    return pid, current, seconds
+    return int(current)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     draw = random.Random(7)
-    versions = []
-    for _ in range(KILLS + 1):
-        pid, current, seconds = fork()
-        versions.append(current)
-        time.sleep(draw.uniform(0, 2 * seconds))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    print(json.dumps(versions))
+    print(json.dumps([run_and_kill(draw) for _ in range(KILLS + 1)]))
 
 
 if __name__ == "__main__":

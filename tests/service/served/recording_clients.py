@@ -1,4 +1,4 @@
-"""Clients that record which ranking requests and feedback a service answered, and when."""
+"""Clients that record which ranking requests and feedback a service answered."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ class Connection:
     """Answers on one connection, all by the same process.
 
     Attributes:
-        answered: Time of each answered ranking request by its id.
+        answered: Ids of answered ranking requests, in their order.
         accepted: Ids of accepted feedback.
-        ended: Time at which the service closed the connection; infinity if the client did.
     """
 
-    answered: dict[str, float] = field(default_factory=dict)
+    answered: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
-    ended: float = float("inf")
 
 
 class RecordingClients:
@@ -49,7 +47,8 @@ class RecordingClients:
         count: Number of clients.
 
     Attributes:
-        connections: All connections with a response.
+        answered: Ids of all answered ranking requests so far.
+        connections: All connections that have ended.
         faults: Unexpected responses.
     """
 
@@ -57,6 +56,7 @@ class RecordingClients:
         self._port, self._name, self._count = port, name, count
         self._stopped = threading.Event()
         self._numbers = itertools.count()
+        self.answered: list[str] = []
         self.connections: list[Connection] = []
         self.faults: list[str] = []
 
@@ -80,7 +80,6 @@ class RecordingClients:
                     self._exchange(client, connection)
                     time.sleep(PAUSE_SECONDS)
             except (OSError, http.client.HTTPException):
-                connection.ended = time.monotonic()
                 time.sleep(PAUSE_SECONDS)
             finally:
                 client.close()
@@ -94,7 +93,8 @@ class RecordingClients:
         items = [{"id": item, "features": {"price": item + 0.5}} for item in range(count)]
         body = {"request_id": request_id, "user": {"id": f"u{number % 20}"}, "items": items}
         if self._post(client, "/v1/rank", body, 200):
-            connection.answered[request_id] = time.monotonic()
+            connection.answered.append(request_id)
+            self.answered.append(request_id)
         if number % 2:
             events = LARGE_EVENTS if number % LARGE_EVERY == 1 else 1 + number % 3
             feedback = [{"item": item, "labels": {"click": 1.0}} for item in range(events)]

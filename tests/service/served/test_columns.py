@@ -21,6 +21,7 @@ from service.app import create_app
 from service.settings import Settings
 from tests.support.arrow_streams import send, stream
 from tests.support.counted_ranker import draw_events, make_counted_ranker
+from tests.support.rank_request import rank
 from tests.support.redis_server import RedisServer
 from tests.support.served_files import ServedFile, score_again, served_files
 
@@ -42,13 +43,6 @@ def logging_client(repository: Path, folder: Path, **settings: Any) -> Iterator[
     """A client of a service that writes its served log when the context ends."""
     with TestClient(create_app(Settings(repository=repository, served_log=folder, **settings))) as client:
         yield client
-
-
-def rank(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post("/v1/rank", json=body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def by_item(file: ServedFile, request_id: str, column: str) -> dict[Any, Any]:
@@ -190,7 +184,6 @@ def test_large_requests_in_several_batches_are_logged_as_one_row(
     assert by_item(file, "r", "item.price") == {i: float(i) for i in range(60)}
 
 
-@pytest.mark.parts
 def test_values_of_the_store_are_logged_with_their_source(
     repository_without_tables: Path, tmp_path: Path, empty_redis: RedisServer, hand_ranker: FrozenRanker
 ) -> None:

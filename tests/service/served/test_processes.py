@@ -12,12 +12,13 @@ from tests.support.http_client import send_request
 from tests.support.metrics import samples
 from tests.support.processes import running_service
 from tests.support.served_files import logged_ids
+from tests.support.waiting import TIMEOUT_SECONDS
 
 THREADS, REQUESTS = 4, 25
 """Clients, and requests of each."""
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_stopped_service_has_logged_every_answer_of_all_workers(repository: Path, tmp_path: Path) -> None:
     answered: list[str] = []
 
@@ -38,7 +39,7 @@ def test_stopped_service_has_logged_every_answer_of_all_workers(repository: Path
         service.wait_until(lambda: samples(service.metrics()).get("ranker_served_requests_total", 0.0) == len(answered))
         send(service.url, THREADS)
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0
+        assert service.process.wait(TIMEOUT_SECONDS) == 0
     assert len(answered) == (THREADS + 1) * REQUESTS
     assert sorted(logged_ids(log)) == sorted(answered)
     assert not list(log.glob("*.part"))

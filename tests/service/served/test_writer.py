@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from service.served.record import is_sampled
 from service.settings import Settings
 from tests.support.metrics import samples
 from tests.support.served_files import logged_ids, served_files
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 
 @contextmanager
@@ -54,29 +56,44 @@ def drop_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if message.startswith("the served log drops requests")]
 
 
-def test_file_is_finished_within_the_interval_and_the_end_flushes_the_rest(repository: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the writer, which only the test advances: the single number in this list, in seconds."""
+    now = [time.monotonic()]
+    clock = SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time, time=time.time)
+    monkeypatch.setattr(writers, "time", clock)
+    return now
+
+
+def test_file_is_finished_within_the_interval_and_the_end_flushes_the_rest(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    monkeypatch.setattr(writers, "COLLECT_SECONDS", 0.05)
     folder = tmp_path / "log"
-    with client_of(repository, folder, served_log_seconds=1.5) as client:
+    with client_of(repository, folder, served_log_seconds=3600) as client:
         started = metrics(client)["ranker_served_finished_timestamp_seconds"]
         rank(client, "first")
-        wait_until(lambda: list(folder.glob("*.parquet")), timeout=10.0)
-        assert logged_ids(folder) == ["first"]
+        wait_until(lambda: metrics(client)["ranker_served_queue_rows"] == 2)
+        assert not list(folder.iterdir())
+        now[0] += 3600.0
         wait_until(lambda: metrics(client)["ranker_served_requests_total"] == 1)
+        assert logged_ids(folder) == ["first"]
         values = metrics(client)
         assert values["ranker_served_bytes_total"] == sum(path.stat().st_size for path in folder.iterdir())
         assert values["ranker_served_finished_timestamp_seconds"] > started
+        now[0] = time.monotonic()
         for number in range(40):
             rank(client, f"last-{number}")
-        wait_until(lambda: metrics(client)["ranker_served_queue_rows"] > 0)
+        wait_until(lambda: metrics(client)["ranker_served_queue_rows"] == 80)
     assert sorted(logged_ids(folder)) == sorted(["first", *(f"last-{number}" for number in range(40))])
-    assert [path.suffix for path in folder.iterdir()] == [".parquet"] * len(list(folder.iterdir()))
+    assert [path.suffix for path in folder.iterdir()] == [".parquet"] * 2
 
 
 def test_reached_size_finishes_a_file_early(repository: Path, tmp_path: Path) -> None:
     with client_of(repository, tmp_path, served_log_seconds=3600, served_log_max_bytes=2_000) as client:
         for number in range(20):
             rank(client, f"r{number}")
-        wait_until(lambda: list(tmp_path.glob("*.parquet")), timeout=20.0)
+        wait_until(lambda: list(tmp_path.glob("*.parquet")))
 
 
 def test_without_the_setting_nothing_is_logged(repository: Path, tmp_path: Path) -> None:
@@ -181,6 +198,33 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
     assert "served_log_max_total_bytes is 30000" in drop_lines(caplog)[0]
 
 
+def test_collected_files_make_room_a_minute_after_a_scan_that_took_long(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    """Protects the log against a stall of the machine, and against a folder that lists its files slowly."""
+    scan = ServedFolder.scan
+
+    def slow_scan(folder: ServedFolder) -> int:
+        now[0] += 600.0
+        return scan(folder)
+
+    monkeypatch.setattr(ServedFolder, "scan", slow_scan)
+    file = tmp_path / "served-20990101T000000Z-0123456789ab.parquet"
+    file.write_bytes(b"x" * 30_000)
+    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=30_000) as client:
+        rank(client, "dropped")
+        wait_until(lambda: dropped(client, "folder_full") == 1)
+        file.unlink()
+        now[0] += 60.0
+
+        def is_logged() -> bool:
+            rank(client, "logged")
+            return metrics(client)["ranker_served_queue_rows"] > 0
+
+        wait_until(is_logged)
+    assert "dropped" not in logged_ids(tmp_path)
+
+
 def test_full_disk_drops_and_counts_and_ranking_goes_on(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,14 +286,14 @@ def test_full_queue_drops_and_counts_while_the_disk_hangs(
 
     def hang(folder: ServedFolder, content: memoryview) -> Path:
         writing.set()
-        released.wait(60)
+        released.wait(TIMEOUT_SECONDS)
         return write(folder, content)
 
     monkeypatch.setattr(writers, limit, 5)
     monkeypatch.setattr(ServedFolder, "write", hang)
     with client_of(repository, tmp_path, served_log_seconds=1) as client:
         rank(client, "written")
-        assert writing.wait(30)
+        assert writing.wait(TIMEOUT_SECONDS)
         for number in range(20):
             rank(client, f"r{number}")
         released.set()

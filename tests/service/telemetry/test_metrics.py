@@ -115,7 +115,6 @@ def test_model_info_of_an_unloaded_version_is_0() -> None:
     assert samples(metrics.exposition().decode())["ranker_model_info,model=feed,role=canary,version=1"] == 0
 
 
-@pytest.mark.parts
 def test_promtool_accepts_the_exposition(client: TestClient, request_body: dict[str, Any]) -> None:
     if shutil.which("promtool") is None:
         message = "promtool is not installed (Debian: prometheus)"

@@ -50,10 +50,11 @@ def service(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield service
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
     service: ServiceProcess, request_body: dict[str, Any], tmp_path: Path
 ) -> None:
+    """Protects the totals of counters against the end of a worker; starts three workers."""
     first, second = workers(service)
     for other in (first, second):
         with suspended(other):
@@ -86,7 +87,7 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
     connection.close()
     assert samples(service.metrics()).items() >= expected.items()
     post_json(f"{service.url}/v1/rank", request_body)
-    assert samples(service.metrics())["ranker_requests_total,model=feed,status=200"] == 41
+    service.wait_until(lambda: samples(service.metrics())["ranker_requests_total,model=feed,status=200"] == 41)
 
     assert list(tmp_path.glob("ranker-metrics-*"))
     service.process.terminate()

@@ -126,9 +126,9 @@ def test_unresponsive_receiver_fails_no_request_and_delays_shutdown_briefly(
 ) -> None:
     with occupied_port() as port:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
         monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.3)
-        assert rank_and_shut_down(repository, request_body, {}) < 8
+        assert rank_and_shut_down(repository, request_body, {}) < 50
 
 
 def test_from_environment_without_endpoint_or_disabled_returns_none() -> None:

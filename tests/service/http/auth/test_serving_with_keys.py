@@ -9,7 +9,7 @@ import pytest
 from pipelines.cli.main import main
 from service.http.auth.keys import create_key
 from tests.support.http_client import send_request
-from tests.support.ports import HOST, free_port, occupied_port
+from tests.support.ports import HOST, occupied_port
 from tests.support.processes import started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
@@ -17,10 +17,9 @@ from tests.support.waiting import TIMEOUT_SECONDS
 def test_service_with_keys_separates_operations_and_requires_a_key_to_rank(repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     secret = create_key(keys, "tests", ("rank",))
-    operations_port = free_port()
-    options = ["--keys", str(keys), "--operations-port", str(operations_port)]
+    options = ["--keys", str(keys), "--operations-port", "0"]
     with started_service(repository, options) as service:
-        operations = f"http://{HOST}:{operations_port}"
+        operations = f"http://{HOST}:{service.operations_port}"
         service.wait_until(lambda: send_request(f"{operations}/v2/health/ready").status == 200)
         body, header = {"items": {"id": ["v1"]}}, {"X-API-Key": secret}
         bearer = {"Authorization": f"Bearer {secret}"}

@@ -23,17 +23,17 @@ ROOT = Path(__file__).parents[4]
 LOCK = ROOT / "requirements" / "isolated" / "open-inference.lock"
 PROGRAM = Path(__file__).with_name("call_clients.py")
 
-pytestmark = pytest.mark.parts
-
 
 @pytest.fixture(scope="module")
 def python(once: Once) -> Path:
     """Python of an environment with the clients."""
 
     def install(folder: Path) -> None:
-        install_locked = ["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--requirement", LOCK]
-        for command in ([sys.executable, "-m", "venv", folder], [folder / "bin" / "python", *install_locked]):
-            result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        options = ["--quiet", "--no-compile", "--no-deps", "--require-hashes", "--requirement", LOCK]
+        install_locked = ["pip", "--python", folder / "bin" / "python", "install", *options]
+        for arguments in (["venv", "--without-pip", folder], install_locked):
+            command = [sys.executable, "-m", *map(str, arguments)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode and not os.environ.get("CI"):
                 pytest.skip(f"the clients cannot be installed: {result.stderr[-300:]}")
             assert not result.returncode, result.stderr

@@ -1,0 +1,111 @@
+"""The lanes of the test suite: every test is in exactly one of them. See "Tests" in CONTRIBUTING.md.
+
+``system`` and ``nightly`` are written at the test. ``process`` is found here: a test starts a program if the test, one
+of its fixtures or a helper of theirs uses a module that starts programs. All other tests are ``core``; there, starting
+a program fails.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NoReturn
+
+import pytest
+
+SECONDS = {"core": 60, "process": 300, "system": 300, "nightly": 1_800}
+"""Time limit of a test in each lane."""
+PROGRAM_MODULES = {
+    "benchmarks.frontier",
+    "benchmarks.lookup",
+    "benchmarks.serving.budget",
+    "benchmarks.serving.peers.catalog",
+    "benchmarks.training.__main__",
+    "benchmarks.training.growth",
+    "multiprocessing",
+    "pipelines.bench.harness",
+    "pipelines.bench.overload",
+    "pipelines.bench.server_process",
+    "pipelines.jobs.demo",
+    "pipelines.tuning.workers",
+    "requirements.lock",
+    "requirements.sbom",
+    "service.server.supervisor",
+    "service.server.worker",
+    "subprocess",
+    "torch.multiprocessing",
+}
+"""Modules whose functions start programs."""
+
+
+@pytest.fixture
+def programs() -> None:
+    """Put a test into the lane ``process`` whose program is started by a part that PROGRAM_MODULES does not name."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    known: dict[int, bool] = {}
+    for item in items:
+        written = {mark.name for mark in item.iter_markers() if mark.name in SECONDS}
+        if not written <= {"system", "nightly"}:
+            raise pytest.UsageError(f"{item.nodeid}: is marked {sorted(written)}; write 'system', 'nightly' or neither")
+        lane = "nightly" if "nightly" in written else "system" if written else _lane_by_use(item, known)
+        if not written:
+            item.add_marker(lane)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS[lane]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let no test of the lane ``core`` start a program."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("core"):
+            patch.setattr(subprocess.Popen, "__init__", _fail)
+            patch.setattr(BaseProcess, "start", _fail)
+        return (yield)
+
+
+def _fail(self: object, *args: object, **options: object) -> NoReturn:
+    pytest.fail(f"a test of the lane 'core' starts a program: {args}; see tests/lanes.py")
+
+
+def _lane_by_use(item: pytest.Item, known: dict[int, bool]) -> str:
+    """Return ``process`` if the test or one of its fixtures uses a module that starts programs, else ``core``."""
+    assert isinstance(item, pytest.Function)
+    test = getattr(item.obj, "hypothesis", None)
+    fixtures = item._fixtureinfo.name2fixturedefs
+    functions = [test.inner_test if test else item.obj, *(definitions[-1].func for definitions in fixtures.values())]
+    starts = programs.__name__ in fixtures or any(_uses_programs(function, known) for function in functions)
+    return "process" if starts else "core"
+
+
+def _uses_programs(value: Any, known: dict[int, bool]) -> bool:
+    """Return whether a module, or a function or class of the tests, starts programs or uses one that does."""
+    value = inspect.unwrap(value) if callable(value) else value
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    if module in PROGRAM_MODULES:
+        return True
+    if str(module).partition(".")[0] != "tests" or id(value) in known:
+        return known.get(id(value), False)
+    known[id(value)] = False  # ends recursion
+    if isinstance(value, type):
+        members = [getattr(member, "__func__", member) for member in vars(value).values()]
+        used: list[Any] = [*value.__bases__, *(getattr(member, "fget", member) for member in members)]
+    else:
+        function = getattr(value, "__func__", value)
+        used = _globals(function) if isinstance(function, FunctionType) else []
+    known[id(value)] = any(_uses_programs(part, known) for part in used)
+    return known[id(value)]
+
+
+def _globals(function: FunctionType) -> list[Any]:
+    """Return the modules, functions and classes that a function names."""
+    codes: list[CodeType] = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    names = {name for code in codes for name in code.co_names}
+    return [function.__globals__[name] for name in sorted(names & function.__globals__.keys())]
