@@ -32,7 +32,7 @@ def test_free_ports_of_two_processes_are_disjoint() -> None:
     assert len(set(ports)) == len(ports) == 400
 
 
-def test_free_port_is_refused_to_others_and_given_to_a_server_again_and_again() -> None:
+def test_free_port_is_kept_from_others_and_given_to_a_server_again_and_again() -> None:
     port = free_port()
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((HOST, port))

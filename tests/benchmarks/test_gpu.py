@@ -26,9 +26,10 @@ names = {name.split(">")[0].split("=")[0].replace("-", "_") for name in requirem
 for name in (names | {"sklearn", "starlette", "fbgemm_gpu"}) - allowed:
     sys.modules[name] = None  # Makes its import fail.
 
-from benchmarks.gpu import main
+from benchmarks import gpu
 
-sys.exit(main(sys.argv[1:]))
+gpu.CANDIDATES = gpu.CANDIDATES[:2]
+sys.exit(gpu.main(sys.argv[1:]))
 """
 
 
@@ -39,11 +40,11 @@ def test_main_needs_only_torch_and_numpy(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     results = json.loads(file.read_text())
     assert results["parity"] <= gpu.MAX_ERROR
-    assert list(results["sizes"]) == [str(count) for count in gpu.CANDIDATES]
+    assert list(results["sizes"]) == [str(count) for count in gpu.CANDIDATES[:2]]
     for seconds in results["sizes"].values():
         assert set(seconds) == {"replay", "eager", "matmul", "memory"}
         assert all(value > 0 for values in seconds.values() for value in values)
-    assert process.stdout.count("\n| ") == 2 + len(gpu.CANDIDATES)
+    assert process.stdout.count("\n| ") == 2 + 2
     assert "- parity with float64 on the CPU: " in process.stdout
 
 

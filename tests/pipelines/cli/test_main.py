@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.cli.arguments import SHELLS
 from pipelines.cli.main import main
+from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from tests.support.ports import occupied_port
 
@@ -147,18 +148,17 @@ def test_evaluate_json_equals_the_stored_evaluation(workflow: Workflow) -> None:
 
 
 def test_evaluate_importance_prints_it_and_adds_it_to_the_run(
-    workflow: Workflow, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    shared_shop: Shop, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(workflow.folder / "run", tmp_path / "run"))
+    run = train(shared_shop.config(), tmp_path / "run").path
     before = json.loads((run / "evaluation.json").read_text())
     assert main(["evaluate", str(run), "--importance"]) == 0
     assert "permutation importance: drop in AUC or rise in RMSE" in capsys.readouterr().out
     stored = json.loads((run / "evaluation.json").read_text())
     importance = stored.pop("importance")
     assert stored == before
-    assert {entry["name"] for entry in importance["entries"]} >= {"user_id", "item_id", "surface"}
-    day = workflow.folder / "logs" / "log" / "date=2026-01-10"
-    assert main(["evaluate", str(run), "--logs", str(day), "--importance"]) == 0
+    assert {entry["name"] for entry in importance["entries"]} >= {"user_id", "item_id", "tab"}
+    assert main(["evaluate", str(run), "--logs", str(shared_shop.log), "--importance"]) == 0
     assert json.loads((run / "evaluation.json").read_text())["importance"] == importance
 
 

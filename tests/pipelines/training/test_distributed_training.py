@@ -28,7 +28,13 @@ from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-SETTINGS = [*SMALL, "training.batch_size=64", "training.epochs=2", "evaluation.baselines=[]"]
+SETTINGS = [
+    *SMALL,
+    "training.batch_size=64",
+    "training.epochs=2",
+    "evaluation.baselines=[]",
+    "evaluation.bootstrap=0",
+]
 RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
 
@@ -53,7 +59,7 @@ def two_ranks(logs: Path, once: Once) -> Path:
 
         with pytest.raises(KeyboardInterrupt):
             train(load_config(logs / "ranker.toml", SETTINGS), interrupted, on_check=stop)
-        short = [*SETTINGS, "training.epochs=1"]
+        short = [*SETTINGS, "training.batch_size=128", "training.epochs=1", "counters=[]"]
         new_day = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
         options = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
         commands = {

@@ -72,6 +72,7 @@ def test_json_line_with_exception_has_the_traceback_in_one_field(lines: Callable
     assert "with two\nlines" in line["exception"]
 
 
+@pytest.mark.filterwarnings("always:old")
 def test_configure_logs_uvicorn_warnings_and_thread_failures_as_json(lines: Callable[[], Any]) -> None:
     logs.configure("json")
     logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "Started in color"})
