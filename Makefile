@@ -43,7 +43,7 @@ test-all: test
 # Sends ten minutes of mixed traffic to one process and then to two workers, and checks that memory and open files have
 # not grown.
 soak: .venv/dev
-	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s tests/service/test_soak.py
+	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s -m nightly tests/service/test_soak.py
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from fastapi.dependencies import models as fastapi_models
 from filelock import FileLock
 
 from pipelines.config.config import Config, load_config
@@ -73,8 +74,12 @@ pytest_plugins = ["tests.lanes", "tests.evidence"]
 
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("repeatable", **ANY_SPEED, derandomize=True)
-hypothesis.settings.register_profile("random", **ANY_SPEED, print_blob=True)
+hypothesis.settings.register_profile("random", **ANY_SPEED, max_examples=300, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+ENDPOINT_CACHES: list[Any] = [value for value in vars(fastapi_models).values() if hasattr(value, "cache_clear")]
+"""Caches of FastAPI that keep every application alive, with its models and open files."""
 
 
 @pytest.fixture
@@ -199,3 +204,5 @@ def _restore_process() -> Iterator[None]:
         logger.setLevel(level)
     threading.excepthook = hook
     logging.captureWarnings(False)
+    for cached in ENDPOINT_CACHES:
+        cached.cache_clear()

@@ -81,8 +81,16 @@ def occurs(quote: str, message: str) -> bool:
     fragments = [fragment.strip(" :;,.") for fragment in VARIABLE.split(quote)]
     if re.search(".*".join(re.escape(fragment) for fragment in fragments if fragment), message, re.DOTALL):
         return True
-    filled = ".+".join(re.escape(part) for part in message.split(PLACEHOLDER))
-    return len(re.findall(r"[a-z]{2,}", message)) > 1 and re.fullmatch(filled, quote) is not None
+    filled = filled_message(message)
+    return filled is not None and filled.fullmatch(quote) is not None
+
+
+@cache
+def filled_message(message: str) -> re.Pattern[str] | None:
+    """Return the pattern of a message whose formatted parts are filled in; None if it has less than two fixed words."""
+    if len(re.findall(r"[a-z]{2,}", message)) < 2:
+        return None
+    return re.compile(".+".join(re.escape(part) for part in message.split(PLACEHOLDER)))
 
 
 def test_quoted_messages_exist_in_the_code() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.cli.main import main
 
-CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
+CHANGES = {"os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
 """Audit events that change files, besides opening a file for writing."""
 
 

@@ -45,6 +45,7 @@ def size_of(folder: Path) -> int:
 def test_flood_of_one_key_ends_at_its_quota_while_ranking_and_other_keys_go_on(
     repository: Path, tmp_path: Path, workers: int
 ) -> None:
+    """One key must fill neither the disk nor the memory, and each answer 202 must be a line of a file."""
     file, folder = tmp_path / "keys.json", tmp_path / "feedback"
     flooding = {"X-API-Key": create_key(file, "flood", ("feedback",))}
     other = {"X-API-Key": create_key(file, "other", ("rank", "feedback"))}
@@ -98,6 +99,7 @@ def test_rate_limited_key_cannot_keep_others_from_ranking(repository: Path, tmp_
 
 
 def test_no_accepted_feedback_is_lost_silently_while_the_folder_is_replaced(repository: Path, tmp_path: Path) -> None:
+    """Each answer 202 must be a line of a file, wherever the folder was when it was written."""
     folder, removed = tmp_path / "feedback", tmp_path / "removed"
     removed.mkdir()
     body = {"request_id": "r-1", "events": EVENTS[:1]}

@@ -29,6 +29,7 @@ LOOPBACK = ["127.0.0.1", "127.8.0.1", "::1", "localhost"]
 
 @pytest.mark.system
 def test_workers_share_a_port_and_a_killed_worker_is_replaced(repository: Path, request_body: dict[str, Any]) -> None:
+    """The death of a process must not end the service."""
     with running_service(repository, workers=2, threads=1) as service:
         service.wait_until(lambda: len(service.worker_pids()) == 2)
         expected = post_json(f"{service.url}/v1/rank", request_body)

@@ -42,11 +42,12 @@ def send_requests(url: str, requests: list[ExpectedRanking], rounds: int, failed
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(2, marks=pytest.mark.system), pytest.param(30, marks=pytest.mark.nightly)]
+    "rounds", [pytest.param(2, marks=pytest.mark.system), pytest.param(15, marks=pytest.mark.nightly)]
 )
 def test_responses_under_load_are_correct_and_belong_to_their_requests(
     repository: Path, ranker: FrozenRanker, rounds: int
 ) -> None:
+    """Batches of many requests must not mix up their scores."""
     random = np.random.default_rng(0)
     clients = [
         [draw_request(ranker, random, f"client {c} request {r}", 300 if r else 1500) for r in range(REQUESTS)]

@@ -9,12 +9,13 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 from tests.support.waiting import TIMEOUT_SECONDS
 
 NO_RESPONSE = 0
-"""Status of a request whose connection was rejected or closed without a response."""
+"""Status of a request whose connection was rejected or closed without a complete response."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def send_request(
             return HttpResponse(response.status, _lower_case(response.headers), response.read())
     except urllib.error.HTTPError as error:
         return HttpResponse(error.code, _lower_case(error.headers), error.read())
-    except OSError:
+    except (OSError, HTTPException):
         return HttpResponse(NO_RESPONSE, {}, b"")
 
 

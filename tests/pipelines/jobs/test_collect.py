@@ -17,7 +17,7 @@ from ranking.artifacts.kafka_address import KafkaAddress
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.loop_folders import LoopFolders
 from tests.support.ports import HOST, free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_follow_waits_for_new_files_until_sigterm(
             broker.send("follow", files[number])
             wait_until(lambda number=number: out.exists() and collected(out) == files[: number + 1])
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0
     assert json.loads(output) == {"files": 3}
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import urllib.request
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -37,6 +35,7 @@ from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
 from service.app import create_app
 from service.settings import Settings
+from tests.support.command import ranker
 from tests.support.counted_ranker import (
     COUNTED,
     NOW,
@@ -47,8 +46,9 @@ from tests.support.counted_ranker import (
     make_tables,
     user_ids,
 )
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 START = datetime.fromtimestamp(NOW / 1e6, ZoneInfo(ZONE)).replace(hour=0, minute=0, second=0, microsecond=0)
 """Midnight before the last impression of the loaded state: 15 June 2025 in Berlin."""
@@ -66,8 +66,8 @@ class Loop:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
-        ranker = make_counted_ranker(folder / "counters", text=True)
-        bundle.write_bundle(ranker, ranker.complete(draw_events(16, 3, text=True)), folder / "bundle")
+        counted = make_counted_ranker(folder / "counters", text=True)
+        bundle.write_bundle(counted, counted.complete(draw_events(16, 3, text=True)), folder / "bundle")
         publish(folder / "bundle", folder / "repository")
         for name in ("served", "feedback"):
             (folder / name).mkdir()
@@ -219,26 +219,27 @@ def test_command_follows_until_it_is_stopped(loop: Loop) -> None:
     loop.serve(ROUNDS[0], 2)
     folders = ["--served", loop.folder / "served", "--feedback", loop.folder / "feedback"]
     folders += ["--repository", loop.folder / "repository", "--state", loop.folder / "state"]
-    command = [sys.executable, "-m", "pipelines.cli", "counters", "follow", *map(str, folders), "--to", loop.url]
-    once = subprocess.run([*command, "--once"], capture_output=True, check=True, text=True)
-    assert json.loads(once.stdout)["applied"] == 24
-    with subprocess.Popen([*command, "--every", "1s"], stderr=subprocess.PIPE, text=True) as process:
+    arguments = ["counters", "follow", *folders, "--to", loop.url]
+    code, out, err = ranker(*arguments, "--once")
+    assert code == 0, err
+    assert json.loads(out)["applied"] == 24
+    command = [sys.executable, "-m", "pipelines.cli", *map(str, arguments), "--every", "1s"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         loop.serve(ROUNDS[1], 1)
         assert process.stderr is not None
         line = next(line for line in process.stderr if "applied" in line)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(TIMEOUT_SECONDS) == 0
     assert "12 impressions applied; counters as of 2025-06-16T07:00:01Z, followed until" in line
-    rejected = subprocess.run([*command, "--every", "0s"], capture_output=True, check=False, text=True)
-    assert (rejected.returncode, "--every 0s" in rejected.stderr) == (2, True)
+    code, _, err = ranker(*arguments, "--every", "0s")
+    assert (code, "--every 0s" in err) == (2, True)
 
 
 def test_follow_reports_failures_once_and_continues(
     loop: Loop, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = FollowOptions(loop.sources, loop.url, DEFAULT_KEY_PREFIX, loop.folder / "state", 600)
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     metrics, stop = FollowMetrics(port), threading.Event()
     thread = threading.Thread(target=follow, args=(options, 0.05, metrics, stop))
     thread.start()

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ranking.artifacts import checksums
 from ranking.artifacts import repository as repositories
 from ranking.artifacts.release import Canary, Release
 from ranking.errors import BundleError, OutputError
+from tests.pipelines.killed_ranker import killed_ranker
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -245,115 +245,54 @@ def test_keep_removes_a_version_with_one_rename(bundle: Path, tmp_path: Path, mo
     assert seen == [([2], files(bundle))]
 
 
-CRASHES = """
-# Publishes into copies of a repository and dies (SIGKILL) before a different change to the files each time.
-import json, os, shutil, signal, sys
-from pathlib import Path
-import torch, ranking.frozen.graph  # imported once instead of in each child
-from pipelines.jobs.publish import publish
-
-bundle, repository, folder, crashes = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.copyfile", "shutil.copytree"}
-
-def changes(event, arguments):
-    if event == "open":
-        path, mode, flags = arguments
-        writes = mode is not None and set(mode) & set("wax+")
-        return writes or (mode is None and str(path).startswith(str(folder)))  # os.open for fsync
-    return event in CHANGES
-
-def publish_in_a_child(copy, die_at):
-    if repository.exists():
-        shutil.copytree(repository, copy)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writer)
-        _, status = os.waitpid(child, 0)
-        return int(os.read(reader, 20) or 0), status
-    seen = before = 0
-    def watch(event, arguments):
-        nonlocal seen, before
-        if changes(event, arguments):
-            if seen == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            seen += 1
-            if event == "os.rename" and str(arguments[1]).endswith("current.json"):
-                before = seen
-    sys.addaudithook(watch)
-    publish(bundle, copy)
-    os.write(writer, str(before).encode())
-    os._exit(0)
-
-total, status = publish_in_a_child(folder / "whole", -1)
-assert status == 0 and total > crashes, (total, status)
-late = crashes // 2
-points = [i * (total - late) // (crashes - late) for i in range(crashes - late)] + list(range(total - late, total))
-for number, point in enumerate(points):
-    _, status = publish_in_a_child(folder / str(number), point)
-    assert os.WIFSIGNALED(status), (point, status)
-print(json.dumps({"changes": total, "points": points}))
-"""
-
-
-def crash_publications(bundle: Path, repository: Path, folder: Path, crashes: int) -> Path:
-    """Return a folder with copies 0, 1, … of a repository, each left by a publication that died at another point."""
-    result = subprocess.run(
-        [sys.executable, "-c", CRASHES, bundle, repository, folder, str(crashes)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return folder
-
-
-CRASH_POINTS = 14
+def killed_publications(bundle: Path, repository: Path, folder: Path, changes: Iterable[int]) -> list[Path]:
+    """Return copies of a repository, each left by a publication that was killed before one of these changes."""
+    copies = []
+    with killed_ranker(folder, "pipelines.jobs.publish", "ranking.frozen.graph") as ranker:
+        for change in changes:
+            copy = folder / str(change)
+            if repository.exists():
+                shutil.copytree(repository, copy)
+            if not ranker.run("publish", bundle, copy, change=change):
+                return copies
+            copies.append(copy)
+    raise AssertionError("the publication has more changes")
 
 
 @pytest.fixture(scope="module")
-def crashed_repositories(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return crash_publications(bundle, repository, tmp_path_factory.mktemp("crashed"), CRASH_POINTS)
+def killed(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Copies of the repository; the first 120 changes are those of the copy of the bundle."""
+    changes = [*range(1, 120, 15), *range(120, 1_000)]
+    return killed_publications(bundle, repository, tmp_path_factory.mktemp("killed"), changes)
 
 
-# Crashes.
+# Killed publications.
 
 
-@pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
-def test_crash_leaves_the_old_version_current_and_complete(
-    crashed_repositories: Path, repository: Path, crash_point: int
-) -> None:
-    crashed = crashed_repositories / str(crash_point)
-    assert repositories.list_models(crashed) == ["feed"]
-    assert repositories.read_release(crashed, "feed").version == 1
-    assert files(crashed / "feed" / "1") == files(repository / "feed" / "1")
+def test_killed_publication_leaves_the_old_version_and_no_partial_version(killed: list[Path], repository: Path) -> None:
+    """Protects a repository that services read."""
+    for copy in killed:
+        assert repositories.list_models(copy) == ["feed"]
+        assert files(copy / "feed" / "1") == files(repository / "feed" / "1")
+        for version in repositories.list_versions(copy, "feed"):
+            checksums.verify_files(repositories.bundle_folder(copy, "feed", version))
+    current = [repositories.read_release(copy, "feed").version for copy in killed]
+    assert current == sorted(current)
+    assert set(current) == {1, 2}
 
 
-@pytest.mark.parametrize("crash_point", range(CRASH_POINTS))
-def test_crash_leaves_only_complete_versions(crashed_repositories: Path, crash_point: int) -> None:
-    crashed = crashed_repositories / str(crash_point)
-    for version in repositories.list_versions(crashed, "feed"):
-        checksums.verify_files(repositories.bundle_folder(crashed, "feed", version))
+def test_killed_publication_does_not_block_the_next_one(bundle: Path, killed: list[Path]) -> None:
+    for copy in killed[::5]:
+        name, version = publish(bundle, copy)
+        assert (name, repositories.read_release(copy, name).version) == ("feed", version)
+        ranking.load(repositories.bundle_folder(copy, name, version))
+        versions = {str(published) for published in range(1, version + 1)}
+        assert {file.name for file in (copy / name).iterdir()} == {*versions, "current.json", "fallbacks.json", ".lock"}
 
 
-@pytest.mark.parametrize("crash_point", range(0, CRASH_POINTS, 3))
-def test_crash_does_not_block_the_next_publication(
-    bundle: Path, crashed_repositories: Path, crash_point: int, tmp_path: Path
-) -> None:
-    crashed = shutil.copytree(crashed_repositories / str(crash_point), tmp_path / "crashed")
-    name, version = publish(bundle, crashed)
-    assert (name, repositories.read_release(crashed, name).version) == ("feed", version)
-    assert version in (2, 3)
-    ranking.load(repositories.bundle_folder(crashed, name, version))
-    versions = {str(published) for published in range(1, version + 1)}
-    assert {file.name for file in (crashed / name).iterdir()} == {*versions, "current.json", "fallbacks.json", ".lock"}
-
-
-def test_crash_of_the_first_publication_leaves_no_model(bundle: Path, tmp_path: Path) -> None:
-    crashed_repositories = crash_publications(bundle, tmp_path / "none yet", tmp_path, 4)
-    for crash_point in range(4):
-        crashed = crashed_repositories / str(crash_point)
-        assert not crashed.exists() or repositories.list_models(crashed) == []
-        publish(bundle, crashed)
-        assert repositories.list_models(crashed) == ["feed"]
-        ranking.load(repositories.bundle_folder(crashed, "feed", repositories.read_release(crashed, "feed").version))
+def test_killed_first_publication_leaves_no_model(bundle: Path, tmp_path: Path) -> None:
+    for copy in killed_publications(bundle, tmp_path / "none yet", tmp_path, range(1, 1_000, 20)):
+        assert not copy.exists() or repositories.list_models(copy) == []
+        publish(bundle, copy)
+        assert repositories.list_models(copy) == ["feed"]
+        ranking.load(repositories.bundle_folder(copy, "feed", repositories.read_release(copy, "feed").version))

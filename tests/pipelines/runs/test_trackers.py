@@ -209,5 +209,5 @@ def vanishing_server(requests: int) -> Iterator[str]:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
-    thread.join(timeout=10)
+    thread.join(timeout=30)
     assert not thread.is_alive(), "the training sent fewer requests"

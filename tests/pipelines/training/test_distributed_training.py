@@ -28,13 +28,8 @@ from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-SETTINGS = [
-    *SMALL,
-    "training.batch_size=64",
-    "training.epochs=2",
-    "evaluation.baselines=[]",
-    "evaluation.bootstrap=0",
-]
+SETTINGS = [*SMALL, "training.epochs=2", "evaluation.baselines=[]", "evaluation.bootstrap=0"]
+SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
 RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
 
@@ -58,16 +53,15 @@ def two_ranks(logs: Path, once: Once) -> Path:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            train(load_config(logs / "ranker.toml", SETTINGS), interrupted, on_check=stop)
-        short = [*SETTINGS, "training.batch_size=128", "training.epochs=1", "counters=[]"]
+            train(load_config(logs / "ranker.toml", SHORT_SETTINGS), interrupted, on_check=stop)
         new_day = [*SETTINGS, "logs.train_from=2026-01-07T00:00:00"]
         options = ["training.loss_weighting=uncertainty", "training.ranking_loss.weight=0.5"]
         commands = {
             "run": train_arguments(logs, run, "--json"),
             "continued": train_arguments(logs, folder / "continued", "--from", str(run), settings=new_day),
-            "interrupted": train_arguments(logs, interrupted, "--resume"),
+            "interrupted": train_arguments(logs, interrupted, "--resume", settings=SHORT_SETTINGS),
             **{
-                gate: train_arguments(logs, folder / gate, settings=[*short, *options, *GATES[gate]])
+                gate: train_arguments(logs, folder / gate, settings=[*SHORT_SETTINGS, *options, *GATES[gate]])
                 for gate in RANK_GATES
             },
         }

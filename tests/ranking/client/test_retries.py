@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from datetime import UTC, datetime
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -147,34 +148,34 @@ def test_retries_are_limited(open_client: OpenClient) -> None:
 
 @pytest.mark.parametrize("as_date", [False, True], ids=["seconds", "date"])
 def test_retry_after_is_honoured(open_client: OpenClient, as_date: bool) -> None:
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
-    header = f"Retry-After: {date if as_date else 1}"
+    start = time.time()
+    date = math.floor(start + 2)
+    header = f"Retry-After: {formatdate(date, usegmt=True) if as_date else 1}"
     with scripted_server(response(503, b"{}", header), response(200, RANKING)) as server:
-        start = time.monotonic()
         open_client(server.url, timeout=60).rank(IDS)
-        assert time.monotonic() - start >= (0.9 if as_date else 1.0)
+    assert time.time() >= (date if as_date else start + 1)
 
 
 @pytest.mark.parametrize("options", [{"deadline_ms": 500}, {}], ids=["deadline", "timeout"])
 def test_retry_after_beyond_the_deadline_fails_at_once(open_client: OpenClient, options: dict[str, Any]) -> None:
-    failure = response(429, b"{}", "Retry-After: 30")
+    failure = response(429, b"{}", "Retry-After: 1000")
     with scripted_server(failure) as server:
         start = time.monotonic()
         with pytest.raises(OverloadedError) as error:
-            open_client(server.url, timeout=60 if options else 5).rank(IDS, **options)
-        assert time.monotonic() - start < 4
-    assert error.value.retry_after == 30
+            open_client(server.url, timeout=600).rank(IDS, **options)
+        assert time.monotonic() - start < 30
+    assert error.value.retry_after == 1000
 
 
 def test_response_in_pieces_does_not_exceed_the_timeout(open_client: OpenClient) -> None:
-    body = RANKING + b" " * 100
+    body = RANKING + b" " * 1000
     whole = response(200, body)
-    pieces = [whole[:-100], *[b" "] * 100]
+    pieces = [whole[:-1000], *[b" "] * 1000]  # for 100 s
     with scripted_server(pieces) as server:
         start = time.monotonic()
         with pytest.raises(RequestTimeoutError):
             open_client(server.url, timeout=0.5).rank(IDS)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 30
 
 
 def test_response_of_another_service_is_an_error(open_client: OpenClient) -> None:

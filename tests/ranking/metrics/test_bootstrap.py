@@ -127,7 +127,7 @@ def simulate_log(users: int, seed: int) -> tuple[np.ndarray[Any, Any], ...]:
     return user, label, score
 
 
-LOGS = 200
+LOGS = 100
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_binary_measures_of_100_000_rows_take_less_than_3_seconds() -> None:
     scores = random.random(count)
     requests = random.integers(20_000, size=count)
     rows = labeled_scores(random.random(count) < scores / 3, scores, draws, requests)
-    start = time.process_time()
+    start = time.thread_time()
     measures = binary_measures(rows, draws)
-    assert time.process_time() - start < 3.0  # 0.3 s on an idle core
+    assert time.thread_time() - start < 3.0  # 0.3 s on an idle core
     assert measures["auc"][0] == auc(rows.labels, rows.predictions)

@@ -40,6 +40,7 @@ async def read_error(store: SentinelStore) -> tuple[str, str]:
 
 @pytest.mark.system
 def test_read_follows_the_primary_after_a_failover(tmp_path: Path) -> None:
+    """The store must find the replica that Sentinel promotes, without a restart of the service."""
     with monitored_redis(tmp_path) as servers:
         servers.primary.client.mset({"a": "1", "b": "2"})
         servers.primary.client.execute_command("WAIT", 1, 10_000)

@@ -19,7 +19,7 @@ from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 pytestmark = pytest.mark.system
 
-DRAIN_SECONDS = 4.0
+DRAIN_SECONDS = 3.0
 RANK = "POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
@@ -58,6 +58,7 @@ def has_ended(pid: int) -> bool:
 def test_service_sigterm_drains_then_closes_and_finishes_requests(
     repository: Path, request_body: dict[str, Any], workers: int
 ) -> None:
+    """A load balancer sends requests until it has noticed that the process is not ready: none may be lost."""
     body = json.dumps(request_body).encode()
     settings = {"drain_seconds": DRAIN_SECONDS, "grace_seconds": 600}
     with running_service(repository, workers=workers, threads=1, **settings) as service:

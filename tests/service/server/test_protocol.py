@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import time
@@ -133,7 +132,10 @@ def test_protocol_request_sent_byte_by_byte_does_not_extend_the_timeout(
         def responds_after_another_byte() -> bool:
             with suppress(ConnectionError):
                 connection.sendall(byte)
-            return bool(select.select([connection], [], [], 0.0)[0])
+            try:
+                return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return False
 
         impatient_service.wait_until(responds_after_another_byte)
         assert read_until_closed(connection).startswith(b"HTTP/1.1 408 ")
