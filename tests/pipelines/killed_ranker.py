@@ -44,10 +44,9 @@ class KilledRanker:
 def killed_ranker(folder: Path, *modules: str) -> Iterator[KilledRanker]:
     """Start a process that imports these modules and runs commands; changes in ``folder`` count."""
     command = [sys.executable, "-m", "tests.pipelines.killed_ranker", str(folder), *modules]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, **pipes) as process:
         yield KilledRanker(process)
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def _run_commands(folder: str, modules: list[str]) -> None:
@@ -70,7 +69,7 @@ def _kill_before(folder: str, change: int) -> None:
     def count(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal changes
         if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
-            path = Path(os.fsdecode(arguments[0]))  # relative if it is deleted with its folder
+            path = Path(str(arguments[0]))  # relative if it is deleted with its folder or is an open file
             changes += path.is_relative_to(folder) or not path.is_absolute()
             if changes == change:
                 os.kill(os.getpid(), signal.SIGKILL)
