@@ -7,13 +7,14 @@ LOCKED := $(PIP) --require-hashes --requirement
 # Index of PyTorch's CPU builds. It is used only for PyTorch, and only if pip's index has no CPU build.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test test-fast test-all soak lint audit sbom licenses lock bench bench-peers bench-train clean
+.PHONY: demo serve test test-fast test-all coverage soak lint audit sbom licenses lock bench bench-peers bench-train clean
 
+PYTEST = $(BIN)/pytest
 # One test process per core, at most four. Idle processes take tests from busy ones, and expensive fixtures are built once
 # for all of them.
-PARALLEL := -m "core or process" --numprocesses auto --maxprocesses 4 --dist worksteal --keep=test-report/parallel
-# These tests run one at a time. At most two of them may need a second try; the summary names them as flaky.
-SERIAL := -m "system and not nightly" --reruns 1 --max-suite-reruns 2 --keep=test-report/system
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
+# At most two of the tests that run one at a time may need a second try; the summary names them as flaky.
+RETRIED := --reruns 1 --max-suite-reruns 2
 
 PEERS := $(wildcard requirements/peers/*.lock)
 KUAIRAND ?= ../shared/data/kuairand-pure
@@ -28,17 +29,24 @@ serve: .venv/train
 # Runs both halves even if the first fails, and names the failed tests last. test-report/ keeps what they left behind.
 test: .venv/dev
 	@rm -rf test-report; failed=0; \
-	$(BIN)/pytest $(PARALLEL) $(EXAMPLES) || failed=1; \
-	$(BIN)/pytest $(SERIAL) $(EXAMPLES) || failed=1; \
+	$(PYTEST) -m "core or process" $(PARALLEL) --keep=test-report/parallel || failed=1; \
+	$(PYTEST) -m "system and not nightly" $(RETRIED) --keep=test-report/system || failed=1; \
 	cat test-report/*/summary.txt; exit $$failed
 
 test-fast: .venv/dev
-	$(BIN)/pytest -m core --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m core $(PARALLEL)
 
 # Adds the long forms of the tests, and draws other examples for the property tests in each run.
-test-all: EXAMPLES := --hypothesis-profile random
+test-all: PYTEST += --hypothesis-profile random
 test-all: test
-	$(BIN)/pytest -m nightly $(EXAMPLES) --keep=test-report/nightly
+	$(PYTEST) -m nightly --keep=test-report/nightly
+
+# Prints the line coverage of `make test-all` by package.
+coverage: PYTEST := $(BIN)/coverage run -m pytest
+coverage: test-all
+	$(BIN)/coverage combine --quiet
+	@for package in ranking service pipelines; do \
+	  echo "$$package $$($(BIN)/coverage report --include="$$package/*" --format=total --precision=1) %"; done
 
 # Sends ten minutes of mixed traffic to one process and then to two workers, and checks that memory and open files have
 # not grown.
@@ -51,6 +59,7 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/vocabulary.py
+	$(BIN)/pytest --collect-only -qq --lint-lanes
 
 # Checks the locked packages for known vulnerabilities. pip-audit does not read the files that a lock file includes, so that
 # each one is named. The advisories list no CPU builds; cuda.lock pins the same version of PyTorch as torch.lock.
@@ -86,7 +95,7 @@ bench-train: .venv/bench
 	$(BIN)/python -m benchmarks.training --kuairand $(KUAIRAND) --work bench $(BENCH)
 
 clean:
-	rm -rf .venv demo bench sbom test-report
+	rm -rf .venv demo bench sbom test-report .coverage*
 
 # Environments are installed from lock files: exact pins with hashes, no dependency resolution.
 .venv/bin/python:

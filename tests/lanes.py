@@ -3,11 +3,17 @@
 ``system`` and ``nightly`` are written at the test. ``process`` is found here: a test starts a program if the test, one
 of its fixtures or a helper of theirs uses a module that starts programs. All other tests are ``core``; there, starting
 a program fails.
+
+Every nightly test has a short form in another lane: a case of the same test, or a test that the mark names with
+``nightly(short="test_y")`` in the same file or ``nightly(short="tests/test_x.py::test_y")``. ``--lint-lanes`` checks
+this.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import subprocess
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -46,6 +52,10 @@ def programs() -> None:
     """Put a test into the lane ``process`` whose program is started by a part that PROGRAM_MODULES does not name."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lint-lanes", action="store_true", help="check that every test runs in the lanes that it needs")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     known: dict[int, bool] = {}
     for item in items:
@@ -59,6 +69,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS[lane]))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--lint-lanes"):
+        errors = [*_without_short_form(session.items), *_never_collected(session)]
+        if errors:
+            raise pytest.UsageError("\n".join(errors))
+
+
+def _without_short_form(items: list[pytest.Item]) -> Iterator[str]:
+    """Yield an error for each nightly test that has no short form in another lane."""
+    short = {item.nodeid.partition("[")[0] for item in items if not item.get_closest_marker("nightly")}
+    marks = {item.nodeid.partition("[")[0]: item.get_closest_marker("nightly") for item in items}
+    for test in sorted(marks.keys() - short):
+        mark = marks[test]
+        assert mark is not None
+        named = str(mark.kwargs.get("short"))
+        if not {named, f"{test.partition('::')[0]}::{named}"} & short:
+            yield f"{test}: its short form {named!r} is not a test of another lane; write nightly(short='FILE::TEST')"
+
+
+def _never_collected(session: pytest.Session) -> Iterator[str]:
+    """Yield an error for each file that contains tests but is not collected because of its name."""
+    collected = {item.path for item in session.items}
+    root = session.config.rootpath
+    for folder in session.config.getini("testpaths"):
+        for path in sorted((root / folder).rglob("*.py")):
+            if path not in collected and re.search(r"^(?:async )?def test_", path.read_text(), re.MULTILINE):
+                yield f"{path.relative_to(root)}: contains tests that run in no lane; name it test_*.py"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let no test of the lane ``core`` start a program."""
@@ -66,11 +105,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         if item.get_closest_marker("core"):
             patch.setattr(subprocess.Popen, "__init__", _fail)
             patch.setattr(BaseProcess, "start", _fail)
+            patch.setattr(os, "fork", _fail)
         return (yield)
 
 
-def _fail(self: object, *args: object, **options: object) -> NoReturn:
-    pytest.fail(f"a test of the lane 'core' starts a program: {args}; see tests/lanes.py")
+def _fail(*args: object, **options: object) -> NoReturn:
+    pytest.fail(f"a test of the lane 'core' starts a program: {args[1:]}; see tests/lanes.py")
 
 
 def _lane_by_use(item: pytest.Item, known: dict[int, bool]) -> str:

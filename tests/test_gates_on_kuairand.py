@@ -117,7 +117,9 @@ def test_gate_of_every_kind_trains_on_kuairand_and_serves_the_scores_of_the_dens
             assert item["scores"] == pytest.approx(by_id[item["id"]], abs=1e-6)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    short="tests/pipelines/cli/test_main.py::test_single_task_run_is_evaluated_as_a_whole_and_frozen_by_task"
+)
 def test_single_task_baseline_trains_and_freezes_one_model_per_task(
     toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,44 @@ def test_lane_that_is_found_cannot_be_written(tmp_path: Path) -> None:
     assert "is marked ['process']; write 'system', 'nightly' or neither" in result.stderr + result.stdout
 
 
+NIGHTLY = """
+import pytest
+
+@pytest.mark.nightly
+def test_without_short_form():
+    pass
+
+@pytest.mark.nightly(short="test_without_short_form")
+def test_with_nightly_short_form():
+    pass
+
+@pytest.mark.nightly(short="test_short")
+def test_with_short_form():
+    pass
+
+def test_short():
+    pass
+
+@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.nightly)])
+def test_with_short_case(count):
+    pass
+"""
+
+
+def test_lint_names_tests_that_run_in_no_lane_that_they_need(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "checks.py").write_text("def test_it():\n    pass\n")
+    options = ["-c", str(ROOT / "pyproject.toml"), "--collect-only", "--lint-lanes"]
+    result = run_pytest(tmp_path, NIGHTLY, *options)
+    assert result.returncode != 0
+    errors = [line for line in result.stderr.splitlines() if line]
+    assert [line.removeprefix("ERROR: ").partition(": ")[0] for line in errors] == [
+        "test_example.py::test_with_nightly_short_form",
+        "test_example.py::test_without_short_form",
+        "tests/checks.py",
+    ]
+
+
 NOTICES_A_GAP = """
 import sys, time
 last = time.monotonic()

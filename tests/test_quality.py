@@ -41,7 +41,10 @@ def load_evaluation(run: Path) -> dict[str, Any]:
     return evaluation
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(
+    short="tests/test_gates_on_kuairand.py"
+    "::test_gate_of_every_kind_trains_on_kuairand_and_serves_the_scores_of_the_dense_model"
+)
 def test_kuairand_with_default_settings_reaches_the_target_metrics(kuairand_raw: Path, tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ranker("logs", "kuairand", "--raw", kuairand_raw, "--out", tmp_path / "logs")

@@ -83,7 +83,7 @@ def test_overload_loses_no_request() -> None:
     check_overload(run_turn("overload", 1.5))
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(short="test_overload_loses_no_request")
 def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
     def check() -> None:
         turn = run_turn("overload", 30.0)
@@ -102,7 +102,7 @@ def test_overload_at_five_times_the_capacity_keeps_the_throughput() -> None:
     repeat_until_passed(check)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(short="test_attack_takes_bounded_memory_and_no_answer_from_others")
 def test_attacks_do_not_degrade_other_clients() -> None:
     def check() -> None:
         turn = run_turn("attacks", 12.0)

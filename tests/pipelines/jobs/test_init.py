@@ -281,7 +281,7 @@ def test_init_reads_the_folder_of_an_adapter(kuairand_raw: Path, tmp_path: Path)
     assert ranker("check", tmp_path / "ranker.toml")[0] == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(short="test_init_movielens_trains")
 def test_init_kuairand_trains(kuairand_raw: Path, tmp_path: Path) -> None:
     init(kuairand_raw / "log", "--out", tmp_path / "ranker.toml")
     options = ["--set", "evaluation.baselines=[]", "--json"]

@@ -74,7 +74,7 @@ def test_worker_disregards_unconverged_trials_and_the_best_configuration_trains(
     assert min(check["validation_total"] for check in checks if check["best"]) == study.ranked_trials()[0].value
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(short="test_killed_worker_is_restarted_and_its_trial_is_retried")
 def test_tune_commands_share_a_study_and_a_later_command_continues_it(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +119,7 @@ def test_killed_worker_is_restarted_and_its_trial_is_retried(
     assert sum(json.loads(capsys.readouterr().out)["trials"].values()) == 3
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(short="test_killed_worker_is_restarted_and_its_trial_is_retried")
 def test_tune_repeated_after_a_kill_continues_the_study(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
