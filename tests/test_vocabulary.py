@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import vocabulary
 
 EXCLUDED = [
@@ -21,13 +20,12 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("text", EXCLUDED)
-def test_vocabulary_check_reports_excluded_phrase_with_its_line(text: str) -> None:
-    ((line, _, advice),) = vocabulary.matches(f"A first line.\n{text}\n")
-    assert line == 2
-    assert advice
+def test_vocabulary_check_reports_excluded_phrases_with_their_lines() -> None:
+    for text in EXCLUDED:
+        ((line, _, advice),) = vocabulary.matches(f"A first line.\n{text}\n")
+        assert line == 2, text
+        assert advice, text
 
 
-@pytest.mark.parametrize("text", ACCEPTED)
-def test_vocabulary_check_accepts_plain_english(text: str) -> None:
-    assert vocabulary.matches(text) == []
+def test_vocabulary_check_accepts_plain_english() -> None:
+    assert not [match for text in ACCEPTED for match in vocabulary.matches(text)]

@@ -1,14 +1,15 @@
 """Run a server as its own processes, pinned to cores.
 
-    python -m pipelines.bench.server_process SETTINGS PORT
+    python -m pipelines.bench.server_process SETTINGS
 
-starts the service with its ``Settings`` as JSON.
+starts the service, on a port that the system chooses, with its ``Settings`` as JSON.
 """
 
 from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -39,17 +40,19 @@ class ServerProcess:
     """Starts a server, waits until it is ready, and stops all its processes at the end of the block.
 
     Args:
-        command: command line; "{port}" is replaced by the port.
+        command: command line; "{port}" is replaced by a port that is kept free of other programs. The server must set
+            ``SO_REUSEADDR`` to listen on it, as servers do. A command without "{port}" chooses a port itself and
+            prints ``serving on http://HOST:PORT,``.
         ready_path: path that returns status 200 once the server is ready.
         cores: cores that the processes may use.
         threads: threads of numeric libraries per process.
     """
 
     def __init__(self, command: Sequence[str], ready_path: str, cores: Sequence[int], threads: int = 1) -> None:
-        self.port = free_port()
-        self._command = [part.replace("{port}", str(self.port)) for part in command]
         self.cores = cores
-        self._ready_path, self._threads = ready_path, threads
+        self._command, self._ready_path, self._threads = command, ready_path, threads
+        self._reserved: socket.socket | None = None
+        self._port: int | None = None
 
     def __enter__(self) -> Self:
         """Start the server and wait until it is ready.
@@ -58,8 +61,12 @@ class ServerProcess:
             RankerError: the server does not become ready; the message ends with its output.
         """
         self._log = tempfile.TemporaryFile()
+        if any("{port}" in part for part in self._command):
+            self._reserved = _reserve_port()
+            self._port = self._reserved.getsockname()[1]
+        command = [part.replace("{port}", str(self._port)) for part in self._command]
         self._process = subprocess.Popen(
-            self._command,
+            command,
             env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -70,7 +77,7 @@ class ServerProcess:
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__(None, None, None)
-                raise RankerError(f"{' '.join(self._command)} did not become ready: {self._output()}")
+                raise RankerError(f"{' '.join(command)} did not become ready: {self._output()[-2000:]}")
             time.sleep(0.05)
         return self
 
@@ -92,6 +99,14 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 continue
         self._process.wait()
+        if self._reserved is not None:
+            self._reserved.close()
+
+    @property
+    def port(self) -> int:
+        """TCP port on which the server listens."""
+        assert self._port is not None, "the server is not ready"
+        return self._port
 
     @property
     def pid(self) -> int:
@@ -142,7 +157,12 @@ class ServerProcess:
         return [sample for family in families for sample in family.samples]
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=1)
+        if self._port is None:
+            address = re.search(r"serving on http://\S+:(\d+),", self._output())
+            if address is None:
+                return False
+            self._port = int(address[1])
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=1)
         try:
             connection.request("GET", self._ready_path)
             return connection.getresponse().status == http.HTTPStatus.OK
@@ -152,21 +172,26 @@ class ServerProcess:
             connection.close()
 
     def _output(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-2000:]
+        descriptor = self._log.fileno()  # The server writes at the file's position, so this must not move it.
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
 def service_process(settings: Settings, cores: Sequence[int]) -> ServerProcess:
     """Create the process of the DSelect Ranker service."""
-    command = [sys.executable, "-m", "pipelines.bench.server_process", settings.model_dump_json(), "{port}"]
+    command = [sys.executable, "-m", "pipelines.bench.server_process", settings.model_dump_json()]
     return ServerProcess(command, "/v2/health/ready", cores)
 
 
-def free_port() -> int:
-    """Return a TCP port that is not in use."""
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def _reserve_port() -> socket.socket:
+    """Return a socket that is bound to a TCP port but does not listen, so that no other program gets the port.
+
+    A server can listen on the port if both sockets have ``SO_REUSEADDR``. The socket gets the option after it is bound:
+    with it, two programs could reserve the same port.
+    """
+    reserved = socket.socket()
+    reserved.bind((HOST, 0))
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return reserved
 
 
 class _Process(NamedTuple):
@@ -195,11 +220,11 @@ def _server_processes(sessions: set[int]) -> dict[int, _Process]:
     return {pid: running[pid] for pid in members}
 
 
-def main(settings: str, port: str) -> None:
+def main(settings: str) -> None:
     """Run the service."""
     from service.main import serve  # Only the process of the service needs the application.
 
-    serve(Settings.model_validate_json(settings), HOST, int(port))
+    serve(Settings.model_validate_json(settings), HOST, port=0)
 
 
 if __name__ == "__main__":

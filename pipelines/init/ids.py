@@ -36,12 +36,7 @@ def guess_user(columns: dict[str, ColumnProfile], taken: Collection[str], overri
     Raises:
         LogError: the column ``override`` cannot hold ids.
     """
-    if override is not None:
-        return _require_ids(columns[override], "--user")
-    names = _named(columns, USERS, taken)
-    if names:
-        return _by_name(columns, names)
-    return ColumnGuess(
+    return _guess_by_name(columns, USERS, taken, override, "--user") or ColumnGuess(
         _new_name("user_id", columns),
         "no column is named like a user id: a column of nulls, added to the copy; every user is anonymous",
         make=nulls,
@@ -59,11 +54,9 @@ def guess_item(columns: dict[str, ColumnProfile], taken: Collection[str], overri
     Raises:
         LogError: the column ``override`` cannot hold ids.
     """
-    if override is not None:
-        return _require_ids(columns[override], "--item")
-    names = _named(columns, ITEMS, taken)
-    if names:
-        return _by_name(columns, names)
+    guess = _guess_by_name(columns, ITEMS, taken, override, "--item")
+    if guess is not None:
+        return guess
     others = [
         name
         for name, column in columns.items()
@@ -124,7 +117,15 @@ def _named(columns: dict[str, ColumnProfile], entities: list[str], taken: Collec
     return [name for *_, name in sorted(ranked)]
 
 
-def _by_name(columns: dict[str, ColumnProfile], names: list[str]) -> ColumnGuess:
+def _guess_by_name(
+    columns: dict[str, ColumnProfile], entities: list[str], taken: Collection[str], override: str | None, option: str
+) -> ColumnGuess | None:
+    """Return the column that an option names, or else the column whose name fits an entity best; None without one."""
+    if override is not None:
+        return _require_ids(columns[override], option)
+    names = _named(columns, entities, taken)
+    if not names:
+        return None
     others = ", ".join(f"'{name}'" for name in names[1:4])
     reason = f"by its name; {columns[names[0]].describe()}"
     return ColumnGuess(names[0], reason, f"{others} could be the id too" if others else None)

@@ -11,25 +11,22 @@ from pipelines.bench.requests import Requests
 from ranking.frozen.ranker import FrozenRanker
 
 
-@pytest.fixture(autouse=True)
-def _one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "TURNS", 1)
-    monkeypatch.setattr(quantization, "COUNTS", (10, 20))
-
-
 def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
-def test_compact_embeddings_are_smaller_and_change_scores_little(ranker: FrozenRanker, reference: Path) -> None:
-    exact, half, int8 = map(cells, quantization.embedding_rows(ranker, Requests(ranker, reference)))
+def test_tables_have_sizes_and_changes_of_scores_by_type_of_weights(
+    ranker: FrozenRanker, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "TURNS", 1)
+    monkeypatch.setattr(quantization, "COUNTS", (10, 20))
+    requests = Requests(ranker, reference)
+    exact, half, int8 = map(cells, quantization.embedding_rows(ranker, requests))
     assert (exact[0], half[0], int8[0]) == ("float32", "float16", "int8")
     assert float(exact[1]) > float(half[1]) > float(int8[1])
     assert float(exact[-1]) == 0 < float(half[-1]) < float(int8[-1]) < 0.01
 
-
-def test_only_a_scale_per_batch_lets_other_rows_change_scores(ranker: FrozenRanker, reference: Path) -> None:
-    rows = {row[0]: row for row in map(cells, quantization.body_rows(ranker, Requests(ranker, reference)))}
+    rows = {row[0]: row for row in map(cells, quantization.body_rows(ranker, requests))}
     changed = {name: float(row[-1]) for name, row in rows.items()}
     assert changed.pop("int8, scale per batch") > 0.001
     assert max(changed.values()) < 1e-5

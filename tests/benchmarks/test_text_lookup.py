@@ -14,31 +14,19 @@ from ranking.lookup.feature_index import FeatureIndex
 ROWS = 300
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return text_lookup.write_indexes(tmp_path_factory.mktemp("work"), ROWS)
-
-
-def test_write_indexes_finds_all_ids_in_every_index(folders: dict[str, Path]) -> None:
+def test_text_lookup_finds_all_ids_and_measures_each_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_lookup, "TURNS", {"cold": 2, "warm": 3})
+    monkeypatch.setattr(text_lookup, "CACHE_BYTES", 10)
+    folders = text_lookup.write_indexes(tmp_path, ROWS)
     encoder, numbers = encoder_of(schema_of(KINDS[0])), np.arange(ROWS)
     for name, folder in folders.items():
         ids = numbers.tolist() if name == "integers" else text_lookup.texts_of(numbers, int(name.split()[0]))
         assert sorted(FeatureIndex.open(folder, encoder, "item").rows(ids).tolist()) == numbers.tolist()
-
-
-def test_index_size_of_hashes_does_not_depend_on_the_length_of_ids(folders: dict[str, Path]) -> None:
+    for state in text_lookup.TURNS:
+        times = text_lookup.compare(folders, ROWS, 10, state, lambda: sum(range(1000)))
+        assert len(times) == len(folders) + 1
+        assert min(times) > 0
     sizes = {name: text_lookup.index_size(folder) for name, folder in folders.items()}
     for length in text_lookup.LENGTHS:
         assert sizes[f"{length} characters, format 3"] == sizes["8 characters, format 3"]
         assert sizes[f"{length} characters, format 3"] < sizes[f"{length} characters, format 2"]
-
-
-@pytest.mark.parametrize("state", text_lookup.TURNS)
-def test_compare_returns_a_time_per_index_and_of_the_forward_pass(
-    folders: dict[str, Path], state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text_lookup, "TURNS", {"cold": 2, "warm": 3})
-    monkeypatch.setattr(text_lookup, "CACHE_BYTES", 10)
-    times = text_lookup.compare(folders, ROWS, 10, state, lambda: sum(range(1000)))
-    assert len(times) == len(folders) + 1
-    assert min(times) > 0

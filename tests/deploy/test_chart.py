@@ -1,9 +1,16 @@
-"""Tests of the Helm chart: rendered by Helm, validated against the Kubernetes schemas and the documented behavior."""
+"""Tests of the Helm chart: rendered by Helm, compared with snapshots and validated against the Kubernetes schemas.
+
+    UPDATE_SNAPSHOTS=1 .venv/bin/pytest tests/deploy/test_chart.py
+
+writes the snapshots; ``git diff`` then shows what a change of the chart changes in a cluster.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +26,7 @@ from pipelines.cli.arguments import build_parser
 from service.main import OPERATIONS_PORT
 from service.settings import Settings, load_settings
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, render_chart
+from tests.support.snapshots import assert_matches_snapshot
 
 DOCS = DEPLOY.parent / "docs" / "kubernetes.md"
 CUSTOM_RESOURCE_SCHEMAS = json.loads((Path(__file__).parent / "custom_resources.json").read_text())
@@ -28,17 +36,54 @@ They are written by hand from the definitions of the training operator v1.9, the
 Gateway API v1. The pod templates inside custom resources are validated against the Kubernetes schemas.
 """
 
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+"""Default values of the chart."""
+
+IMAGE = {"repository": "registry.example.com/ranker", "tag": "2", "digest": "sha256:" + "0" * 64}
+ZONES = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+
+
+def placement(name: str) -> dict[str, Any]:
+    """Values that place pods on nodes."""
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
+    return {
+        "priorityClassName": name,
+        "nodeSelector": {"pool": name},
+        "affinity": {"nodeAffinity": node},
+        "tolerations": [{"key": name, "operator": "Exists"}],
+    }
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "gpu": yaml.safe_load((CHART / "values-gpu.yaml").read_text()),
-    "all": {
+    "gpu": yaml.safe_load((CHART / "values-gpu.yaml").read_text())
+    | {"feedback": {"enabled": True, "claim": "mine"}, "serviceAccount": {"name": "existing"}},
+    "all": placement("online")
+    | {
+        "image": IMAGE,
+        "settings": {
+            "drain_seconds": 7,
+            "grace_seconds": 60,
+            "max_body_bytes": 20_000_000,
+            "server_timing": True,
+            "store_prefix": "1e6",
+            "threads": 1,
+            "workers": 2,
+        },
+        "preStopSeconds": 20,
+        "topologySpreadConstraints": [ZONES, ZONES | {"labelSelector": {"matchLabels": {"app": "other"}}}],
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "store": {"secret": "redis"},
         "feedback": {"enabled": True},
         "extraVolumes": [{"name": "certificates", "configMap": {"name": "authorities"}}],
         "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/ssl/redis", "readOnly": True}],
         "env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://traces:4318"}],
-        "training": {"daily": {"enabled": True}, "distributed": {"enabled": True, "pods": 3, "gpu": True}},
+        "training": placement("batch")
+        | {
+            "image": IMAGE,
+            "daily": {"enabled": True},
+            "distributed": {"enabled": True, "pods": 3, "gpu": True},
+        },
         "networkPolicy": {"egress": [{"ports": [{"port": 6379}], "to": [{"podSelector": {}}]}]},
         "serviceAccount": {"create": True, "annotations": {"example.com/role": "models"}},
         "ingress": {
@@ -55,38 +100,38 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "minimal": {
         "repository": {"claim": "mine"},
+        "feedback": {"enabled": True, "emptyDir": True, "size": "5Gi"},
         "keys": {"secret": ""},
         "autoscaling": {"enabled": False},
         "networkPolicy": {"enabled": False},
+        "serviceAccount": {"create": True, "name": "reader"},
+        "topologySpreadConstraints": [],
         "training": {"distributed": {"enabled": True, "pods": 1}},
     },
 }
+"""Values that together reach every branch of the templates."""
 
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-"""Default values of the chart."""
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+"""The objects of each variant. The values that they show are explained in the templates."""
+COPIES = {"PrometheusRule": "spec", "ConfigMap": "data"}
+"""Fields that are copies of a file, which snapshots omit."""
 
 
 @cache
-def objects_of(variant: str) -> list[dict[str, Any]]:
-    """All objects that the chart renders for a variant."""
-    return render_chart(VARIANTS[variant])
-
-
-def objects_of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [manifest for manifest in objects if manifest["kind"] == kind]
-
-
-def find_object(kind: str, variant: str = "all") -> dict[str, Any]:
-    """The only object of a kind."""
-    matches = objects_of_kind(objects_of(variant), kind)
-    assert len(matches) == 1, matches
-    return matches[0]
+def objects_of(variant: str) -> dict[str, dict[str, Any]]:
+    """All objects that the chart renders for a variant, by kind and name."""
+    objects = render_chart(VARIANTS[variant])
+    named = {f"{manifest['kind']}/{manifest['metadata']['name']}": manifest for manifest in objects}
+    assert len(named) == len(objects), "two objects have the same name"
+    return named
 
 
 def pod_templates(variant: str) -> dict[str, dict[str, Any]]:
     """Pod templates by role: ``serving``, ``daily``, ``Master`` or ``Worker``."""
-    templates = {"serving": find_object("Deployment", variant)["spec"]["template"]}
-    for manifest in objects_of(variant):
+    templates = {}
+    for manifest in objects_of(variant).values():
+        if manifest["kind"] == "Deployment":
+            templates["serving"] = manifest["spec"]["template"]
         if manifest["kind"] == "CronJob":
             templates["daily"] = manifest["spec"]["jobTemplate"]["spec"]["template"]
         if manifest["kind"] == "PyTorchJob":
@@ -111,10 +156,30 @@ def supported_kubernetes_versions() -> list[str]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_chart_objects_match_schemas_of_supported_kubernetes_versions(variant: str) -> None:
+def test_chart_objects_match_their_snapshot(variant: str) -> None:
+    """The snapshots of other variants refer to that of the default values for objects that are equal."""
+    shown = {}
+    for name, manifest in objects_of(variant).items():
+        omitted = COPIES.get(manifest["kind"])
+        equal = variant != "default" and manifest == objects_of("default").get(name)
+        shown[name] = "as in default.yaml" if equal else {k: v for k, v in manifest.items() if k != omitted}
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    text = yaml.dump(shown, Dumper=WithoutAliases, sort_keys=False, default_flow_style=None, width=120)
+    assert_matches_snapshot(text.replace(version, "VERSION"), SNAPSHOTS / f"{variant}.yaml")
+
+
+class WithoutAliases(yaml.SafeDumper):
+    """Writes equal objects in full."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def test_chart_objects_match_schemas_of_supported_kubernetes_versions() -> None:
+    """Protects installations: a cluster rejects or ignores unknown fields; validates every object for each version."""
     versions = supported_kubernetes_versions()
-    for version in versions:
-        for manifest in objects_of(variant):
+    for version, variant in itertools.product(versions, VARIANTS):
+        for manifest in objects_of(variant).values():
             if manifest["kind"] not in CUSTOM_RESOURCE_SCHEMAS:
                 kubernetes_validate.validate(manifest, version, strict=True)
         for template in pod_templates(variant).values():
@@ -124,58 +189,53 @@ def test_chart_objects_match_schemas_of_supported_kubernetes_versions(variant: s
 
 
 def test_schema_validation_unknown_field_raises() -> None:
-    deployment = json.loads(json.dumps(find_object("Deployment")))
+    deployment = deepcopy(objects_of("all")["Deployment/ranker"])
     deployment["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["wait"] = 5
     with pytest.raises(kubernetes_validate.ValidationError, match="wait"):
         kubernetes_validate.validate(deployment, supported_kubernetes_versions()[-1], strict=True)
 
 
-@pytest.mark.parametrize("kind", CUSTOM_RESOURCE_SCHEMAS)
-def test_custom_resource_spec_matches_operator_schema(kind: str) -> None:
-    jsonschema.validate(find_object(kind)["spec"], CUSTOM_RESOURCE_SCHEMAS[kind])
+def test_custom_resources_match_operator_schemas() -> None:
+    validated = set()
+    for manifest in objects_of("all").values():
+        if manifest["kind"] in CUSTOM_RESOURCE_SCHEMAS:
+            jsonschema.validate(manifest["spec"], CUSTOM_RESOURCE_SCHEMAS[manifest["kind"]])
+            validated.add(manifest["kind"])
+    assert validated == CUSTOM_RESOURCE_SCHEMAS.keys()
 
 
-def test_chart_object_names_are_unique_and_carry_the_release() -> None:
-    objects = objects_of("all")
-    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in objects]
-    assert len(set(names)) == len(names)
-    assert all(name.startswith("ranker") for _, name in names)
-    assert all(manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "ranker" for manifest in objects)
+def test_chart_objects_carry_the_release() -> None:
+    for manifest in objects_of("all").values():
+        assert manifest["metadata"]["name"].startswith("ranker")
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/instance"] == "ranker"
 
 
-def test_probes_use_health_endpoints_and_tolerate_a_busy_process() -> None:
-    container = container_of()
+def test_probes_tolerate_a_busy_process_and_notice_a_draining_one() -> None:
+    container = container_of("default")
     startup, live, ready = (container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe"))
-    assert startup["httpGet"] == {"path": "/v2/health/live", "port": "operations"}
-    assert live["httpGet"] == {"path": "/v2/health/live", "port": "operations"}
-    assert ready["httpGet"] == {"path": "/v2/health/ready", "port": "operations"}
     assert live["periodSeconds"] * live["failureThreshold"] >= 60
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 120
     drain_seconds = VALUES["settings"]["drain_seconds"]
     assert VALUES["preStopSeconds"] + drain_seconds > ready["periodSeconds"] * ready["failureThreshold"]
 
 
-@pytest.mark.parametrize("values", [{}, {"preStopSeconds": 20, "settings": {"drain_seconds": 7, "grace_seconds": 60}}])
-def test_termination_grace_period_covers_prestop_drain_and_grace(values: dict[str, Any]) -> None:
-    (deployment,) = objects_of_kind(render_chart(values), "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
-    seconds = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+@pytest.mark.parametrize("variant", ["default", "all"])
+def test_termination_grace_period_covers_prestop_drain_and_grace(variant: str) -> None:
+    variables = environment_of(variant)
+    seconds = container_of(variant)["lifecycle"]["preStop"]["sleep"]["seconds"]
     seconds += int(variables["RANKER_DRAIN_SECONDS"]) + int(variables["RANKER_GRACE_SECONDS"])
-    assert seconds < pod["terminationGracePeriodSeconds"] <= seconds + 10
+    period = pod_templates(variant)["serving"]["spec"]["terminationGracePeriodSeconds"]
+    assert seconds < period <= seconds + 10
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_pods_run_unprivileged_on_a_read_only_root(variant: str) -> None:
-    for template in pod_templates(variant).values():
-        spec = template["spec"]
-        assert spec["automountServiceAccountToken"] is False
-        security = spec["securityContext"]
-        assert security["runAsNonRoot"]
-        assert security["runAsUser"] > 0
-        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in spec["containers"]:
+def test_every_pod_is_unprivileged_and_mounts_its_volumes() -> None:
+    for variant in VARIANTS:
+        for role, template in pod_templates(variant).items():
+            spec, container = template["spec"], container_of(variant, role)
+            assert spec["automountServiceAccountToken"] is False
+            assert spec["securityContext"]["runAsNonRoot"]
+            assert spec["securityContext"]["runAsUser"] > 0
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -184,116 +244,82 @@ def test_pods_run_unprivileged_on_a_read_only_root(variant: str) -> None:
             assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
             assert container["resources"]["requests"] == container["resources"]["limits"], "resources are overcommitted"
             assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert {mount["name"] for mount in container["volumeMounts"]} == {
+                volume["name"] for volume in spec["volumes"]
+            }
 
 
-def test_serving_pod_mounts_repository_and_keys_read_only() -> None:
-    mounts = {mount["mountPath"]: mount for mount in container_of()["volumeMounts"]}
-    assert mounts["/repository"]["readOnly"]
-    assert mounts["/etc/ranker/keys"]["readOnly"]
-    # Kubernetes does not update subPath mounts when a Secret changes.
-    assert "subPath" not in mounts["/etc/ranker/keys"]
-    assert find_object("PersistentVolumeClaim", "default")["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert not objects_of_kind(objects_of("minimal"), "PersistentVolumeClaim")
+def test_environment_variables_are_valid_service_settings() -> None:
+    for variant, values in VARIANTS.items():
+        variables = environment_of(variant)
+        setting_names = {name.removeprefix("RANKER_").lower() for name in variables if name.startswith("RANKER_")}
+        assert setting_names <= Settings.model_fields.keys()
+        variables["RANKER_STORE"] = "redis://redis:6379"  # Read from a Secret in the chart.
+        settings = load_settings({"repository": "/repository"}, environ=variables)
+        written = VALUES["settings"] | values.get("settings", {})
+        assert settings.model_dump().items() >= written.items()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_environment_variables_are_valid_service_settings(variant: str) -> None:
-    variables = environment_of(variant)
-    setting_names = {name.removeprefix("RANKER_").lower() for name in variables if name.startswith("RANKER_")}
-    assert setting_names <= Settings.model_fields.keys()
-    variables["RANKER_STORE"] = "redis://redis:6379"  # Read from a Secret in the chart.
-    settings = load_settings({"repository": "/repository"}, environ=variables)
-    assert settings.grace_seconds == VALUES["settings"]["grace_seconds"]
+def test_container_commands_parse_as_ranker_commands() -> None:
+    for variant in VARIANTS:
+        for role in pod_templates(variant):
+            container = container_of(variant, role)
+            words = container["command"] + container.get("args", [])
+            if words[0] == "torchrun":
+                assert words[:5] == ["torchrun", "-m", "--", "pipelines.cli", "train"]
+                words = ["ranker", *words[4:]]
+            build_parser().parse_args(words[1:])  # Exits with a usage error if the command is invalid.
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_container_commands_parse_as_ranker_commands(variant: str) -> None:
-    for role in pod_templates(variant):
-        container = container_of(variant, role)
-        words = container["command"] + container.get("args", [])
-        if words[0] == "torchrun":
-            assert words[:5] == ["torchrun", "-m", "--", "pipelines.cli", "train"]
-            words = ["ranker", *words[4:]]
-        build_parser().parse_args(words[1:])  # Exits with a usage error if the command is invalid.
+def test_chart_values_are_those_that_the_documentation_and_the_service_assume() -> None:
+    queue, _ = objects_of("default")["HorizontalPodAutoscaler/ranker"]["spec"]["metrics"]
+    assert queue["pods"]["target"]["averageValue"] == str(QUEUE_ROWS)
+    assert container_of("default")["resources"]["limits"]["cpu"] == str(CORES), "docs/scaling.md assumes CORES"
+    ports = {port["name"]: port["containerPort"] for port in container_of()["ports"]}
+    assert ports == {"http": 8000, "operations": OPERATIONS_PORT}
 
 
-@pytest.mark.parametrize("variant", ["default", "gpu"])
-def test_threads_default_to_the_cpu_limit(variant: str) -> None:
-    container = container_of(variant)
-    assert container["resources"]["limits"]["cpu"] == container["resources"]["requests"]["cpu"]
-    (threads,) = [variable for variable in container["env"] if variable["name"] == "RANKER_THREADS"]
-    assert threads["valueFrom"]["resourceFieldRef"]["resource"] == "limits.cpu"
-
-
-def test_gpu_values_request_one_gpu_per_process() -> None:
-    for bound in ("requests", "limits"):
-        assert container_of("gpu")["resources"][bound]["nvidia.com/gpu"] == 1
-        assert "nvidia.com/gpu" not in container_of("default")["resources"][bound]
-    assert environment_of("gpu")["RANKER_BACKEND"] == "cuda"
-    assert container_of("gpu")["image"] == "dselect-ranker:gpu"
-    job = find_object("PyTorchJob")["spec"]
+def test_distributed_training_starts_a_process_per_gpu() -> None:
+    job = objects_of("all")["PyTorchJob/ranker-first"]["spec"]
     for role in job["pytorchReplicaSpecs"]:
         assert str(container_of(role=role)["resources"]["limits"]["nvidia.com/gpu"]) == job["nprocPerNode"]
 
 
-def test_autoscaler_targets_queue_rows_and_cpu() -> None:
-    autoscaler = find_object("HorizontalPodAutoscaler", "default")["spec"]
-    queue, cpu = autoscaler["metrics"]
-    assert queue["pods"]["metric"] == {"name": "ranker_queue_rows"}
-    assert queue["pods"]["target"] == {"type": "AverageValue", "averageValue": str(QUEUE_ROWS)}
-    assert cpu["resource"]["name"] == "cpu"
-    assert autoscaler["minReplicas"] >= 2
-    assert container_of("default")["resources"]["limits"]["cpu"] == str(CORES), "docs/scaling.md assumes CORES"
-    assert "replicas" not in find_object("Deployment", "default")["spec"], "fixed replicas override the autoscaler"
-    assert find_object("Deployment", "minimal")["spec"]["replicas"] == 2
-
-
-def test_rolling_update_and_disruption_budget_keep_pods_serving() -> None:
-    deployment, budget = find_object("Deployment")["spec"], find_object("PodDisruptionBudget")["spec"]
-    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
-    assert budget["maxUnavailable"] == 1
-    assert budget["selector"] == deployment["selector"]
-
-
-def test_network_policy_restricts_operations_port_to_monitoring() -> None:
-    policy = find_object("NetworkPolicy")["spec"]
-    assert policy["podSelector"] == find_object("Deployment")["spec"]["selector"]
-    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
-    peers = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
-    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert peers == {"http": [{"namespaceSelector": {}}], "operations": [monitoring]}
-    ports = {port["name"]: port["containerPort"] for port in container_of()["ports"]}
-    assert ports == {"http": 8000, "operations": OPERATIONS_PORT}
-    services = {
-        service["metadata"]["name"]: service["spec"] for service in objects_of_kind(objects_of("all"), "Service")
-    }
-    assert [port["targetPort"] for port in services["ranker"]["ports"]] == ["http"]
-    assert [port["targetPort"] for port in services["ranker-operations"]["ports"]] == ["operations"]
+def test_objects_select_the_pods_and_ports_of_the_release() -> None:
+    objects = objects_of("all")
+    selector = objects["Deployment/ranker"]["spec"]["selector"]
+    assert objects["PodDisruptionBudget/ranker"]["spec"]["selector"] == selector
+    assert objects["NetworkPolicy/ranker"]["spec"]["podSelector"] == selector
+    own, other = pod_templates("all")["serving"]["spec"]["topologySpreadConstraints"]
+    assert own["labelSelector"] == selector != other["labelSelector"]
+    services = {name: objects[f"Service/{name}"] for name in ("ranker", "ranker-operations")}
+    for service, target in zip(services.values(), ("http", "operations"), strict=True):
+        assert [port["targetPort"] for port in service["spec"]["ports"]] == [target]
+    (port,) = services["ranker"]["spec"]["ports"]
+    (path,) = objects["Ingress/ranker"]["spec"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "ranker", "port": {"name": port["name"]}}
+    (rule,) = objects["HTTPRoute/ranker"]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "ranker", "port": port["port"]}]
+    monitor, operations = objects["ServiceMonitor/ranker"]["spec"], services["ranker-operations"]
+    assert monitor["endpoints"][0]["port"] == operations["spec"]["ports"][0]["name"]
+    assert monitor["selector"]["matchLabels"].items() <= operations["metadata"]["labels"].items()
 
 
 def test_monitoring_objects_contain_the_rules_and_dashboard_files() -> None:
-    assert find_object("PrometheusRule")["spec"] == yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
-    dashboard = json.loads(find_object("ConfigMap")["data"]["ranker.json"])
+    objects = objects_of("all")
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
+    assert objects["PrometheusRule/ranker"]["spec"] == rules
+    dashboard = json.loads(objects["ConfigMap/ranker-dashboard"]["data"]["ranker.json"])
     assert dashboard == json.loads((DEPLOY / "grafana" / "dashboards" / "ranker.json").read_text())
-    monitor = find_object("ServiceMonitor")
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    (operations_labels,) = [
-        service["metadata"]["labels"]
-        for service in objects_of_kind(objects_of("all"), "Service")
-        if service["spec"]["ports"][0]["name"] == monitor["spec"]["endpoints"][0]["port"]
-    ]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= operations_labels.items()
 
 
-def test_daily_job_has_deadline_and_forbids_concurrent_runs() -> None:
-    job = find_object("CronJob")["spec"]
-    assert job["concurrencyPolicy"] == "Forbid"
-    spec = job["jobTemplate"]["spec"]
-    assert 0 < spec["activeDeadlineSeconds"] <= 24 * 3600
-    (rule,) = spec["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["values"] == [2, 3], "exit codes that a retry would repeat"
-    assert {mount["mountPath"] for mount in container_of(role="daily")["volumeMounts"]} >= {"/repository", "/training"}
+def test_feedback_volume_is_mounted_writable_at_feedback_dir() -> None:
+    for variant in ("all", "minimal", "gpu"):
+        (mount,) = [mount for mount in container_of(variant)["volumeMounts"] if mount["name"] == "feedback"]
+        assert not mount.get("readOnly")
+        assert environment_of(variant)["RANKER_FEEDBACK_DIR"] == mount["mountPath"]
+        security = pod_templates(variant)["serving"]["spec"]["securityContext"]
+        assert security["fsGroup"] == security["runAsGroup"], "the volume is writable"
 
 
 @pytest.mark.parametrize(
@@ -339,143 +365,3 @@ def test_unknown_setting_is_rejected_with_the_names_of_all_settings() -> None:
         render_chart({"settings": {"max_candidate": 5}})
     assert "invalid propertyName 'max_candidate'" in str(error.value)
     assert all(f"'{name}'" in str(error.value) for name in chart_settings.setting_schemas())
-
-
-FEEDBACK_VOLUMES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
-    ({}, {"persistentVolumeClaim": {"claimName": "ranker-feedback"}}, ["ranker-feedback"]),
-    ({"claim": "mine"}, {"persistentVolumeClaim": {"claimName": "mine"}}, []),
-    ({"emptyDir": True, "size": "5Gi"}, {"emptyDir": {"sizeLimit": "5Gi"}}, []),
-]
-
-
-@pytest.mark.parametrize(("values", "source", "claims"), FEEDBACK_VOLUMES, ids=["new claim", "claim", "emptyDir"])
-def test_feedback_volume_is_mounted_writable_at_feedback_dir(
-    values: dict[str, Any], source: dict[str, Any], claims: list[str]
-) -> None:
-    objects = render_chart({"feedback": {"enabled": True, **values}})
-    pod = objects_of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]
-    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "feedback"]
-    assert volume == {"name": "feedback", **source}
-    (container,) = pod["containers"]
-    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "feedback"]
-    assert not mount.get("readOnly")
-    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert variables["RANKER_FEEDBACK_DIR"] == mount["mountPath"]
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"], "the volume is writable"
-    created = {
-        claim["metadata"]["name"]: claim["spec"]
-        for claim in objects_of_kind(objects, "PersistentVolumeClaim")
-        if claim["metadata"]["name"] != "ranker-repository"
-    }
-    assert list(created) == claims
-    assert all(spec["accessModes"] == ["ReadWriteMany"] for spec in created.values()), "several pods write to it"
-
-
-def test_feedback_is_disabled_by_default() -> None:
-    assert "RANKER_FEEDBACK_DIR" not in environment_of("default")
-    assert len(objects_of_kind(objects_of("default"), "PersistentVolumeClaim")) == 1
-
-
-def test_extra_volumes_are_mounted_in_serving_pods() -> None:
-    pod = pod_templates("all")["serving"]["spec"]
-    assert VARIANTS["all"]["extraVolumes"][0] in pod["volumes"]
-    assert VARIANTS["all"]["extraVolumeMounts"][0] in container_of()["volumeMounts"]
-    for variant in VARIANTS:
-        template = pod_templates(variant)["serving"]["spec"]
-        mounted = {mount["name"] for mount in container_of(variant)["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in template["volumes"]}
-
-
-def test_settings_are_rendered_as_written() -> None:
-    settings = {"max_body_bytes": 20_000_000, "server_timing": True, "store_prefix": "1e6", "workers": 2, "threads": 1}
-    (deployment,) = objects_of_kind(render_chart({"settings": settings}), "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert variables["RANKER_MAX_BODY_BYTES"] == "20000000"
-    assert variables["RANKER_SERVER_TIMING"] == "true"
-    assert variables["RANKER_STORE_PREFIX"] == "1e6"
-    assert variables["RANKER_THREADS"] == "1"
-
-
-def test_image_digest_takes_precedence_over_the_tag() -> None:
-    digest = "sha256:" + "0" * 64
-    image = {"repository": "registry.example.com/ranker", "tag": "2", "digest": digest}
-    objects = render_chart({"image": image, "training": {"image": image, "daily": {"enabled": True}}})
-    (deployment,), (job,) = (objects_of_kind(objects, kind) for kind in ("Deployment", "CronJob"))
-    for template in (deployment["spec"]["template"], job["spec"]["jobTemplate"]["spec"]["template"]):
-        assert template["spec"]["containers"][0]["image"] == f"registry.example.com/ranker@{digest}"
-
-
-@pytest.mark.parametrize(
-    ("values", "account"),
-    [
-        ({}, "default"),
-        ({"create": True}, "ranker"),
-        ({"create": True, "name": "reader"}, "reader"),
-        ({"name": "existing"}, "existing"),
-    ],
-)
-def test_pods_use_the_service_account(values: dict[str, Any], account: str) -> None:
-    objects = render_chart({"serviceAccount": values, "training": {"daily": {"enabled": True}}})
-    (deployment,), (job,) = (objects_of_kind(objects, kind) for kind in ("Deployment", "CronJob"))
-    for template in (deployment["spec"]["template"], job["spec"]["jobTemplate"]["spec"]["template"]):
-        assert template["spec"]["serviceAccountName"] == account
-    created = [manifest["metadata"]["name"] for manifest in objects_of_kind(objects, "ServiceAccount")]
-    assert created == ([account] if values.get("create") else [])
-
-
-def test_service_account_has_annotations_and_no_mounted_token() -> None:
-    account = find_object("ServiceAccount")
-    assert account["metadata"]["annotations"] == {"example.com/role": "models"}
-    assert account["automountServiceAccountToken"] is False
-
-
-def test_placement_values_apply_to_serving_and_training_pods() -> None:
-    def placement(name: str) -> dict[str, Any]:
-        node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": []}]}}
-        return {
-            "priorityClassName": name,
-            "nodeSelector": {"pool": name},
-            "affinity": {"nodeAffinity": node},
-            "tolerations": [{"key": name, "operator": "Exists"}],
-        }
-
-    training = placement("batch") | {"daily": {"enabled": True}, "distributed": {"enabled": True}}
-    objects = render_chart(placement("online") | {"training": training})
-    (deployment,), (job,), (distributed,) = (
-        objects_of_kind(objects, kind) for kind in ("Deployment", "CronJob", "PyTorchJob")
-    )
-    assert deployment["spec"]["template"]["spec"].items() >= placement("online").items()
-    assert job["spec"]["jobTemplate"]["spec"]["template"]["spec"].items() >= placement("batch").items()
-    for replica in distributed["spec"]["pytorchReplicaSpecs"].values():
-        assert replica["template"]["spec"].items() >= placement("batch").items()
-
-
-def test_spread_constraints_select_the_serving_pods_unless_they_have_a_selector() -> None:
-    zone = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
-    own = zone | {"labelSelector": {"matchLabels": {"app": "other"}}}
-    (deployment,) = objects_of_kind(render_chart({"topologySpreadConstraints": [zone, own]}), "Deployment")
-    constraints = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
-    assert constraints == [zone | {"labelSelector": deployment["spec"]["selector"]}, own]
-    (default,) = find_object("Deployment", "default")["spec"]["template"]["spec"]["topologySpreadConstraints"]
-    assert default["topologyKey"] == "kubernetes.io/hostname"
-    (deployment,) = objects_of_kind(render_chart({"topologySpreadConstraints": []}), "Deployment")
-    assert "topologySpreadConstraints" not in deployment["spec"]["template"]["spec"]
-
-
-def test_ingress_and_route_expose_the_ranking_port_only() -> None:
-    (service,) = [
-        service for service in objects_of_kind(objects_of("all"), "Service") if service["metadata"]["name"] == "ranker"
-    ]
-    (port,) = service["spec"]["ports"]
-    ingress = find_object("Ingress")["spec"]
-    (rule,) = ingress["rules"]
-    (path,) = rule["http"]["paths"]
-    assert (ingress["ingressClassName"], rule["host"], path["path"]) == ("nginx", "rank.example.com", "/v1")
-    assert path["backend"]["service"] == {"name": "ranker", "port": {"name": port["name"]}}
-    assert ingress["tls"] == [{"secretName": "ranker-tls", "hosts": ["rank.example.com"]}]
-    (rule,) = find_object("HTTPRoute")["spec"]["rules"]
-    assert rule["backendRefs"] == [{"name": "ranker", "port": port["port"]}]
-    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
-    assert not {"Ingress", "HTTPRoute", "ServiceAccount"} & {manifest["kind"] for manifest in objects_of("default")}

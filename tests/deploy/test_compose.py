@@ -106,14 +106,13 @@ def test_prometheus_scrapes_the_operations_port_of_the_ranker(services: dict[str
     assert all((COMPOSE_FILE.parent / "prometheus" / file).is_file() for file in yaml.safe_load(text)["rule_files"])
 
 
-@pytest.mark.parametrize("name", ["trainer", "loader", "ranker", "redis", "prometheus", "grafana"])
-def test_service_is_read_only_and_unprivileged(services: dict[str, Any], name: str) -> None:
-    service = services[name]
-    assert service["read_only"]
-    assert service["tmpfs"] == ["/tmp"]
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service.get("user", "") not in ("root", "0", "0:0")
+def test_services_are_read_only_and_unprivileged(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["tmpfs"] == ["/tmp"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("user", "") not in ("root", "0", "0:0"), name
 
 
 def test_default_base_image_is_that_of_the_dockerfile(services: dict[str, Any]) -> None:

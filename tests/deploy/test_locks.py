@@ -18,6 +18,8 @@ from tests.support.package_index import publish_wheels
 
 ROOT = FOLDER.parent
 LOCKS = sorted(path.stem for path in FOLDER.glob("*.lock"))
+ALL_LOCKS = sorted(FOLDER.rglob("*.lock"))
+"""Lock files, with those of environments of their own."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS_OF_LOCK = {
     "slim": {"redis", "report", "tracing"},
@@ -60,28 +62,22 @@ def unsatisfied(requirements: list[str], pins: dict[str, str], extras: set[str])
     return missing
 
 
-@pytest.mark.parametrize("lock", LOCKS)
-def test_every_pin_has_hashes_and_no_address(lock: str) -> None:
-    content = read_lock(FOLDER / f"{lock}.lock")
-    assert content.pins
-    assert not [name for name, pin in content.pins.items() if not pin.hashes]
-    assert list(content.pins) == sorted(content.pins)
-    assert "://" not in content.path.read_text()
-    assert all((FOLDER / name).is_file() for name in content.includes)
+def test_every_pin_has_hashes_and_no_address() -> None:
+    for path in ALL_LOCKS:
+        content = read_lock(path)
+        assert content.pins, path
+        assert not [name for name, pin in content.pins.items() if not pin.hashes], path
+    for lock in LOCKS:
+        content = read_lock(FOLDER / f"{lock}.lock")
+        assert list(content.pins) == sorted(content.pins), lock
+        assert "://" not in content.path.read_text(), lock
+        assert all((FOLDER / name).is_file() for name in content.includes), lock
 
 
-@pytest.mark.parametrize("lock", sorted((FOLDER / "isolated").glob("*.lock")), ids=lambda path: path.stem)
-def test_lock_of_an_isolated_environment_has_hashes(lock: Path) -> None:
-    content = read_lock(lock)
-    assert content.pins
-    assert all(pin.hashes for pin in content.pins.values())
-
-
-@pytest.mark.parametrize("lock", sorted((FOLDER / "peers").glob("*.lock")), ids=lambda path: path.stem)
-def test_lock_of_a_peer_is_complete(lock: Path) -> None:
-    content = read_lock(lock)
-    assert content.pins["onnxruntime"].version == pins_of("slim")["onnxruntime"]
-    assert all(pin.hashes for pin in content.pins.values())
+def test_locks_of_peers_pin_the_onnxruntime_of_the_service() -> None:
+    versions = {path.stem: read_lock(path).pins["onnxruntime"].version for path in (FOLDER / "peers").glob("*.lock")}
+    assert versions
+    assert set(versions.values()) == {pins_of("slim")["onnxruntime"]}, versions
 
 
 def test_lock_files_pin_one_version_and_one_set_of_hashes_per_package() -> None:
@@ -105,13 +101,15 @@ def test_cpu_build_of_torch_is_pinned_for_all_platforms_and_installed_first() ->
     assert read_lock(FOLDER / "serve.lock").includes[0] == "torch.lock"
 
 
-@pytest.mark.parametrize(("lock", "extras"), EXTRAS_OF_LOCK.items())
-def test_lock_satisfies_the_requirements_of_the_project(lock: str, extras: set[str]) -> None:
-    requirements = [
-        *PROJECT["dependencies"],
-        *(line for extra in extras for line in PROJECT["optional-dependencies"][extra]),
-    ]
-    assert not unsatisfied(requirements, pins_of(lock), set())
+def test_locks_satisfy_the_requirements_of_the_project() -> None:
+    missing = {}
+    for lock, extras in EXTRAS_OF_LOCK.items():
+        requirements = [
+            *PROJECT["dependencies"],
+            *(line for extra in extras for line in PROJECT["optional-dependencies"][extra]),
+        ]
+        missing[lock] = unsatisfied(requirements, pins_of(lock), set())
+    assert not any(missing.values()), missing
 
 
 def test_lock_contains_the_requirements_of_its_packages() -> None:
@@ -147,10 +145,9 @@ def test_audit_names_every_lock_file() -> None:
     assert set(re.findall(r"--requirement requirements/([\w-]+)\.lock", audit)) == set(LOCKS) - {"torch"}
 
 
-@pytest.mark.parametrize("lock", ["slim", "serve", "cuda"])
-def test_serving_lock_excludes_training_packages(lock: str) -> None:
+def test_serving_locks_exclude_training_packages() -> None:
     training = {"torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "scikit-learn", "optuna", "tensorboard"}
-    assert not training & pins_of(lock).keys()
+    assert not [(lock, name) for lock in ("slim", "serve", "cuda") for name in training & pins_of(lock).keys()]
 
 
 def test_slim_lock_omits_only_pytorch_and_its_dependencies() -> None:

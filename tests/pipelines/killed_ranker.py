@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -11,12 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pipelines.cli.main import main
-
-CHANGES = {"os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
-"""Audit events that change files, besides opening a file for writing."""
+from tests.support.file_changes import call_before_changes
 
 
 class KilledRanker:
@@ -64,17 +62,13 @@ def _run_commands(folder: str, modules: list[str]) -> None:
 
 def _kill_before(folder: str, change: int) -> None:
     """Kill this process before it changes a file below a folder for the n-th time."""
-    changes = 0
+    numbers = itertools.count(1)
 
-    def count(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal changes
-        if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
-            path = Path(str(arguments[0]))  # relative if it is deleted with its folder or is an open file
-            changes += path.is_relative_to(folder) or not path.is_absolute()
-            if changes == change:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def kill_at_change() -> None:
+        if next(numbers) == change:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(count)
+    call_before_changes(folder, kill_at_change)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,12 @@ def test_format_budget_lists_the_most_expensive_area_first_and_the_total_last() 
     assert rows[-1] == "| all | 1,500 (1,500 – 1,500) | 100% |"
 
 
-@pytest.fixture
-def harness(reference: Path, tmp_path: Path) -> Harness:
-    publish(reference, tmp_path / "repository")
-    return Harness(reference, tmp_path / "repository", QUICK, threads=1)
-
-
-def test_measure_budget_distributes_the_cpu_time_of_a_request(harness: Harness) -> None:
+def test_measure_budget_distributes_the_cpu_time_of_a_request(reference: Path, tmp_path: Path) -> None:
     if find_profiler() is None:
         pytest.skip("py-spy is not installed (requirements/bench.lock)")
-    measured = measure_budget(harness)
+    publish(reference, tmp_path / "repository")
+    measured = measure_budget(Harness(reference, tmp_path / "repository", QUICK, threads=1))
     assert measured is not None
     (turn,) = measured["turns"]
     assert sum(turn["areas"].values()) == pytest.approx(turn["cpu"])
     assert turn["areas"][FORWARD] > 0.1 * turn["cpu"]
-
-
-def test_measure_budget_without_py_spy_omits_the_part(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda *arguments, **options: None)
-    assert measure_budget(harness) is None
-    assert "py-spy is not installed" in capsys.readouterr().err

@@ -29,7 +29,9 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready)
+print(f"serving on http://127.0.0.1:{server.server_port}, started", flush=True)
+server.serve_forever()
 """
 
 
@@ -50,6 +52,26 @@ def test_server_process_pins_cores_and_stops_all_processes(options: list[str]) -
     wait_until(lambda: not is_running(child), "the child process ends")
 
 
+def test_server_process_reserves_its_port_before_the_server_starts() -> None:
+    bind_like_another_program = """
+import socket, sys
+try:
+    socket.socket().bind(("127.0.0.1", int(sys.argv[1])))
+except OSError:
+    pass
+else:
+    sys.exit("the port is not reserved")
+"""
+    command = [sys.executable, "-c", bind_like_another_program + SERVER_WITH_CHILD, "{port}"]
+    with ServerProcess(command, "/", [min(os.sched_getaffinity(0))]) as server:
+        assert server.port > 0
+
+
+def test_server_process_that_chooses_its_port_is_found_by_its_output() -> None:
+    with ServerProcess([sys.executable, "-c", SERVER_WITH_CHILD, "0"], "/", [min(os.sched_getaffinity(0))]) as server:
+        assert server.port > 0
+
+
 def is_running(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -64,7 +86,8 @@ def test_server_process_uses_no_cpu_time_while_it_is_paused() -> None:
     program += " h.HTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler).serve_forever()"
     with ServerProcess([sys.executable, "-c", program, "{port}"], "/", [min(os.sched_getaffinity(0))]) as server:
         with server.paused():
-            time.sleep(0.1)  # A signal takes effect at the end of a time slice.
+            threads = list(Path(f"/proc/{server.pid}/task").glob("*/stat"))
+            wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads))
             before = server.cpu_seconds()
             time.sleep(0.3)
             assert server.cpu_seconds() == before

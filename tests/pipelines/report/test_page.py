@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.report.page import render, write_report
 from pipelines.report.run_data import read_run_data
 from pipelines.runs.run import RunFolder
@@ -84,6 +85,9 @@ def test_page_of_a_finished_run_has_every_section(finished_run: RunFolder) -> No
 
 def test_page_top_summarizes_the_run(finished_run: RunFolder) -> None:
     top = report_page(finished_run).sections[""]
+    lines = verdict(finished_run.load_evaluation()["baselines"])
+    assert lines
+    assert all(line in top for line in lines)
     for fact in ("feed", "80,000", "4 of 4", "35%", "selection exact after 55% of the steps", "3 tasks over 4 experts"):
         assert fact in top
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.evaluation.format import describe_intervals
 from pipelines.report import experts_section, quality_section, training_section
 from pipelines.report.run_data import RunData, read_run_data
 from pipelines.report.summary import summarize
@@ -136,13 +137,13 @@ def test_slices_of_many_tasks_are_columns(make_run_data: Callable[..., RunData])
 def test_metrics_of_a_log_without_users_name_the_unit(make_run_data: Callable[..., RunData]) -> None:
     run_data = make_run_data()
     assert run_data.evaluation is not None
-    assert "with 95 % intervals over users. " in quality_section.metrics(run_data).about  # an older evaluation.json
+    assert f"with {describe_intervals(None)}. " in quality_section.metrics(run_data).about  # an older evaluation.json
     intervals = {"unit": "row", "units": 9000, "rows_without_user": 9000, "draws": 200}
     tasks = {name: {**m, "gauc": None, "gauc_by_user_day": None} for name, m in run_data.evaluation["tasks"].items()}
     section = quality_section.metrics(
         replace(run_data, evaluation={**run_data.evaluation, "tasks": tasks, "intervals": intervals})
     )
-    assert "with 95 % intervals over 9,000 rows, because most rows have no user. " in section.about
+    assert f"with {describe_intervals(intervals)}. " in section.about
     assert all(table["columns"].keys().isdisjoint(("gauc", "gauc_by_user_day")) for table in section.content["tables"])
 
 

@@ -22,6 +22,7 @@ from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
+from tests.support.file_changes import call_before_changes
 from tests.support.waiting import TIMEOUT_SECONDS
 
 SOURCE, REPOSITORY, KILLS, OPERATION = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -53,16 +54,11 @@ def run_once(reconciler: Reconciler) -> None:
 def run_until_killed(pipe: int) -> None:
     """Load the repository, report the current version and the end of one operation, and repeat the operation.
 
-    Each operation on a file of the repository is reported by a dot before it begins.
+    Each change of a file of the repository is reported by a dot before it begins.
     """
     reconciler, current = load_repository()
     os.write(pipe, f"{current}\n".encode())
-
-    def report(event: str, arguments: tuple[object, ...]) -> None:
-        if event.startswith(("open", "os.")) and arguments and str(arguments[0]).startswith(str(REPOSITORY)):
-            os.write(pipe, b".")
-
-    sys.addaudithook(report)
+    call_before_changes(REPOSITORY, lambda: os.write(pipe, b"."))
     run_once(reconciler)
     os.write(pipe, b"\n")
     while True:
@@ -78,7 +74,7 @@ def read(pipe: int) -> bytes:
 
 
 def run_and_kill(draw: random.Random) -> int:
-    """Fork a process, and kill it after a random number of operations on files; return the version that it loaded."""
+    """Fork a process, and kill it before a random change of a file; return the version that it loaded."""
     read_end, write_end = os.pipe()
     pid = os.fork()  # this process has no threads: it loads no model itself
     if not pid:

@@ -57,15 +57,3 @@ def test_micro_batcher_waits_for_a_full_batch() -> None:
 
     asyncio.run(run())
     assert scorer.sizes == [2]
-
-
-def test_micro_batcher_passes_errors_to_the_requests_of_the_batch() -> None:
-    batcher = MicroBatcher(CountingScorer(), size=2, wait=0.0, threads=False)
-
-    async def run() -> None:
-        async with batcher.lifespan(FastAPI()):
-            with pytest.raises(KeyError):
-                await batcher.answer(b"{}")
-            assert b'"id":4' in await batcher.answer(b'{"items":{"id":[4]}}')
-
-    asyncio.run(run())
