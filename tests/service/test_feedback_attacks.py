@@ -13,7 +13,7 @@ import pytest
 from service.http.auth.keys import create_key
 from tests.support.background_load import BackgroundLoad
 from tests.support.http_client import send_request
-from tests.support.metrics import samples
+from tests.support.memory import memory_bytes
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
@@ -26,11 +26,6 @@ SLACK = 1_000_000
 RANK_BODY = {"request_id": "r-1", "items": {"id": [f"v{i}" for i in range(50)]}}
 EVENTS = [{"item": f"v{i}", "labels": {"click": 1, "watch_time": 12.5}} for i in range(500)]
 FLOOD_BODY = {"request_id": "r" * 256, "events": EVENTS}
-
-
-def resident_bytes(pid: int) -> int:
-    (line,) = (text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if text.startswith("RssAnon:"))
-    return int(line.split()[1]) * 1024
 
 
 def process_ids(service: ServiceProcess) -> set[int]:
@@ -56,7 +51,7 @@ def test_flood_of_one_key_ends_at_its_quota_while_ranking_and_other_keys_go_on(
         flood = BackgroundLoad(service.port, FLOOD_BODY, "/v1/feedback", count=16, headers=flooding)
         with ranking.running():
             ranking.wait_for(100)
-            before = {pid: resident_bytes(pid) for pid in process_ids(service)}
+            before = {pid: memory_bytes(pid, "RssAnon") for pid in process_ids(service)}
             with flood.running():
                 flood.wait_for(500, 429)
                 ranking.wait_for(100)
@@ -66,12 +61,12 @@ def test_flood_of_one_key_ends_at_its_quota_while_ranking_and_other_keys_go_on(
         assert set(flood.statuses) == {202, 429}
         assert set(ranking.statuses) == {200}
         assert size_of(folder) <= QUOTA + SLACK
-        growth = {pid: resident_bytes(pid) - before[pid] for pid in before}
+        growth = {pid: memory_bytes(pid, "RssAnon") - before[pid] for pid in before}
         assert max(growth.values()) < 150_000_000, growth
         requests = "ranker_feedback_requests_total,outcome"
         count = flood.statuses[202] + 1
-        service.wait_until(lambda: samples(service.metrics())[f"{requests}=accepted"] == count)
-        values = samples(service.metrics())
+        service.wait_for_metric(f"{requests}=accepted", count)
+        values = service.metrics()
         assert values[f"{requests}=key_quota"] > 0
         assert values["ranker_feedback_bytes_total"] == size_of(folder)
         service.process.terminate()
@@ -139,5 +134,5 @@ def test_answers_of_all_workers_are_known_to_each(repository: Path, tmp_path: Pa
         unknown = send_request(f"{service.url}/v1/feedback", feedback | {"request_id": "r-999"})
         assert (unknown.status, unknown.json()["errors"][0]["field"]) == (422, "request_id")
         events = "ranker_feedback_events_total,outcome"
-        service.wait_until(lambda: samples(service.metrics())[f"{events}=rejected,reason=unknown_item"] == 40)
-        service.wait_until(lambda: samples(service.metrics())[f"{events}=accepted,reason="] == 40)
+        service.wait_for_metric(f"{events}=rejected,reason=unknown_item", 40)
+        service.wait_for_metric(f"{events}=accepted,reason=", 40)
