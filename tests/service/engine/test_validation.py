@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from ranking.schema import CategoricalFeature, NumericFeature, SequenceFeature
-from service.engine.errors import InvalidRequestError
 from service.engine.request import FeatureRequest
 from service.engine.validation import Candidates, ParsedRequest, Readable, validate
 from service.protocol.messages import RankOptions
@@ -29,20 +27,8 @@ def validated(ids: Any, **features: Any) -> FeatureRequest:
     return validate(ParsedRequest(RankOptions(), Candidates(ids, features)), READABLE)
 
 
-@pytest.mark.parametrize("column", ["brand", "tags"])
-def test_validate_float_array_for_ids_names_row(column: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        validated(np.array([1, 2]), **{column: np.array([0.5, 1.0])})
-    assert caught.value.field == f"items[0].features.{column}"
-
-
 def test_validate_accepts_integer_array_for_number() -> None:
     assert validated([1, 2], price=np.array([1, 2])).signature is not None
-
-
-def test_validate_repeated_candidate_in_array_raises() -> None:
-    with pytest.raises(InvalidRequestError, match="candidate 7 is already at index 0"):
-        validated(np.array([7, 8, 7]))
 
 
 def test_validate_signature_is_equal_only_for_equal_column_types() -> None:
