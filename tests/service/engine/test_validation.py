@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from ranking.schema import CategoricalFeature, NumericFeature, SequenceFeature
+from service.engine.errors import InvalidRequestError
 from service.engine.request import FeatureRequest
 from service.engine.validation import Candidates, ParsedRequest, Readable, validate
 from service.protocol.messages import RankOptions
@@ -25,6 +27,13 @@ READABLE: Readable = {
 
 def validated(ids: Any, **features: Any) -> FeatureRequest:
     return validate(ParsedRequest(RankOptions(), Candidates(ids, features)), READABLE)
+
+
+@pytest.mark.parametrize("column", ["brand", "tags"])
+def test_validate_float_array_for_ids_names_row(column: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validated(np.array([1, 2]), **{column: np.array([0.5, 1.0])})
+    assert caught.value.field == f"items[0].features.{column}"
 
 
 def test_validate_accepts_integer_array_for_number() -> None:
