@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 
 from service.engine import engine
-from tests.support.http_client import post_json, send_request
+from tests.support.http_client import post_json
 from tests.support.ports import HOST
-from tests.support.server_thread import BlockedScorer, server_thread
-from tests.support.waiting import TIMEOUT_SECONDS, wait_until
-
-
-def wait_for_metric(url: str, sample: str) -> None:
-    """Poll the metrics until they contain a line."""
-    wait_until(lambda: sample in send_request(f"{url}/metrics").body.decode().splitlines(), sample)
+from tests.support.server_thread import BlockedScorer, server_thread, wait_for_metric
+from tests.support.waiting import TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize("pipelined", [1, 2])
@@ -39,8 +34,8 @@ def test_request_of_a_disconnected_client_is_not_scored(
         head = f"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         with socket.create_connection((HOST, port)) as connection:
             connection.sendall((head.encode() + b"\r\n" + body) * pipelined)
-            wait_for_metric(url, "ranker_requests_in_flight 2.0")
-        wait_for_metric(url, 'ranker_requests_total{model="feed",status="499"} 1.0')
+            wait_for_metric(port, "ranker_requests_in_flight", 2)
+        wait_for_metric(port, "ranker_requests_total,model=feed,status=499", 1)
         scorer.release.set()
         other_client.join()
     assert len(responses[0]["items"]) == len(request_body["items"])

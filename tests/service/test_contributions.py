@@ -16,6 +16,7 @@ from ranking.frozen.contributions import FLOOR, ContributionsGraph
 from ranking.frozen.ranker import FrozenRanker
 from service.engine import explainer
 from service.http.media_types import ARROW
+from tests.support.rank_request import rank
 
 ITEMS = [{"id": "v1"}, {"id": "v2", "features": {"price": 3.2}}, {"id": "new"}]
 REQUEST: dict[str, Any] = {
@@ -26,15 +27,8 @@ REQUEST: dict[str, Any] = {
 }
 
 
-def rank(client: TestClient, **changes: Any) -> dict[str, Any]:
-    response = client.post("/v1/rank", json=REQUEST | changes)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
 def test_contributions_add_up_to_the_logits_of_the_scores(client: TestClient, ranker: FrozenRanker) -> None:
-    answer = rank(client)
+    answer = rank(client, REQUEST)
     baseline, method = answer["explain"]["baseline"], answer["explain"]["method"]
     assert list(baseline) == ranker.schema.task_names
     assert method["name"] == "integrated_gradients"
@@ -54,7 +48,7 @@ def test_contributions_equal_those_of_the_library(client: TestClient, ranker: Fr
     names = {feature.column for feature in ranker.schema.inputs if feature.owner == "context"}
     context = {name: value for name, value in {"surface": "home", "hour": 9}.items() if name in names}
     expected = ranker.contributions(pa.Table.from_pylist(rows), ["like"])
-    answer = rank(client, context=context, items=[{"id": "v1"}, {"id": "v3"}], tasks=["like"])
+    answer = rank(client, REQUEST, context=context, items=[{"id": "v1"}, {"id": "v3"}], tasks=["like"])
     for item in answer["items"]:
         row = ["v1", "v3"].index(item["id"])
         assert list(item["contributions"]["like"]) == expected.features
@@ -63,11 +57,11 @@ def test_contributions_equal_those_of_the_library(client: TestClient, ranker: Fr
 
 def test_contributions_are_equal_in_rows_columns_and_arrow(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explainer, "MAX_EXPLAINED", 2)
-    rows = rank(client)
+    rows = rank(client, REQUEST)
     assert rows["explain"]["method"]["items"] == 2
     first, second, third = rows["items"]
     assert "contributions" not in third
-    columns = rank(client, layout="columns")["items"]["contributions"]
+    columns = rank(client, REQUEST, layout="columns")["items"]["contributions"]
     stream = client.post("/v1/rank", json=REQUEST, headers={"Accept": ARROW})
     table = pa.ipc.open_stream(stream.content).read_all()
     arrow = table["contributions"].to_pylist()
@@ -81,13 +75,13 @@ def test_contributions_are_equal_in_rows_columns_and_arrow(client: TestClient, m
 
 def test_response_has_no_contributions_by_default(client: TestClient) -> None:
     for layout in ("rows", "columns"):
-        answer = rank(client, explain=False, layout=layout)
+        answer = rank(client, REQUEST, explain=False, layout=layout)
         assert "explain" not in answer
         assert "contributions" not in str(answer)
 
 
 def test_explanation_without_candidates_has_no_contributions(client: TestClient) -> None:
-    explain = rank(client, items=[])["explain"]
+    explain = rank(client, REQUEST, items=[])["explain"]
     assert "baseline" not in explain
     assert "method" not in explain
 
@@ -105,7 +99,7 @@ def blocked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
     monkeypatch.setattr(ContributionsGraph, "__call__", wait)
     answers: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: answers.append(rank(client)))
+    thread = threading.Thread(target=lambda: answers.append(rank(client, REQUEST)))
     thread.start()
     assert started.wait(30)
     threading.Timer(0.5, release.set).start()
@@ -123,5 +117,5 @@ def test_explanation_that_starts_after_the_deadline_is_504(client: TestClient) -
 
 
 def test_other_requests_are_ranked_during_an_explanation(client: TestClient, blocked: list[dict[str, Any]]) -> None:
-    assert rank(client, explain=False)["items"]
+    assert rank(client, REQUEST, explain=False)["items"]
     assert not blocked

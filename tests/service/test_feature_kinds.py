@@ -23,6 +23,7 @@ from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
 from service.app import create_app
 from service.settings import Settings
+from tests.support.rank_request import rank
 
 FEATURES: list[dict[str, Any]] = [
     {"name": "item_id", "kind": "categorical", "owner": "item", "dim": 4},
@@ -73,16 +74,12 @@ def request_body(user: dict[str, Any], context: dict[str, Any]) -> dict[str, Any
 
 def scores(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -> list[float]:
     """Return the scores of items 1 and 7."""
-    response = client.post("/v1/rank", json=request_body(user, context))
-    assert response.status_code == 200, response.text
-    by_id = {item["id"]: item["score"] for item in response.json()["items"]}
+    by_id = {item["id"]: item["score"] for item in rank(client, request_body(user, context))["items"]}
     return [by_id[1], by_id[7]]
 
 
 def missing(client: TestClient, user: dict[str, Any], context: dict[str, Any]) -> list[str]:
-    response = client.post("/v1/rank", json=request_body(user, context) | {"explain": True})
-    assert response.status_code == 200, response.text
-    first, second = (item["missing"] for item in response.json()["items"])
+    first, second = (item["missing"] for item in rank(client, request_body(user, context), explain=True)["items"])
     assert first == second
     names: list[str] = first
     return names

@@ -14,7 +14,6 @@ import pytest
 from tests.support.feature_store_repositories import repository_with_tables  # noqa: F401
 from tests.support.hand_ranker import *  # noqa: F403
 from tests.support.http_client import send_request
-from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.served_files import logged_ids
 from tests.support.small_filesystem import small_filesystem
@@ -71,12 +70,12 @@ class Client:
 
 
 def value(service: ServiceProcess, name: str) -> float:
-    return samples(service.metrics()).get(name, 0.0)
+    return service.metrics().get(name, 0.0)
 
 
 def nothing_waits(service: ServiceProcess, client: Client) -> bool:
     """Whether each answered request was logged or dropped, and the log keeps none in memory."""
-    values = samples(service.metrics())
+    values = service.metrics()
     counted = values.get(LOGGED, 0.0) + values.get(DROPPED, 0.0)
     return counted == len(client.answered) and values["ranker_served_queue_rows"] == 0
 

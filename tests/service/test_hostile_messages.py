@@ -1,4 +1,4 @@
-"""Damaged HTTP messages and Arrow streams, thousands in the nightly form: none causes a 5xx or a crash of a process."""
+"""Damaged HTTP messages, Arrow streams and JSON: none causes a 5xx, or a crash of a process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from service.http.decode import MIN_COLUMNS_BYTES
 from service.http.media_types import ARROW, JSON
 from tests.support.arrow_streams import stream
+from tests.support.disclosure import internal_details
 from tests.support.http_client import post_json, read_until_closed
+from tests.support.json_schema import fits
+from tests.support.memory import memory_bytes
 from tests.support.ports import HOST
 from tests.support.processes import ServiceProcess, running_service
+from tests.support.rank_request import rank
 
 COUNT = pytest.mark.parametrize(
     "count", [pytest.param(300, marks=pytest.mark.system), pytest.param(3_500, marks=pytest.mark.nightly)]
@@ -295,23 +303,16 @@ def damaged_stream(choose: random.Random, streams: list[bytes]) -> bytes:
     return bytes(body)
 
 
-def peak_bytes(service: ServiceProcess) -> int:
-    """Peak of the resident memory of the process."""
-    text = Path(f"/proc/{service.process.pid}/status").read_text()
-    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+)", text)
-    return int(kilobytes) * 1024
-
-
 @contextmanager
 def unharmed_service(repository: Path, request_body: Any, **settings: object) -> Iterator[ServiceProcess]:
     """A service that must respond as before at the end, has logged no error, and has not grown."""
     with running_service(repository, max_body_bytes=200_000, **settings) as service:
         expected = post_json(f"{service.url}/v1/rank", request_body)
-        before = peak_bytes(service)
+        before = memory_bytes(service.process.pid, "VmHWM")
         yield service
         assert service.process.poll() is None, service.output()
         assert post_json(f"{service.url}/v1/rank", request_body) == expected
-        assert peak_bytes(service) - before < MAX_BYTES
+        assert memory_bytes(service.process.pid, "VmHWM") - before < MAX_BYTES
         output = service.output()
         assert "Traceback" not in output, output[-5_000:]
         assert '"error"' not in output, output[-5_000:]
@@ -335,6 +336,7 @@ def statuses_of(responses: bytes) -> list[int]:
 def test_mutated_http_messages_cause_no_5xx_and_no_crash(
     repository: Path, request_body: dict[str, Any], tmp_path: Path, count: int
 ) -> None:
+    """A message of an attacker, thousands in the nightly form, must not end a process or fill its memory."""
     settings = {**LIMITS, "feedback_dir": tmp_path / "feedback"}
     with unharmed_service(repository, request_body, **settings) as service:
 
@@ -359,6 +361,7 @@ def test_mutated_http_messages_cause_no_5xx_and_no_crash(
 def test_mutated_arrow_streams_cause_no_5xx_and_no_crash(
     repository: Path, request_body: dict[str, Any], count: int
 ) -> None:
+    """The reader of Arrow streams is native code, in which a defect ends the process."""
     choose, streams, statuses = random.Random(17), base_streams(), Counter[int]()
     with unharmed_service(repository, request_body) as service:
         connection = http.client.HTTPConnection(HOST, service.port, timeout=60)
@@ -379,3 +382,111 @@ def test_mutated_arrow_streams_cause_no_5xx_and_no_crash(
             if response.status != 200:
                 assert json.loads(content)["detail"]
     assert {200, 400, 413, 422} <= statuses.keys(), statuses
+
+
+JsonPath = tuple[str | int, ...]
+OPTIONS: dict[str, Any] = {
+    "request_id": "r-1",
+    "user": {"id": "u3", "features": {"age": 31}},
+    "context": {"surface": "home", "hour": 9},
+    "time": "2026-01-11T12:00:00Z",
+    "tasks": ["click", "like"],
+    "objective": {"click": 1.0, "like": 5.0},
+    "top_n": 2,
+    "deadline_ms": 60_000.0,
+    "explain": True,
+}
+FEATURES = {"price": [3.5, None, 12], "topics": [["topic0_1"], None, []], "category": ["K1", None, "K2"]}
+ROWS = [{"id": f"v{i}", "features": {name: values[i] for name, values in FEATURES.items()}} for i in range(3)]
+COLUMNS = {"id": ["v0", "v1", "v2"], "features": FEATURES}
+RANK_BODIES: list[dict[str, Any]] = [
+    OPTIONS | {"items": ROWS},
+    OPTIONS | {"items": COLUMNS, "layout": "columns"},
+    {"time": OPTIONS["time"], "items": {"id": [1, 2, 3]}},
+]
+
+PLAUSIBLE = [
+    *("null", "0", "1", "12", "0.5", "true", "[]", "{}"),
+    *('"v7"', '"K1"', '["topic0_1"]', '["click"]', '{"click": 2}', '"columns"'),
+]
+HOSTILE = [
+    *("-1", "1e308", "1e999", "NaN", "-Infinity", "01", "+1", "9223372036854775808", "[[]]", "[null]", '[1, "1"]'),
+    *('""', '{"": 1}', '{"id": "v9"}', '["v9", "v9"]', '"../../etc/passwd"'),
+    *(r'"\u0000"', r'"\ud800"', r'"\udc00\ud800"'),
+    *("'v1'", "9" * 400, "9" * 5000, '"' + "a" * 5000 + '"', "", "\x00", "/* */ 1"),
+    *("[" * 50_000, "[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900),
+    *('1, "tasks": ["like"]', 'null, "id": "v8"', 'null, "items": []'),  # a repeated key
+]
+REPLACEMENTS = st.sampled_from(PLAUSIBLE) | st.sampled_from(HOSTILE)
+"""Text in place of a value, valid JSON or not."""
+PLACEHOLDER = "placeholder"
+
+
+def paths(value: Any, path: JsonPath = ()) -> list[JsonPath]:
+    """Return the paths of all values of a document."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(child for key, member in members for child in paths(member, (*path, key)))]
+
+
+def with_value(document: Any, path: JsonPath, value: Any) -> Any:
+    """Return a copy of a document with another value at a path."""
+    if not path:
+        return value
+    copy = document.copy()
+    copy[path[0]] = with_value(document[path[0]], path[1:], value)
+    return copy
+
+
+@st.composite
+def mutated_json(draw: st.DrawFn) -> bytes:
+    """A document with one or two replaced values, sometimes truncated or with changed bytes."""
+    document = draw(st.sampled_from(RANK_BODIES))
+    mutated = draw(st.lists(st.sampled_from(paths(document)), min_size=1, max_size=2, unique=True))
+    for number, path in enumerate(sorted(mutated, key=len, reverse=True)):  # inner values before their containers
+        document = with_value(document, path, f"{PLACEHOLDER}{number}")
+    text = json.dumps(document)
+    for number in range(len(mutated)):
+        text = text.replace(json.dumps(f"{PLACEHOLDER}{number}"), draw(REPLACEMENTS))
+    return draw(damaged(text.encode()))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, body: bytes) -> bytes:
+    """Usually the same bytes; else truncated, or with up to four changed bytes."""
+    damage = draw(st.sampled_from(["none"] * 6 + ["truncated", "changed"]))
+    if damage == "truncated":
+        return body[: draw(st.integers(0, len(body)))]
+    changed = bytearray(body)
+    for _ in range(draw(st.integers(1, 4)) if damage == "changed" and body else 0):
+        changed[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("body", RANK_BODIES, ids=["rows", "columns", "ids"])
+def test_unmutated_json_is_valid(client: TestClient, body: dict[str, Any]) -> None:
+    rank(client, body)
+
+
+@settings(max_examples=400)
+@given(body=mutated_json(), accept=st.sampled_from([JSON, ARROW]))
+def test_mutated_json_has_a_documented_response_of_both_readers(
+    client: TestClient, document: dict[str, Any], body: bytes, accept: str
+) -> None:
+    """No value of a request may cause a 5xx or disclose internals, in the reader of small or of large bodies."""
+    headers = {"Content-Type": JSON, "Accept": accept, "X-Request-ID": "r-1"}
+    response = client.post("/v1/rank", content=body, headers=headers)
+    assert response.status_code in (200, 400, 413, 422, 504), response.text  # 504: mutated deadline_ms
+    content = document["paths"]["/v1/rank"]["post"]["responses"][str(response.status_code)]["content"]
+    media_type = response.headers["content-type"]
+    assert media_type == (accept if response.status_code == 200 else "application/problem+json")
+    if media_type == ARROW:
+        table = pa.ipc.open_stream(response.content).read_all()
+        summary = json.loads(table.schema.metadata[b"response"])
+        assert fits(summary, document["components"]["schemas"]["RankSummary"], document)
+    else:
+        assert fits(response.json(), content[media_type]["schema"], document)
+    assert not internal_details(response.text if response.status_code >= 400 else "")
+    large = client.post("/v1/rank", content=body + b" " * MIN_COLUMNS_BYTES, headers=headers)
+    if body and 504 not in (response.status_code, large.status_code):
+        assert large.status_code == response.status_code, large.text
+        assert response.status_code == 400 or large.content == response.content

@@ -44,7 +44,7 @@ class ProtectedService:
 
     def error_responses(self) -> Iterator[Any]:
         """Yield the responses to requests of every kind that is rejected."""
-        for body in [*INVALID_BODIES, *(REQUEST | invalid for invalid, _ in INVALID if invalid)]:
+        for body in [*INVALID_BODIES, *(REQUEST | invalid for invalid, *_ in INVALID if isinstance(invalid, dict))]:
             yield self.rank(json=body)
         for path in ("/v1/models/nope/rank", "/v1/models/feed/versions/9/rank", "/nowhere", "/v1/rank/", "/metrics"):
             yield self.rank(path, json=REQUEST)

@@ -1,134 +1,148 @@
-"""Invalid requests: status codes, and errors that name the field."""
+"""Invalid ranking requests: the status of each, and the error that names its field."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given
-from hypothesis import strategies as st
 
 from service.http.decode import MIN_COLUMNS_BYTES
+from service.http.media_types import JSON
+from tests.support.json_schema import fits
 
 ITEMS = [{"id": "v1"}]
+LONG_TEXT = "x" * 1_025
+ID, LISTS, TIME = (
+    "must be a 64-bit integer or a string",
+    "must be a list of 64-bit integers or strings",
+    "with a time zone",
+)
+BAD_JSON, SURROGATE = "not valid JSON: .+ at character", "half of a surrogate pair"
+TOO_LONG, UNKNOWN, ZERO = (
+    "more than 1024 characters",
+    "feature: this ranker reads",
+    "so that no task determines the order",
+)
+Invalid = tuple[dict[str, Any] | bytes, int, str | None, str]
 
-INVALID: list[tuple[dict[str, Any], str]] = [
-    ({}, "items"),
-    ({"items": "v1"}, "items"),
-    ({"items": ITEMS, "itemz": 1}, "itemz"),
-    ({"items": [{"features": {}}]}, "items[0].id"),
-    ({"items": [{"id": 1.5}]}, "items[0].id"),
-    ({"items": [{"id": None}]}, "items[0].id"),
-    ({"items": [{"id": True}]}, "items[0].id"),
-    ({"items": [*ITEMS, {"id": "v2"}, *ITEMS]}, "items[2].id"),
-    ({"items": {"id": ["v1", "v1"]}}, "items[1].id"),
-    ({"items": [{"id": "v1", "features": {"prise": 1}}]}, "items.features.prise"),
-    ({"items": [{"id": "v1"}, {"id": "v2", "features": {"price": "x"}}]}, "items[1].features.price"),
-    ({"items": [{"id": "v1", "features": {"price": True}}]}, "items[0].features.price"),
-    ({"items": [{"id": "v1", "features": {"price": [1]}}]}, "items[0].features.price"),
-    ({"items": [{"id": "v1"}, {"id": "v2", "features": {"price": -1}}]}, "items[1].features.price"),
-    ({"items": [{"id": "v1", "features": {"topics": "topic0_1"}}]}, "items[0].features.topics"),
-    ({"items": [{"id": "v1", "features": {"topics": [{"a": 1}]}}]}, "items[0].features.topics"),
-    ({"items": [{"id": "v1", "features": {"category": 1.5}}]}, "items[0].features.category"),
-    ({"items": [{"id": "v1", "features": {"item_id": "v2"}}]}, "items.features.item_id"),
-    ({"items": {"id": ["v1", "v2"], "features": {"price": [1]}}}, "items.features.price"),
-    ({"items": {"id": ["v1", "v2"], "features": {"category": [1, "K1"]}}}, "items.features.category"),
-    ({"items": ITEMS, "user": {"id": [1]}}, "user.id"),
-    ({"items": ITEMS, "user": {"features": {"age": "old"}}}, "user.features.age"),
-    ({"items": ITEMS, "user": {"features": {"price": 1}}}, "user.features.price"),
-    ({"items": ITEMS, "context": {"hour": "noon"}}, "context.hour"),
-    ({"items": ITEMS, "context": {"hour": 2**70}}, "context.hour"),
-    ({"items": ITEMS, "context": {"age": 1}}, "context.age"),
-    ({"items": ITEMS, "tasks": ["klick"]}, "tasks"),
-    ({"items": ITEMS, "tasks": ["click", "click"]}, "tasks"),
-    ({"items": ITEMS, "tasks": []}, "tasks"),
-    ({"items": ITEMS, "objective": {"klick": 1}}, "objective.klick"),
-    ({"items": ITEMS, "tasks": ["click"], "objective": {"like": 1}}, "objective.like"),
-    ({"items": ITEMS, "objective": {}}, "objective"),
-    ({"items": ITEMS, "objective": {"click": "a lot"}}, "objective.click"),
-    ({"items": ITEMS, "objective": {"click": 0}}, "objective"),
-    ({"items": ITEMS, "objective": {"click": -0.0, "like": 0}}, "objective"),
-    ({"items": ITEMS, "objective": {"click": 1e308}}, "objective.click"),
-    ({"items": ITEMS, "objective": {"click": -1.1e6}}, "objective.click"),
-    ({"items": ITEMS, "objective": {"click": True}}, "objective.click"),
-    ({"items": ITEMS, "objective": {"click": None}}, "objective.click"),
-    ({"items": ITEMS, "top_n": 0}, "top_n"),
-    ({"items": ITEMS, "top_n": -1}, "top_n"),
-    ({"items": ITEMS, "top_n": 1.0}, "top_n"),
-    ({"items": ITEMS, "top_n": True}, "top_n"),
-    ({"items": ITEMS, "deadline_ms": -1}, "deadline_ms"),
-    ({"items": ITEMS, "deadline_ms": 0}, "deadline_ms"),
-    ({"items": ITEMS, "deadline_ms": 1e-300}, "deadline_ms"),
-    ({"items": ITEMS, "deadline_ms": 1e300}, "deadline_ms"),
-    ({"items": ITEMS, "user": {"id": 2**63}}, "user.id"),
-    ({"items": ITEMS, "layout": "diagonal"}, "layout"),
+NOT_FINITE = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400]
+WITH_NUMBER: list[tuple[bytes, str, str]] = [
+    (b'{"items": [{"id": 1}, {"id": 2, "features": {"price": %b}}]}', "items[1].features.price", "is NaN or infinite"),
+    (b'{"items": {"id": [1, 2], "features": {"price": [null, %b]}}}', "items[1].features.price", "is NaN or infinite"),
+    (b'{"items": [], "objective": {"click": %b}}', "objective.click", "must be a "),
+    (b'{"items": [], "deadline_ms": %b}', "deadline_ms", "must be a "),
 ]
 
+INVALID: list[Invalid] = [
+    (b"{}", 422, "items", "is missing"),
+    ({"items": "v1"}, 422, "items", "must be a list"),
+    ({"itemz": 1}, 422, "itemz", "unknown field"),
+    ({"items": [{"features": {}}]}, 422, "items[0].id", "is missing"),
+    *(({"items": [{"id": value}]}, 422, "items[0].id", ID) for value in (1.5, None, True, 2**63, -(2**63) - 1)),
+    *(({"items": {"id": [value]}}, 422, "items.id[0]", ID) for value in (2**63, -(2**63) - 1, 2**70)),
+    ({"items": [*ITEMS, {"id": "v2"}, *ITEMS]}, 422, "items[2].id", "'v1' is already at index 0"),
+    ({"items": [{"id": 1}, {"id": "2"}, {"id": "1"}]}, 422, "items[2].id", "'1' is already at index 0"),
+    ({"items": {"id": ["v1", "v1"]}}, 422, "items[1].id", "'v1' is already at index 0"),
+    ({"items": {"id": [7, 8, 7]}}, 422, "items[2].id", "candidate 7 is already at index 0"),
+    ({"items": [{"id": "v1", "features": {"prise": 1}}]}, 422, "items.features.prise", UNKNOWN),
+    ({"items": [{"id": "v1", "features": {"item_id": "v2"}}]}, 422, "items.features.item_id", UNKNOWN),
+    ({"items": [*ITEMS, {"id": 2, "features": {"price": "x"}}]}, 422, "items[1].features.price", "a number, not 'x'"),
+    ({"items": [{"id": "v1", "features": {"price": True}}]}, 422, "items[0].features.price", "a number, not True"),
+    ({"items": [{"id": "v1", "features": {"price": [1]}}]}, 422, "items[0].features.price", "must be a number"),
+    ({"items": [*ITEMS, {"id": "v2", "features": {"price": -1}}]}, 422, "items[1].features.price", "log1p"),
+    ({"items": [{"id": "v1", "features": {"topics": "topic0_1"}}]}, 422, "items[0].features.topics", LISTS),
+    ({"items": [{"id": "v1", "features": {"topics": [{"a": 1}]}}]}, 422, "items[0].features.topics", LISTS),
+    ({"items": [{"id": "v1", "features": {"category": 1.5}}]}, 422, "items[0].features.category", ID),
+    ({"items": {"id": [1, 2], "features": {"price": [1]}}}, 422, "items.features.price", "has 1 values for 2 ids"),
+    ({"items": {"id": [1, 2], "features": {"category": [1, "K1"]}}}, 422, "items.features.category", "mixes integers"),
+    ({"items": {"id": [1, 2], "features": {"category": [0.5, 1.0]}}}, 422, "items[0].features.category", ID),
+    ({"items": {"id": [1, 2], "features": {"category": [[1], [2]]}}}, 422, "items[0].features.category", ID),
+    ({"items": {"id": [1, 2], "features": {"topics": [0.5, 1.0]}}}, 422, "items[0].features.topics", LISTS),
+    *((body % number, 422, field, reason) for body, field, reason in WITH_NUMBER for number in NOT_FINITE),
+    *((b'{"items": [], "top_n": %b}' % number, 422, "top_n", "must be an integer") for number in NOT_FINITE[:-1]),
+    *(({"user": {"id": value}}, 422, "user.id", ID) for value in ([1], 1.5, 2**63, -(2**63) - 1)),
+    ({"user": {"features": {"age": "old"}}}, 422, "user.features.age", "must be a number, not 'old'"),
+    ({"user": {"features": {"price": 1}}}, 422, "user.features.price", f"unknown user {UNKNOWN}"),
+    ({"context": {"hour": "noon"}}, 422, "context.hour", "ids must be integers of 64 bits"),
+    ({"context": {"hour": 2**70}}, 422, "context.hour", ID),
+    ({"context": {"age": 1}}, 422, "context.age", f"unknown context {UNKNOWN}"),
+    *(({"time": value}, 422, "time", TIME) for value in ("yesterday", "2025-06-15T16:00:00", 1_750_000_000)),
+    ({"tasks": ["klick"]}, 422, "tasks", "unknown task 'klick': choose from click"),
+    ({"tasks": ["click", "click"]}, 422, "tasks", "task 'click' is repeated"),
+    ({"tasks": []}, 422, "tasks", "must not be empty"),
+    ({"tasks": "click"}, 422, "tasks", "must be a list"),
+    ({"tasks": [1]}, 422, "tasks[0]", "must be a string"),
+    ({"objective": {"klick": 1}}, 422, "objective.klick", "is not among the tasks that are scored"),
+    ({"tasks": ["click"], "objective": {"like": 1}}, 422, "objective.like", "not among the tasks .* scored: click$"),
+    ({"objective": {}}, 422, "objective", "must not be empty"),
+    *(({"objective": {"click": value}}, 422, "objective.click", "must be a number") for value in ("a lot", True, None)),
+    *(({"objective": weights}, 422, "objective", ZERO) for weights in ({"click": 0}, {"click": -0.0, "like": 0})),
+    ({"objective": {"click": 1e308}}, 422, "objective.click", "must be at most 1000000$"),
+    ({"objective": {"click": -1.1e6}}, 422, "objective.click", "must be at least -1000000$"),
+    *(({"top_n": value}, 422, "top_n", "must be greater than 0") for value in (0, -1)),
+    *(({"top_n": value}, 422, "top_n", "must be an integer") for value in (1.0, True)),
+    *(({"deadline_ms": value}, 422, "deadline_ms", r"must be at least 0\.001$") for value in (-1, 0, 1e-300)),
+    ({"deadline_ms": 1e300}, 422, "deadline_ms", "must be at most 86400000$"),
+    ({"explain": 1}, 422, "explain", "must be true or false"),
+    ({"layout": "diagonal"}, 422, "layout", "must be 'rows' or 'columns'"),
+    ({"request_id": "x" * 257}, 422, "request_id", "must have at most 256 characters"),
+    ({"items": [{"id": "v1"}, {"id": LONG_TEXT}]}, 422, "items[1].id", TOO_LONG),
+    ({"items": {"id": ["v1", LONG_TEXT]}}, 422, "items.id[1]", TOO_LONG),
+    ({"items": [{"id": "v1", "features": {"category": LONG_TEXT}}]}, 422, "items[0].features.category", TOO_LONG),
+    ({"items": [{"id": 1, "features": {"topics": ["a", LONG_TEXT]}}]}, 422, "items[0].features.topics[1]", TOO_LONG),
+    ({"items": {"id": [1], "features": {"topics": [["a", LONG_TEXT]]}}}, 422, "items.features.topics[0][1]", TOO_LONG),
+    ({"user": {"id": LONG_TEXT}}, 422, "user.id", TOO_LONG),
+    ({"context": {"surface": LONG_TEXT}}, 422, "context.surface", TOO_LONG),
+    ({"context": {LONG_TEXT: 1}}, 422, f"context.{LONG_TEXT[:40]}", TOO_LONG),
+    ({"tasks": [LONG_TEXT]}, 422, "tasks[0]", TOO_LONG),
+    ({LONG_TEXT: 1}, 422, LONG_TEXT[:40], TOO_LONG),
+    ({"items": [{"id": i} for i in range(201)]}, 413, None, "201 candidates: this service ranks at most 200"),
+    ({"items": {"id": list(range(201))}}, 413, None, "201 candidates: this service ranks at most 200"),
+    *((body, 422, "body", "must be an object") for body in (b"", b"null", b"[]", b"3")),
+    (b"{", 400, "body", f"{BAD_JSON} 1$"),
+    (b'{"items": [}', 400, "body", f"{BAD_JSON} 11$"),
+    (b'{"items": []', 400, "body", f"{BAD_JSON} 12$"),
+    (b"{'items': []}", 400, "body", f"{BAD_JSON} 1$"),
+    (b"\x00", 400, "body", f"{BAD_JSON} 0$"),
+    (b"{} {}", 400, "body", f"{BAD_JSON} 3$"),
+    (b'{"items": ' + b"1" * 10_000 + b"}", 400, "body", "not valid JSON$"),
+    *((b'{"items": [{"id": "%b"}]}' % half, 400, "body", SURROGATE) for half in (rb"\ud800", rb"\udfff")),
+    (b'{"items": "\xff"}', 400, "body", "not valid UTF-8 at byte 11: encode the JSON as UTF-8$"),
+    (b"\xff\xfe{\x00}\x00", 400, "body", "not valid UTF-8 at byte 0: "),
+    ('{"id": "ü'.encode()[:-1], 400, "body", "not valid UTF-8 at byte 8: "),
+]
+"""Body, or the fields that make a body with items invalid; status; named field; pattern of the detail."""
 
-@pytest.mark.parametrize(("body", "field"), INVALID, ids=[f"{field}-{i}" for i, (_, field) in enumerate(INVALID)])
-def test_rank_invalid_field_is_422_and_named(client: TestClient, body: dict[str, Any], field: str) -> None:
-    response = client.post("/v1/rank", json=body)
-    assert response.status_code == 422, response.text
+
+@pytest.mark.parametrize(
+    ("body", "status", "field", "reason"), INVALID, ids=[f"{field}-{i}" for i, (_, _, field, _) in enumerate(INVALID)]
+)
+def test_rank_invalid_body_is_rejected_and_its_field_named(
+    client: TestClient,
+    document: dict[str, Any],
+    body: dict[str, Any] | bytes,
+    status: int,
+    field: str | None,
+    reason: str,
+) -> None:
+    content = body if isinstance(body, bytes) else json.dumps({"items": ITEMS} | body).encode()
+    response = client.post("/v1/rank", content=content, headers={"Content-Type": JSON})
+    assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
-    assert problem["status"] == 422
-    assert [error["field"] for error in problem["errors"]] == [field]
-    assert field in problem["detail"]
-    assert problem["errors"][0]["reason"]
-
-
-COLUMNS_WITH_PRICE = '{"id": [1, 2], "features": {"price": [null, %s]}}'
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
-@pytest.mark.parametrize(
-    "items",
-    ['[{"id": "v1"}, {"id": "v2", "features": {"price": %s}}]', '{"id": [1, 2], "features": {"price": [null, %s]}}'],
-)
-def test_rank_number_that_is_not_finite_names_the_candidate(client: TestClient, items: str, number: str) -> None:
-    content = f'{{"items": {items % number}}}'
-    response = client.post("/v1/rank", content=content, headers={"Content-Type": "application/json"})
-    assert response.status_code == 422
-    assert response.json()["errors"][0]["field"] == "items[1].features.price"
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
-@pytest.mark.parametrize("field", ["objective.click", "deadline_ms", "top_n"])
-def test_rank_option_that_is_not_finite_is_rejected(client: TestClient, field: str, number: str) -> None:
-    option = f'"objective": {{"click": {number}}}' if field == "objective.click" else f'"{field}": {number}'
-    content = f'{{"items": [{{"id": 1}}], {option}}}'
-    response = client.post("/v1/rank", content=content, headers={"Content-Type": "application/json"})
-    if field == "top_n" and number.isdigit():
-        assert response.status_code == 200
-        return
-    assert response.status_code == 422, response.text
-    assert [error["field"] for error in response.json()["errors"]] == [field]
-
-
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        ({"objective": {"click": 0, "like": 0}}, "every weight is 0, so that no task determines the order"),
-        ({"objective": {"click": 1e308}}, "must be at most 1000000"),
-        ({"objective": {"click": -1e308}}, "must be at least -1000000"),
-        ({"deadline_ms": 1e-300}, "must be at least 0.001"),
-        ({"deadline_ms": 1e300}, "must be at most 86400000"),
-        ({"user": {"id": 1.5}}, "must be a 64-bit integer or a string"),
-        ({"user": {"id": -(2**63) - 1}}, "must be a 64-bit integer or a string"),
-        ({"tasks": "click"}, "must be a list"),
-        ({"tasks": [1]}, "must be a string"),
-        ({"explain": 1}, "must be true or false"),
-        ({"layout": "x"}, "must be 'rows' or 'columns'"),
-        ({"request_id": "x" * 257}, "must have at most 256 characters"),
-    ],
-)
-def test_rank_invalid_option_names_its_bounds(client: TestClient, option: dict[str, Any], reason: str) -> None:
-    response = client.post("/v1/rank", json={"items": ITEMS} | option)
-    assert response.status_code == 422
-    assert reason in response.json()["errors"][0]["reason"]
+    assert problem["status"] == status
+    assert [error["field"] for error in problem["errors"]] == ([] if field is None else [field])
+    assert (field or "") in problem["detail"]
+    assert re.search(reason, problem["detail"])
+    responses = document["paths"]["/v1/rank"]["post"]["responses"]
+    assert fits(problem, responses[str(status)]["content"]["application/problem+json"]["schema"], document)
+    if content and status != 400:
+        large = client.post("/v1/rank", content=content + b" " * MIN_COLUMNS_BYTES, headers={"Content-Type": JSON})
+        assert (large.status_code, large.json()) == (status, problem), "large bodies have another reader"
 
 
 @pytest.mark.parametrize("weight", [1e6, -1e6, 1e-300])
@@ -145,12 +159,6 @@ def test_rank_extreme_objective_has_finite_scores(client: TestClient, weight: fl
     assert response.status_code == 200, response.text
     numbers = [n for item in response.json()["items"] for n in (item["score"], *item["scores"].values())]
     assert all(isinstance(number, float) for number in numbers), "JSON has null for a number that is not finite"
-
-
-def test_rank_too_many_candidates_are_413(client: TestClient) -> None:
-    response = client.post("/v1/rank", json={"items": [{"id": i} for i in range(201)]})
-    assert response.status_code == 413
-    assert "at most 200" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -185,47 +193,3 @@ def test_rank_unknown_model_or_version_is_404_and_lists_the_served_ones(client: 
     response = client.post(path, json={"items": ITEMS})
     assert response.status_code == 404
     assert "served: " in response.json()["detail"]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-FEATURE_NAMES = st.sampled_from(["price", "category", "topics", "quality", "author", "other"])
-FEATURES = st.dictionaries(FEATURE_NAMES, JSON, max_size=3)
-ROWS = st.lists(st.fixed_dictionaries({"id": JSON | st.text(), "features": FEATURES}), max_size=4)
-CELLS = st.integers(-3, 3) | st.floats(-9, 9)
-
-
-def columns(rows: int) -> st.SearchStrategy[dict[str, Any]]:
-    ids = st.lists(st.integers(0, 9), min_size=rows, max_size=rows, unique=True)
-    texts = st.lists(st.sampled_from(["v1", "v2", "v3", "[", "\u00fc"]), min_size=rows, max_size=rows, unique=True)
-    cells = (st.lists(values, min_size=rows, max_size=rows) for values in (CELLS, CELLS | st.none(), JSON))
-    return st.fixed_dictionaries({"id": ids | texts, "features": st.dictionaries(FEATURE_NAMES, st.one_of(*cells))})
-
-
-COLUMNS = st.integers(0, 3).flatmap(columns)
-REQUESTS = st.fixed_dictionaries(
-    {"items": ROWS | COLUMNS | JSON},
-    optional={
-        "user": st.fixed_dictionaries({"id": JSON}),
-        "context": st.dictionaries(st.sampled_from(["hour", "surface"]), JSON),
-        "tasks": st.lists(st.sampled_from(["click", "like", "x"]), max_size=2),
-        "objective": st.dictionaries(st.sampled_from(["click", "x"]), st.floats(), max_size=2),
-        "deadline_ms": st.none() | st.floats(1e3, 1e300) | st.integers(10**4) | st.booleans(),
-        "top_n": JSON,
-        "explain": JSON,
-    },
-)
-
-
-@given(body=REQUESTS)
-def test_rank_generated_body_never_causes_a_server_error(client: TestClient, body: dict[str, Any]) -> None:
-    headers = {"Content-Type": "application/json", "X-Request-ID": "r-1"}
-    response = client.post("/v1/rank", content=json.dumps(body), headers=headers)
-    assert response.status_code in (200, 400, 413, 422), response.text
-    large = client.post("/v1/rank", content=json.dumps(body) + " " * MIN_COLUMNS_BYTES, headers=headers)
-    assert (large.status_code, large.json()) == (response.status_code, response.json()), (
-        "large bodies have another reader"
-    )

@@ -13,11 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.http.media_types import ARROW
 from service.settings import Settings
-from tests.support.arrow_streams import stream
 
-LONG_TEXT = "x" * 1_025
 MAX_CPU_SECONDS = 5.0
 """Upper bound on the CPU time of a rejection; the slowest takes about 1 s, and would take minutes without limits."""
 
@@ -41,48 +38,9 @@ def rejection(client: TestClient, body: bytes, status: int) -> dict[str, Any]:
     return problem
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"items": [{"id": "v1"}, {"id": LONG_TEXT}]}, "items[1].id"),
-        ({"items": {"id": ["v1", LONG_TEXT]}}, "items.id[1]"),
-        ({"items": [{"id": "v1", "features": {"category": LONG_TEXT}}]}, "items[0].features.category"),
-        ({"items": [{"id": "v1", "features": {"topics": ["a", LONG_TEXT]}}]}, "items[0].features.topics[1]"),
-        ({"items": {"id": ["v1"], "features": {"topics": [["a", LONG_TEXT]]}}}, "items.features.topics[0][1]"),
-        ({"items": [{"id": "v1"}], "user": {"id": LONG_TEXT}}, "user.id"),
-        ({"items": [{"id": "v1"}], "context": {"surface": LONG_TEXT}}, "context.surface"),
-        ({"items": [{"id": "v1"}], "tasks": [LONG_TEXT]}, "tasks[0]"),
-        ({"items": [{"id": "v1"}], "context": {LONG_TEXT: 1}}, f"context.{LONG_TEXT[:40]}"),
-    ],
-)
-def test_rank_text_above_the_limit_is_422_and_named(
-    default_client: TestClient, body: dict[str, Any], field: str
-) -> None:
-    problem = rejection(default_client, json.dumps(body).encode(), 422)
-    assert [error["field"] for error in problem["errors"]] == [field]
-    assert "more than 1024 characters" in problem["detail"]
-
-
 def test_rank_text_at_the_limit_is_accepted(default_client: TestClient) -> None:
-    body = {"items": [{"id": LONG_TEXT[1:]}, {"id": "ü" * 1_024}, {"id": '"' * 1_024}]}
+    body = {"items": [{"id": "x" * 1_024}, {"id": "ü" * 1_024}, {"id": '"' * 1_024}]}
     assert default_client.post("/v1/rank", json=body).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("columns", "field"),
-    [
-        ({"item_id": ["v1", LONG_TEXT]}, "items.id"),
-        ({"item_id": ["v1"], "category": [LONG_TEXT]}, "items.features.category"),
-        ({"item_id": ["v1"], "topics": [["a", LONG_TEXT]]}, "items.features.topics"),
-    ],
-)
-def test_rank_text_above_the_limit_in_a_stream_is_422_and_named(
-    default_client: TestClient, columns: dict[str, Any], field: str
-) -> None:
-    headers = {"Content-Type": ARROW}
-    response = default_client.post("/v1/rank", content=stream(columns, {}), headers=headers)
-    assert response.status_code == 422
-    assert [error["field"] for error in response.json()["errors"]] == [field]
 
 
 MANY = 400_000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from pipelines.bench.overload import MAX_ADMITTED
 from pipelines.bench.sizes import QUICK
 from service.settings import Settings
 from tests.support.background_load import BackgroundLoad
-from tests.support.metrics import samples
+from tests.support.memory import memory_bytes
 from tests.support.ports import HOST
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.waiting import TIMEOUT_SECONDS
@@ -189,15 +188,15 @@ def test_attack_takes_bounded_memory_and_no_answer_from_others(
     large = BackgroundLoad(service.port, request_body | {"items": items}, count=1)
     with small.running(), large.running():
         large.wait_for(5)
-        before, peak = resident_bytes(service), 0
-        rejected = samples(service.metrics()).get(rejection, 0)
+        before, peak = memory_bytes(service.process.pid, "VmRSS"), 0
+        rejected = service.metrics().get(rejection, 0)
         with RunningAttack(attack(service.port)).running() as running:
             goals = (small.statuses[200] + SMALL, large.statuses[200] + LARGE)
 
             def others_are_answered_while_the_attack_takes_effect() -> bool:
                 nonlocal peak
-                peak = max(peak, resident_bytes(service))
-                values = samples(service.metrics())
+                peak = max(peak, memory_bytes(service.process.pid, "VmRSS"))
+                values = service.metrics()
                 assert values["ranker_buffered_body_bytes"] <= budget
                 assert values["ranker_queue_rows"] <= MAX_ROWS
                 if running.rounds < ROUNDS or (reason and values.get(rejection, 0) == rejected):
@@ -208,15 +207,11 @@ def test_attack_takes_bounded_memory_and_no_answer_from_others(
     allowed = {200, 429} if reason == "queue_full" else {200}
     assert set(small.statuses | large.statuses) <= allowed
     assert peak - before < OVERHEAD * budget + OTHER_MEMORY, (before, peak)
-    service.wait_until(lambda: samples(service.metrics())["ranker_buffered_body_bytes"] == 0)
-    service.wait_until(lambda: samples(service.metrics())["ranker_queue_rows"] == 0)
-    service.wait_until(lambda: resident_bytes(service) < before + OTHER_MEMORY)
-    assert not [name for name in samples(service.metrics()) if "status=5" in name]
+    service.wait_for_metric("ranker_buffered_body_bytes", 0)
+    service.wait_for_metric("ranker_queue_rows", 0)
+    service.wait_until(lambda: memory_bytes(service.process.pid, "VmRSS") < before + OTHER_MEMORY)
+    assert not [name for name in service.metrics() if "status=5" in name]
     assert "Traceback" not in service.output()
-
-
-def resident_bytes(service: ServiceProcess) -> int:
-    return int(Path(f"/proc/{service.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.system
@@ -233,14 +228,9 @@ def test_large_lists_of_many_requests_are_not_parsed_at_once(repository: Path) -
                 return connection.getresponse().status
 
         assert send(0) == 200
-        before = peak_bytes(service)
+        before = memory_bytes(service.process.pid, "VmHWM")
         with ThreadPoolExecutor(requests) as pool:
             assert set(pool.map(send, range(requests))) == {200}
         # Besides the bodies themselves, four are parsed at a time, and one of them was before.
-        assert peak_bytes(service) - before < requests * len(body) * OVERHEAD + 3 * 100 * MIB + OTHER_MEMORY
-
-
-def peak_bytes(service: ServiceProcess) -> int:
-    """Return the peak of the resident memory of the process."""
-    text = Path(f"/proc/{service.process.pid}/status").read_text()
-    return int(text.partition("VmHWM:")[2].split()[0]) * 1024
+        growth = memory_bytes(service.process.pid, "VmHWM") - before
+        assert growth < requests * len(body) * OVERHEAD + 3 * 100 * MIB + OTHER_MEMORY

@@ -26,6 +26,7 @@ from service.engine.validation import ParsedRequest
 from service.protocol.messages import RankRequest
 from service.settings import Settings
 from tests.support.direct_ranking import rank_alone
+from tests.support.rank_request import rank
 
 PER_TASK_GATE = "dselect_k all experts"
 PER_EXAMPLE_GATES = [
@@ -80,13 +81,6 @@ def served(
 def many_candidates(request_body: dict[str, Any]) -> dict[str, Any]:
     """A request with enough candidates that per-example gates select different experts."""
     return request_body | {"items": [{"id": f"v{i}"} for i in range(60)]}
-
-
-def rank(client: TestClient, body: dict[str, Any], path: str = "/v1/rank") -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    document: dict[str, Any] = response.json()
-    return document
 
 
 def to_table(body: dict[str, Any]) -> pa.Table:
@@ -263,7 +257,8 @@ def test_objective_weights_of_tasks_that_the_bundle_weights_with_0_default_to_th
 def test_rank_top_n_returns_the_best(client: TestClient, request_body: dict[str, Any]) -> None:
     items = rank(client, request_body)["items"]
     assert rank(client, request_body | {"top_n": 3})["items"] == items[:3]
-    assert rank(client, request_body | {"top_n": 300})["items"] == items
+    for more in (300, 10**400):
+        assert rank(client, request_body | {"top_n": more})["items"] == items
 
 
 def test_experts_that_no_requested_task_selected_do_not_run(ranker: FrozenRanker, request_body: dict[str, Any]) -> None:
@@ -282,6 +277,13 @@ def test_experts_that_no_requested_task_selected_do_not_run(ranker: FrozenRanker
 def test_rank_accepts_integer_ids_for_a_text_column(client: TestClient, request_body: dict[str, Any]) -> None:
     response = rank(client, request_body | {"items": [{"id": 7}, {"id": "v1"}]})
     assert {item["id"] for item in response["items"]} == {7, "v1"}
+
+
+@pytest.mark.parametrize("id_", [2**63 - 1, -(2**63)])
+def test_rank_ids_of_64_bits_are_returned_unchanged(client: TestClient, id_: int) -> None:
+    for layout, ids_of in (("rows", lambda items: [i["id"] for i in items]), ("columns", lambda items: items["id"])):
+        items = rank(client, {"items": {"id": [id_]}, "layout": layout})["items"]
+        assert ids_of(items) == [id_]
 
 
 def test_rank_by_default_by_model_and_by_version_have_the_same_response(

@@ -39,6 +39,7 @@ from service.app import create_app
 from service.http.decode import MIN_COLUMNS_BYTES
 from service.http.media_types import ARROW
 from service.settings import Settings
+from tests.support import rank_request
 from tests.support.arrow_streams import stream
 
 FEATURES: list[dict[str, Any]] = [
@@ -267,17 +268,10 @@ def test_text_that_is_not_an_integer_is_rejected_where_ids_are_integers(served: 
     assert repr(text) in error["reason"]
 
 
-def test_candidates_of_one_id_in_both_types_are_rejected(served: Served) -> None:
-    response = served.client.post("/v1/rank", json={"items": [{"id": 1}, {"id": "2"}, {"id": "1"}]})
-    assert response.status_code == 422
-    assert response.json()["detail"] == ("items[2].id: candidate '1' is already at index 0: send each candidate once")
-
-
 def test_every_missing_name_can_be_sent_under_this_name(served: Served) -> None:
     def missing(user: dict[str, Any], context: dict[str, Any], item: dict[str, Any]) -> list[str]:
-        response = served.client.post("/v1/rank", json={"user": user, "context": context, "items": [item]})
-        assert response.status_code == 200, response.text
-        names: list[str] = response.json()["items"][0]["missing"]
+        document = rank_request.rank(served.client, {"user": user, "context": context, "items": [item]})
+        names: list[str] = document["items"][0]["missing"]
         return names
 
     of_user, of_item = ["recent", "age"], ["brand", "shop", "tags", "price"]

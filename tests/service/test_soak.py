@@ -12,6 +12,7 @@ import pytest
 
 from service.http.media_types import ARROW, JSON
 from tests.support.arrow_streams import stream
+from tests.support.memory import memory_bytes
 from tests.support.processes import ServiceProcess, running_service
 
 SECONDS = float(os.environ.get("RANKER_SOAK_SECONDS", "30"))
@@ -86,8 +87,7 @@ def resident_kb_and_open_files(service: ServiceProcess) -> tuple[int, int]:
     """Resident memory that is not shared with files, and open files, of all processes of a service."""
     resident = files = 0
     for pid in {service.process.pid, *service.worker_pids()}:
-        status = Path(f"/proc/{pid}/status").read_text()
-        resident += int(status.partition("RssAnon:")[2].split()[0])
+        resident += memory_bytes(pid, "RssAnon") // 1024
         files += len(list(Path(f"/proc/{pid}/fd").iterdir()))
     return resident, files
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -194,7 +193,7 @@ def test_service_on_a_filesystem_that_hangs_continues_to_rank_until_it_responds(
     with running_service(path, workers=workers, threads=1, poll_seconds=0.1) as service:
 
         def last_read() -> float:
-            return float(re.findall(r"^ranker_repository_read_timestamp_seconds (\S+)", service.metrics(), re.M)[0])
+            return service.metrics()["ranker_repository_read_timestamp_seconds"]
 
         load = f"{service.url}/v2/repository/models/feed/load"
         with hanging_filesystem(path / "feed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -12,3 +13,8 @@ def samples(text: str) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def metrics_of(client: TestClient) -> dict[str, float]:
+    """Return the samples of a service in this process."""
+    return samples(client.get("/metrics").text)

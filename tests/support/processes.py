@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.http_client import read_until_closed, send_request
+from tests.support.metrics import samples
 from tests.support.ports import HOST
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
@@ -116,9 +117,12 @@ class ServiceProcess:
             return read_until_closed(connection)
         return b""
 
-    def metrics(self) -> str:
-        """The exposition of the metrics."""
-        return self.get("/metrics").partition(b"\r\n\r\n")[2].decode()
+    def metrics(self) -> dict[str, float]:
+        """The samples of the metrics; none if the connection fails."""
+        return samples(self.get("/metrics").partition(b"\r\n\r\n")[2].decode())
+
+    def wait_for_metric(self, name: str, value: float) -> None:
+        self.wait_until(lambda: self.metrics().get(name) == value)
 
     def worker_pids(self) -> set[int]:
         """Process ids of the supervisor's workers."""

@@ -14,8 +14,10 @@ from service.app import create_app
 from service.engine import engine, scoring
 from service.server.protocol import LimitedHttpProtocol
 from service.settings import Settings
+from tests.support.http_client import send_request
+from tests.support.metrics import samples
 from tests.support.ports import HOST
-from tests.support.waiting import TIMEOUT_SECONDS
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 
 class BlockedScorer:
@@ -48,3 +50,9 @@ def server_thread(repository: Path, **settings: object) -> Iterator[int]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def wait_for_metric(port: int, name: str, value: float) -> None:
+    """Wait until a sample of the metrics has a value."""
+    url = f"http://{HOST}:{port}/metrics"
+    wait_until(lambda: samples(send_request(url).body.decode()).get(name) == value, f"{name} == {value}")

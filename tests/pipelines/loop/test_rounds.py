@@ -24,7 +24,6 @@ from ranking.metrics import auc
 from tests.support.command import ranker
 from tests.support.encoded_batches import assert_equal_batches
 from tests.support.feed_truth import ITEMS, LEVELS, TABS, USERS, FeedTruth
-from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.served_files import logged_table, served_files
 from tests.support.waiting import TIMEOUT_SECONDS
@@ -257,7 +256,7 @@ def serve_traffic(
 
 def wait_until_finished(service: ServiceProcess, folder: Path, requests: int) -> None:
     """Wait until the service has written so many requests since its start, and finished its files of feedback."""
-    service.wait_until(lambda: samples(service.metrics()).get("ranker_served_requests_total", 0) == requests)
+    service.wait_for_metric("ranker_served_requests_total", requests)
     service.wait_until(lambda: not list((folder / "feedback").glob("*.part")))
 
 

@@ -124,8 +124,8 @@ def test_live_view_agrees_with_the_metrics(
 ) -> None:
     def totals() -> dict[str, float]:
         """Status → number of ranking requests."""
-        values = re.findall(r'ranker_requests_total{.*status="(\d+)".*} (\S+)', service.metrics())
-        return {status: sum(float(value) for other, value in values if other == status) for status in ("200", "422")}
+        values = service.metrics()
+        return {status: values.get(f"ranker_requests_total,model=feed,status={status}", 0) for status in ("200", "422")}
 
     open_view(page, console, "live")
     before = totals()

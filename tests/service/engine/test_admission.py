@@ -48,12 +48,6 @@ def test_admission_unparsed_request_counts_with_average() -> None:
     assert [permit is not None for permit in permits] == [True, True, True, False, False]
 
 
-def test_admission_beyond_max_requests_is_rejected() -> None:
-    admission = Admission(max_rows=100, max_requests=2)
-    permits = [admission.try_acquire() for _ in range(3)]
-    assert [permit is not None for permit in permits] == [True, True, False]
-
-
 @pytest.mark.parametrize(("max_requests", "busy_requests"), [(1, 1), (2, 2), (16, 14)])
 def test_admission_reserves_an_eighth_for_connections_that_are_not_busy(max_requests: int, busy_requests: int) -> None:
     admission = Admission(max_rows=1_000, max_requests=max_requests)

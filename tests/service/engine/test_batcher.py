@@ -89,9 +89,9 @@ def scorer() -> Scorer:
 
 
 @pytest.fixture
-def batcher(scorer: Scorer, request: pytest.FixtureRequest) -> Iterator[NumbersBatcher]:
-    """A batcher of at most 10 rows per batch, or as many as the parameter."""
-    with running_batcher(scorer, getattr(request, "param", 10)) as batcher:
+def batcher(scorer: Scorer) -> Iterator[NumbersBatcher]:
+    """A batcher of at most 10 rows per batch."""
+    with running_batcher(scorer, 10) as batcher:
         yield batcher
 
 
@@ -112,23 +112,6 @@ async def test_batcher_requests_during_scoring_form_next_batch(scorer: Scorer, b
     for i, other in enumerate(others, start=1):
         np.testing.assert_array_equal(await other, expected([10 * i, 10 * i + 1], "k"))
     assert scorer.batches == [("k", [1, 2]), ("k", [10, 11, 20, 21, 30, 31])]
-
-
-@pytest.mark.parametrize("batcher", [1000], indirect=True)
-async def test_batcher_large_request_delays_small_ones_by_current_batch_only(
-    scorer: Scorer, batcher: NumbersBatcher
-) -> None:
-    large = submit(batcher, range(4000))
-    assert await scorer.next_batch() == list(range(1000))
-    small = [submit(batcher, [-10 * i - value for value in range(10, 20)]) for i in range(32)]
-    await asyncio.sleep(0)
-    scorer.let_go(2)
-    await asyncio.wait(small)
-    assert not large.done()
-    scorer.let_go(10)
-    np.testing.assert_array_equal(await large, expected(range(4000), "k"))
-    assert [len(values) for _, values in scorer.batches] == [1000, 1000, 1000, 1000, 320]
-    assert set(scorer.batches[1][1][:320]) == {-10 * i - value for i in range(32) for value in range(10, 20)}
 
 
 async def test_batcher_failed_batch_fails_only_its_requests(scorer: Scorer, batcher: NumbersBatcher) -> None:

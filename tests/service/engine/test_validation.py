@@ -40,11 +40,6 @@ def test_validate_accepts_integer_array_for_number() -> None:
     assert validated([1, 2], price=np.array([1, 2])).signature is not None
 
 
-def test_validate_repeated_candidate_in_array_raises() -> None:
-    with pytest.raises(InvalidRequestError, match="candidate 7 is already at index 0"):
-        validated(np.array([7, 8, 7]))
-
-
 def test_validate_signature_is_equal_only_for_equal_column_types() -> None:
     prices = [np.array([1.0, 2.0]), np.array([3.0, 4.0]), [1.0, None]]
     signatures = [validated(np.array([1, 2]), price=values).signature for values in prices]

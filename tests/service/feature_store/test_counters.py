@@ -29,8 +29,8 @@ from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, d
 from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
-from tests.support import rank_request
 from tests.support.counted_ranker import NOW, ZONE, draw_events, item_ids, make_counted_ranker, make_tables, write_state
+from tests.support.rank_request import rank
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -80,10 +80,9 @@ def service(repository: Path, url: str) -> Iterator[TestClient]:
         yield client
 
 
-def rank(client: TestClient, user: str) -> dict[str, Any]:
-    items = item_ids(text=True)
-    body = {"user": {"id": user}, "context": {"tab": "home"}, "time": TIME, "items": [{"id": item} for item in items]}
-    return rank_request.rank(client, body)
+def body_of(user: str) -> dict[str, Any]:
+    items = [{"id": item} for item in item_ids(text=True)]
+    return {"user": {"id": user}, "context": {"tab": "home"}, "time": TIME, "items": items}
 
 
 def scores(document: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -120,7 +119,7 @@ def test_loaded_counters_give_the_scores_of_the_bundle(
     ranker = ranking.load(repository / "counted" / "1")
     with service(repository, empty_redis.url) as client:
         for user in ("u1", "new"):
-            answer = rank(client, user)
+            answer = rank(client, body_of(user))
             assert not answer["degraded"]
             np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
             assert answer["counters_as_of"] == loaded["counters_as_of"]
@@ -139,7 +138,7 @@ def test_counters_of_a_cluster_are_on_one_server_and_give_the_scores_of_a_new_st
     ranker = applied_ranker(repository, later, tmp_path / "state")
     with service(repository, empty_cluster.url) as client:
         for user in ("u1", "new"):
-            answer = rank(client, user)
+            answer = rank(client, body_of(user))
             assert not answer["degraded"]
             np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
     again = counters("load", repository, server=empty_cluster, capsys=capsys)
@@ -157,7 +156,7 @@ def test_applied_impressions_change_the_scores_as_a_new_state_would(
     before = ranking.load(repository / "counted" / "1")
     with service(repository, empty_redis.url) as client:
         for user in ("u1", "u7", "new"):
-            answer = rank(client, user)
+            answer = rank(client, body_of(user))
             np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
             assert not np.allclose(scores(answer), library_scores(before, user))
             assert answer["counters_as_of"] == applied["counters_as_of"] > "2025-06-20T1"
@@ -235,10 +234,10 @@ def test_store_that_fails_degrades_to_the_bundle(
     counters("apply", later, "--repository", repository, server=server, capsys=capsys)
     ranker = ranking.load(repository / "counted" / "1")
     with service(repository, server.url) as client:
-        assert not rank(client, "u1")["degraded"]
+        assert not rank(client, body_of("u1"))["degraded"]
         server.stop()
         try:
-            answer = rank(client, "u1")
+            answer = rank(client, body_of("u1"))
         finally:
             server.start()
         assert answer["degraded"]
@@ -254,7 +253,7 @@ def test_damaged_value_degrades_to_the_bundle(
         empty_redis.client.set(key, b"\x01damaged")
     ranker = ranking.load(repository / "counted" / "1")
     with service(repository, empty_redis.url) as client:
-        answer = rank(client, "u1")
+        answer = rank(client, body_of("u1"))
         assert answer["degraded"]
         np.testing.assert_allclose(scores(answer), library_scores(ranker, "u1"), rtol=0, atol=TOLERANCE)
 
@@ -268,7 +267,7 @@ def test_store_older_than_the_bundle_is_not_used(
     for key in empty_redis.client.scan_iter("*:user:*"):
         empty_redis.client.set(key, b"\x01damaged")
     with service(repository, empty_redis.url) as client:
-        assert not rank(client, "u1")["degraded"]
+        assert not rank(client, body_of("u1"))["degraded"]
 
 
 def test_apply_without_loaded_counters_fails(

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.background_load import BackgroundLoad
 from tests.support.hand_ranker import ITEMS
-from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, running_service
 from tests.support.redis_server import RedisServer
 from tests.support.slow_proxy import SlowProxy
@@ -36,7 +35,7 @@ class Clients(BackgroundLoad):
 
 
 def fallbacks(service: ServiceProcess) -> dict[str, float]:
-    values = samples(service.metrics())
+    values = service.metrics()
     reasons = ("timeout", "unreachable", "breaker_open")
     return {reason: values.get(f"ranker_fallbacks_total,reason={reason},store=redis", 0.0) for reason in reasons}
 

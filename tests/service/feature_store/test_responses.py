@@ -17,9 +17,9 @@ from fastapi.testclient import TestClient
 from pipelines.cli.main import main
 from service.app import create_app
 from service.settings import Settings
-from tests.support import rank_request
 from tests.support.arrow_streams import send, stream
 from tests.support.hand_ranker import ITEMS, USERS
+from tests.support.rank_request import rank
 from tests.support.redis_server import RedisServer
 
 
@@ -64,14 +64,10 @@ def loaded_redis(empty_redis: RedisServer, repository_with_tables: Path) -> Redi
     return empty_redis
 
 
-def rank(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
-    return rank_request.rank(client, body | {"request_id": "r"})
-
-
 def draw_request(random: np.random.Generator) -> dict[str, Any]:
     """Draw a request with some features, some nulls, and a few unknown ids."""
     ids = random.choice(ITEMS + 3, int(random.integers(1, 20)), replace=False).tolist()
-    body: dict[str, Any] = {"context": {"tab": "home", "hour": 9}, "items": {"id": ids}}
+    body: dict[str, Any] = {"request_id": "r", "context": {"tab": "home", "hour": 9}, "items": {"id": ids}}
     body["user"] = {"id": f"u{random.integers(USERS + 2)}"}
     if random.random() < 0.5:
         body["user"]["features"] = {"age": None if random.random() < 0.5 else 31, "liked": [1, 2]}
@@ -93,7 +89,7 @@ def test_response_with_stored_features_equals_response_with_bundled_features(
 def test_response_without_stored_features_differs(
     empty_redis: RedisServer, bundle_client: TestClient, store_client: TestClient
 ) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": list(range(9))}}
+    body: dict[str, Any] = {"request_id": "r", "user": {"id": "u1"}, "items": {"id": list(range(9))}}
     assert rank(store_client, body)["items"] != rank(bundle_client, body)["items"]
 
 
@@ -102,7 +98,8 @@ USER_FEATURES: dict[str, Any] = {"age": 19, "country": "C3", "recent": [4, 5, 6]
 
 
 def test_stored_value_counts_like_a_sent_value(loaded_redis: RedisServer, combined_client: TestClient) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "context": {"tab": "home"}, "items": [{"id": 1}, {"id": 2}]}
+    header = {"request_id": "r", "user": {"id": "u1"}, "context": {"tab": "home"}}
+    body: dict[str, Any] = header | {"items": [{"id": 1}, {"id": 2}]}
     sent = body | {
         "user": {"id": "u1", "features": USER_FEATURES},
         "items": [{"id": 1, "features": ITEM_FEATURES}, {"id": 2}],
@@ -118,7 +115,8 @@ def test_sent_values_override_the_store_and_the_store_overrides_the_bundle(
     empty_redis: RedisServer, combined_client: TestClient, bundle_client: TestClient
 ) -> None:
     empty_redis.client.set("ranker:feed:item:1", json.dumps({"price": 77.5, "genres": None}))
-    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2], "features": {"words": [["w1"], None]}}}
+    items: dict[str, Any] = {"id": [1, 2], "features": {"words": [["w1"], None]}}
+    body: dict[str, Any] = {"request_id": "r", "user": {"id": "u1"}, "items": items}
     with_stored_price = {"id": [1, 2], "features": {"words": [["w1"], None], "price": [77.5, None]}}
     assert (
         rank(combined_client, body)
@@ -133,7 +131,7 @@ def test_sent_values_override_the_store_and_the_store_overrides_the_bundle(
 def test_unreachable_store_degrades_to_the_features_of_the_bundle(
     repository_with_tables: Path, bundle_client: TestClient
 ) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2, 3]}}
+    body: dict[str, Any] = {"request_id": "r", "user": {"id": "u1"}, "items": {"id": [1, 2, 3]}}
     with serve(repository_with_tables, store="redis://127.0.0.1:1") as client:
         for _ in range(10):
             assert rank(client, body) == rank(bundle_client, body) | {"degraded": True}
@@ -164,14 +162,14 @@ def test_arrow_request_with_nulls_reads_the_store(loaded_redis: RedisServer, com
 def test_explanation_is_the_same_with_stored_features(
     loaded_redis: RedisServer, store_client: TestClient, bundle_client: TestClient
 ) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": [1, 2, 3]}, "explain": True}
+    body: dict[str, Any] = {"request_id": "r", "user": {"id": "u1"}, "items": {"id": [1, 2, 3]}, "explain": True}
     assert rank(store_client, body) == rank(bundle_client, body)
 
 
 def test_request_larger_than_a_batch_has_the_same_scores(
     loaded_redis: RedisServer, bundle_client: TestClient, repository_without_tables: Path
 ) -> None:
-    body: dict[str, Any] = {"user": {"id": "u1"}, "items": {"id": list(range(ITEMS))}}
+    body: dict[str, Any] = {"request_id": "r", "user": {"id": "u1"}, "items": {"id": list(range(ITEMS))}}
     with serve(repository_without_tables, store=loaded_redis.url, max_batch_rows=7) as client:
         response, expected = rank(client, body), rank(bundle_client, body)
     assert [item["id"] for item in response["items"]] == [item["id"] for item in expected["items"]]
@@ -181,7 +179,7 @@ def test_request_larger_than_a_batch_has_the_same_scores(
 def test_store_prefix_separates_values(
     loaded_redis: RedisServer, repository_without_tables: Path, store_client: TestClient
 ) -> None:
-    body: dict[str, Any] = {"items": {"id": list(range(9))}}
+    body: dict[str, Any] = {"request_id": "r", "items": {"id": list(range(9))}}
     with serve(repository_without_tables, store=loaded_redis.url, store_prefix="other") as client:
         assert rank(client, body) != rank(store_client, body)
 

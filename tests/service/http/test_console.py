@@ -22,7 +22,7 @@ from service.http.console import describe_store
 from service.settings import Settings
 from tests.support.disclosure import internal_details
 from tests.support.hanging_filesystem import hanging_filesystem
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of
 
 API = "/console/api"
 BODY: dict[str, Any] = {"user": {"id": "u3"}, "items": [{"id": f"v{i}"} for i in range(9)]}
@@ -197,7 +197,7 @@ def test_trial_is_answered_like_a_request_but_not_logged(repo: Path, tmp_path: P
         assert list((tmp_path / "served").rglob("*.parquet")) == []
         served = client.post("/v1/models/feed/rank", json=BODY | {"explain": True, "request_id": "r-1"})
         assert trial.json() == served.json()
-        values = samples(client.get("/metrics").text)
+        values = metrics_of(client)
         assert sum(value for name, value in values.items() if name.startswith("ranker_requests_total")) == 2
     (file,) = (tmp_path / "served").rglob("*.parquet")
     assert pq.read_table(file)["request_id"].to_pylist() == ["r-1"]
@@ -207,7 +207,7 @@ def test_trial_is_not_scored_by_the_shadow(repo: Path) -> None:
     (repo / "feed" / "current.json").write_text(json.dumps({"version": 1, "shadow": 2}))
     with service_of(repo) as client:
         assert client.post(f"{API}/models/feed/rank", json=BODY).status_code == 200
-        shadowed = [n for n, v in samples(client.get("/metrics").text).items() if "shadow_requests" in n and v]
+        shadowed = [n for n, v in metrics_of(client).items() if "shadow_requests" in n and v]
         assert shadowed == []
 
 

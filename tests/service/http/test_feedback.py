@@ -21,11 +21,12 @@ from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
 from service.http.auth.keys import create_key
 from service.protocol.messages import MAX_LABELS
 from service.settings import Settings
-from tests.support import rank_request
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of
+from tests.support.rank_request import rank
 
 EVENT: dict[str, Any] = {"item": "v1", "labels": {"click": 1, "watch_time": 12.5}}
 BODY: dict[str, Any] = {"request_id": "r-1", "events": [EVENT]}
+RANK_BODY = {"items": {"id": [f"v{i}" for i in range(12)]}}
 
 
 @pytest.fixture
@@ -38,13 +39,8 @@ def feedback_client(repository: Path, folder: Path) -> Iterator[TestClient]:
     """A client of a service that has answered the request r-1 with the items v0 to v11."""
     settings = Settings(repository=repository, feedback_dir=folder, max_candidates=200)
     with TestClient(create_app(settings), raise_server_exceptions=False) as client:
-        rank(client, "r-1")
+        rank(client, RANK_BODY, request_id="r-1")
         yield client
-
-
-def rank(client: TestClient, request_id: str, **fields: Any) -> None:
-    """Rank the items v0 to v11."""
-    rank_request.rank(client, {"request_id": request_id, "items": {"id": [f"v{i}" for i in range(12)]}, **fields})
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -182,7 +178,7 @@ def test_feedback_that_cannot_be_written_is_rejected_with_retry_after(
     assert response.status_code == status
     assert int(response.headers["retry-after"]) >= 1
     assert "space" not in response.text
-    values = samples(feedback_client.get("/metrics").text)
+    values = metrics_of(feedback_client)
     assert values[f"ranker_feedback_requests_total,outcome={outcome}"] == 1
 
 
@@ -231,10 +227,10 @@ def test_suspect_feedback_is_rejected_or_accepted_and_counted_as_the_setting_say
         folder = tmp_path / reject
         settings = Settings(repository=repository, feedback_dir=folder, feedback_reject=reject)
         with TestClient(create_app(settings)) as client:
-            rank(client, "r-1")
+            rank(client, RANK_BODY, request_id="r-1")
             response = client.post("/v1/feedback", json=BODY | fields)
             assert response.status_code == status, response.text
-            values = samples(client.get("/metrics").text)
+            values = metrics_of(client)
         assert values[f"ranker_feedback_events_total,outcome={outcome},reason={reason}"] == 1
         if status == 202:
             assert response.json() == {"accepted": 1, "flagged": {reason: 1}}
@@ -245,7 +241,7 @@ def test_suspect_feedback_is_rejected_or_accepted_and_counted_as_the_setting_say
 
 
 def test_item_beyond_top_n_was_not_in_the_answer(feedback_client: TestClient) -> None:
-    rank(feedback_client, "r-3", top_n=3)
+    rank(feedback_client, RANK_BODY, request_id="r-3", top_n=3)
     events = [{"item": f"v{i}", "labels": {"click": 0}} for i in range(12)]
     response = feedback_client.post("/v1/feedback", json={"request_id": "r-3", "events": events})
     assert response.json() == {"accepted": 12, "flagged": {"unknown_item": 9}}
@@ -310,7 +306,7 @@ def test_feedback_of_a_key_beyond_its_quota_is_429_and_of_another_key_is_accepte
         assert "API key 'shop' has reached its quota until its files are collected" in rejected.json()["detail"]
         assert int(rejected.headers["retry-after"]) >= 1
         assert client.post("/v1/feedback", json=BODY, headers=keys["app"]).status_code == 202
-        outcomes = samples(client.get("/metrics").text)
+        outcomes = metrics_of(client)
     assert outcomes["ranker_feedback_requests_total,outcome=key_quota"] == 21 - statuses.index(429)
     assert sum(file.stat().st_size for file in folder.glob("*-shop.jsonl")) <= 1_000
 

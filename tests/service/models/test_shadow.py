@@ -21,7 +21,7 @@ from service.protocol.messages import RankRequest
 from service.settings import Settings
 from service.telemetry.stage_timer import StageTimer
 from tests.service.models.conftest import Service
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of
 from tests.support.waiting import wait_until
 
 TIMEOUT_SECONDS = 30.0
@@ -162,5 +162,5 @@ def test_shadow_does_not_change_responses(repo: Path, request_body: dict[str, An
 def outcomes(client: TestClient) -> dict[str, float]:
     """Return the number of shadow requests by outcome."""
     prefix = "ranker_shadow_requests_total,model=feed,outcome="
-    values = samples(client.get("/metrics").text)
+    values = metrics_of(client)
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

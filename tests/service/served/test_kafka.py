@@ -20,12 +20,14 @@ from service.app import create_app
 from service.served.sink import open_sink
 from service.settings import Settings, load_settings
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of
 from tests.support.ports import HOST, free_port
+from tests.support.rank_request import rank
 from tests.support.served_files import logged_ids
 from tests.support.waiting import wait_until
 
 SHOWN = datetime(2026, 1, 11, 12, tzinfo=UTC)
+BODY = {"user": {"id": "u3"}, "time": SHOWN.isoformat(), "items": {"id": ["v0", "v1"]}}
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +40,10 @@ def client_of(repository: Path, log: str | Path, **settings: Any) -> TestClient:
     return TestClient(create_app(Settings.model_validate({"repository": repository, "served_log": log, **settings})))
 
 
-def rank(client: TestClient, request_id: str, items: int = 2) -> None:
-    body: dict[str, Any] = {"request_id": request_id, "user": {"id": "u3"}, "time": SHOWN.isoformat()}
-    assert client.post("/v1/rank", json=body | {"items": {"id": [f"v{i}" for i in range(items)]}}).status_code == 200
-
-
 def collected(address: str, folder: Path) -> int:
     from pipelines.jobs.collect import collect
 
     return collect(KafkaAddress.parse(address), folder, "test")
-
-
-def metric(client: TestClient, name: str) -> float:
-    return samples(client.get("/metrics").text)[name]
 
 
 def joined_rows(served: Path, folder: Path) -> list[dict[str, Any]]:
@@ -69,10 +62,10 @@ def test_collected_topic_joins_to_the_same_rows_as_a_folder(
     for log in (address, tmp_path / "folder"):
         with client_of(repository, log, served_log_seconds=1) as client:
             for number in range(10):
-                rank(client, f"r{number}")
-            wait_until(lambda client=client: metric(client, "ranker_served_requests_total") > 0)
+                rank(client, BODY, request_id=f"r{number}")
+            wait_until(lambda client=client: metrics_of(client)["ranker_served_requests_total"] > 0)
             for number in range(10, 20):
-                rank(client, f"r{number}")
+                rank(client, BODY, request_id=f"r{number}")
     assert collected(address, tmp_path / "topic") == len(list((tmp_path / "topic").iterdir())) >= 2
     rows = joined_rows(tmp_path / "topic", tmp_path / "a")
     assert rows == joined_rows(tmp_path / "folder", tmp_path / "b")
@@ -89,17 +82,17 @@ def test_stopped_broker_costs_counted_requests_but_not_rankings(
     with kafka_broker() as broker:
         address = broker.create_topic("served")
         with client_of(repository, address, served_log_seconds=1) as client:
-            rank(client, "before")
-            wait_until(lambda: metric(client, "ranker_served_requests_total") == 1)
+            rank(client, BODY, request_id="before")
+            wait_until(lambda: metrics_of(client)["ranker_served_requests_total"] == 1)
             assert collected(address, tmp_path) == 1
             broker.stop()
             for number in range(5):
-                rank(client, f"lost-{number}")
-            wait_until(lambda: metric(client, "ranker_served_dropped_total,reason=write_failed") == 5)
+                rank(client, BODY, request_id=f"lost-{number}")
+            wait_until(lambda: metrics_of(client)["ranker_served_dropped_total,reason=write_failed"] == 5)
             broker.start()
             broker.create_topic("served")
-            rank(client, "after")
-            wait_until(lambda: metric(client, "ranker_served_requests_total") == 2)
+            rank(client, BODY, request_id="after")
+            wait_until(lambda: metrics_of(client)["ranker_served_requests_total"] == 2)
         assert collected(address, tmp_path / "after") == 1
     assert logged_ids(tmp_path / "after") == ["after"]
     (line,) = [message for message in caplog.messages if "drops requests" in message]
@@ -116,7 +109,7 @@ def test_files_fit_into_messages(
     address = broker.create_topic("sizes")
     with client_of(repository, address) as client:
         for number in range(60):
-            rank(client, f"r{number}", items=1 + number % 40)
+            rank(client, BODY, request_id=f"r{number}", items={"id": [f"v{i}" for i in range(1 + number % 40)]})
     assert collected(address, tmp_path) > 2
     assert sorted(logged_ids(tmp_path)) == sorted(f"r{number}" for number in range(60))
     for file in tmp_path.iterdir():
@@ -131,7 +124,7 @@ def test_stopping_without_a_server_ends_within_the_limit(
     monkeypatch.setattr(kafka, "DELIVERY_SECONDS", 1.0)
     caplog.set_level(logging.ERROR, "ranker.service")
     with client_of(repository, f"kafka://{HOST}:{free_port()}/served") as client:
-        rank(client, "lost")
+        rank(client, BODY, request_id="lost")
     (line,) = caplog.messages  # none says that requests were lost because the destination did not respond
     assert "drops requests" in line
     assert "Connection refused" in line

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_client import send_request
-from tests.support.metrics import samples
 from tests.support.processes import running_service
 from tests.support.served_files import logged_ids
 from tests.support.waiting import TIMEOUT_SECONDS
@@ -36,7 +35,7 @@ def test_stopped_service_has_logged_every_answer_of_all_workers(repository: Path
             thread.start()
         for thread in threads:
             thread.join()
-        service.wait_until(lambda: samples(service.metrics()).get("ranker_served_requests_total", 0.0) == len(answered))
+        service.wait_for_metric("ranker_served_requests_total", len(answered))
         send(service.url, THREADS)
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(TIMEOUT_SECONDS) == 0

@@ -26,9 +26,12 @@ from service.served.buffer import VersionBuffer
 from service.served.folder import ServedFolder
 from service.served.record import is_sampled
 from service.settings import Settings
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of
+from tests.support.rank_request import rank
 from tests.support.served_files import logged_ids, served_files
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
+
+BODY = {"user": {"id": "u3"}, "items": {"id": ["v1", "v2"]}}
 
 
 @contextmanager
@@ -39,17 +42,8 @@ def client_of(repository: Path, folder: Path, **settings: Any) -> Iterator[TestC
         yield client
 
 
-def rank(client: TestClient, request_id: str, **fields: Any) -> None:
-    body = {"request_id": request_id, "user": {"id": "u3"}, "items": {"id": ["v1", "v2"]}} | fields
-    assert client.post("/v1/rank", json=body).status_code == 200
-
-
-def metrics(client: TestClient) -> dict[str, float]:
-    return samples(client.get("/metrics").text)
-
-
 def dropped(client: TestClient, reason: str) -> float:
-    return metrics(client).get(f"ranker_served_dropped_total,reason={reason}", 0.0)
+    return metrics_of(client).get(f"ranker_served_dropped_total,reason={reason}", 0.0)
 
 
 def drop_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -71,20 +65,20 @@ def test_file_is_finished_within_the_interval_and_the_end_flushes_the_rest(
     monkeypatch.setattr(writers, "COLLECT_SECONDS", 0.05)
     folder = tmp_path / "log"
     with client_of(repository, folder, served_log_seconds=3600) as client:
-        started = metrics(client)["ranker_served_finished_timestamp_seconds"]
-        rank(client, "first")
-        wait_until(lambda: metrics(client)["ranker_served_queue_rows"] == 2)
+        started = metrics_of(client)["ranker_served_finished_timestamp_seconds"]
+        rank(client, BODY, request_id="first")
+        wait_until(lambda: metrics_of(client)["ranker_served_queue_rows"] == 2)
         assert not list(folder.iterdir())
         now[0] += 3600.0
-        wait_until(lambda: metrics(client)["ranker_served_requests_total"] == 1)
+        wait_until(lambda: metrics_of(client)["ranker_served_requests_total"] == 1)
         assert logged_ids(folder) == ["first"]
-        values = metrics(client)
+        values = metrics_of(client)
         assert values["ranker_served_bytes_total"] == sum(path.stat().st_size for path in folder.iterdir())
         assert values["ranker_served_finished_timestamp_seconds"] > started
         now[0] = time.monotonic()
         for number in range(40):
-            rank(client, f"last-{number}")
-        wait_until(lambda: metrics(client)["ranker_served_queue_rows"] == 80)
+            rank(client, BODY, request_id=f"last-{number}")
+        wait_until(lambda: metrics_of(client)["ranker_served_queue_rows"] == 80)
     assert sorted(logged_ids(folder)) == sorted(["first", *(f"last-{number}" for number in range(40))])
     assert [path.suffix for path in folder.iterdir()] == [".parquet"] * 2
 
@@ -92,14 +86,14 @@ def test_file_is_finished_within_the_interval_and_the_end_flushes_the_rest(
 def test_reached_size_finishes_a_file_early(repository: Path, tmp_path: Path) -> None:
     with client_of(repository, tmp_path, served_log_seconds=3600, served_log_max_bytes=2_000) as client:
         for number in range(20):
-            rank(client, f"r{number}")
+            rank(client, BODY, request_id=f"r{number}")
         wait_until(lambda: list(tmp_path.glob("*.parquet")))
 
 
 def test_without_the_setting_nothing_is_logged(repository: Path, tmp_path: Path) -> None:
     with TestClient(create_app(Settings(repository=repository))) as client:
-        rank(client, "r")
-        assert metrics(client)["ranker_served_requests_total"] == 0
+        rank(client, BODY, request_id="r")
+        assert metrics_of(client)["ranker_served_requests_total"] == 0
     assert not [thread for thread in threading.enumerate() if thread.name == "served-log"]
     assert list(tmp_path.iterdir()) == []
 
@@ -109,7 +103,7 @@ def test_requests_that_fail_are_not_logged(repository: Path, tmp_path: Path) -> 
         body = {"request_id": "invalid", "items": [{"id": "v1"}, {"id": "v1"}]}
         assert client.post("/v1/rank", json=body).status_code == 422
         assert client.post("/v1/rank", json={"items": [{"id": "v1"}], "deadline_ms": 0.001}).status_code == 504
-        rank(client, "valid")
+        rank(client, BODY, request_id="valid")
     assert logged_ids(tmp_path) == ["valid"]
 
 
@@ -132,10 +126,10 @@ def test_sampling_logs_all_requests_of_a_user_or_none(repository: Path, tmp_path
     with client_of(repository, tmp_path, served_share=0.4) as client:
         for number in range(60):
             user = f"u{number % 20}"
-            rank(client, f"r{number}", user={"id": user})
+            rank(client, BODY, request_id=f"r{number}", user={"id": user})
             expected += [f"r{number}"] if is_sampled(user, "", 0.4) else []
         for number in range(20):
-            rank(client, f"anonymous-{number}", user={})
+            rank(client, BODY, request_id=f"anonymous-{number}", user={})
             expected += [f"anonymous-{number}"] if is_sampled(None, f"anonymous-{number}", 0.4) else []
     assert sorted(logged_ids(tmp_path)) == sorted(expected)
     assert 0 < len(expected) < 80
@@ -143,8 +137,8 @@ def test_sampling_logs_all_requests_of_a_user_or_none(repository: Path, tmp_path
 
 def test_user_key_replaces_user_ids_in_the_whole_file(repository: Path, tmp_path: Path) -> None:
     with client_of(repository, tmp_path, served_log_user_key="a secret") as client:
-        rank(client, "r", user={"id": "u-very-recognizable"})
-        rank(client, "nobody", user={})
+        rank(client, BODY, request_id="r", user={"id": "u-very-recognizable"})
+        rank(client, BODY, request_id="nobody", user={})
     (file,) = served_files(tmp_path)
     assert file.row("r")["user_id"] == UserHash("a secret")("u-very-recognizable")
     assert file.row("nobody")["user_id"] is None
@@ -156,7 +150,8 @@ def test_user_key_replaces_user_ids_in_the_whole_file(repository: Path, tmp_path
 
 def test_excluded_columns_are_left_out_with_their_sources(repository: Path, tmp_path: Path) -> None:
     with client_of(repository, tmp_path, served_log_exclude="age, hour") as client:
-        rank(client, "r", user={"id": "u3", "features": {"age": 31}}, context={"hour": 9, "surface": "home"})
+        user = {"id": "u3", "features": {"age": 31}}
+        rank(client, BODY, request_id="r", user=user, context={"hour": 9, "surface": "home"})
     (file,) = served_files(tmp_path)
     names = set(file.table.column_names)
     assert "context.surface" in names
@@ -174,13 +169,13 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
     monkeypatch.setattr(writers, "SCAN_SECONDS", 0.05)
     with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=30_000) as client:
         (tmp_path / "served-20990101T000000Z-0123456789ab.parquet").write_bytes(b"x" * 29_999)
-        rank(client, "too large")
+        rank(client, BODY, request_id="too large")
         wait_until(lambda: dropped(client, "folder_full") == 1)
         (tmp_path / "served-20990101T000000Z-0123456789ac.parquet").write_bytes(b"x")
 
         def is_full() -> bool:
             before = dropped(client, "folder_full")
-            rank(client, "not queued")
+            rank(client, BODY, request_id="not queued")
             return dropped(client, "folder_full") > before
 
         wait_until(is_full)
@@ -188,8 +183,8 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
             path.unlink()
 
         def is_logged() -> bool:
-            rank(client, "logged again")
-            return metrics(client)["ranker_served_requests_total"] > 0
+            rank(client, BODY, request_id="logged again")
+            return metrics_of(client)["ranker_served_requests_total"] > 0
 
         wait_until(is_logged)
     assert "logged again" in logged_ids(tmp_path)
@@ -212,14 +207,14 @@ def test_collected_files_make_room_a_minute_after_a_scan_that_took_long(
     file = tmp_path / "served-20990101T000000Z-0123456789ab.parquet"
     file.write_bytes(b"x" * 30_000)
     with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=30_000) as client:
-        rank(client, "dropped")
+        rank(client, BODY, request_id="dropped")
         wait_until(lambda: dropped(client, "folder_full") == 1)
         file.unlink()
         now[0] += 60.0
 
         def is_logged() -> bool:
-            rank(client, "logged")
-            return metrics(client)["ranker_served_queue_rows"] > 0
+            rank(client, BODY, request_id="logged")
+            return metrics_of(client)["ranker_served_queue_rows"] > 0
 
         wait_until(is_logged)
     assert "dropped" not in logged_ids(tmp_path)
@@ -234,11 +229,11 @@ def test_full_disk_drops_and_counts_and_ranking_goes_on(
     with client_of(repository, tmp_path, served_log_seconds=1) as client:
         with monkeypatch.context() as patch:
             patch.setattr(ServedFolder, "write", fail)
-            rank(client, "lost-1")
+            rank(client, BODY, request_id="lost-1")
             wait_until(lambda: dropped(client, "write_failed") == 1)
-            rank(client, "lost-2")
+            rank(client, BODY, request_id="lost-2")
             wait_until(lambda: dropped(client, "write_failed") == 2)
-        rank(client, "logged")
+        rank(client, BODY, request_id="logged")
     assert logged_ids(tmp_path) == ["logged"]
     assert drop_lines(caplog) == ["the served log drops requests: no space left on device"]
 
@@ -246,7 +241,7 @@ def test_full_disk_drops_and_counts_and_ranking_goes_on(
 def test_removed_folder_is_created_again(repository: Path, tmp_path: Path) -> None:
     with client_of(repository, tmp_path / "log", served_log_seconds=1) as client:
         shutil.rmtree(tmp_path / "log")
-        rank(client, "r")
+        rank(client, BODY, request_id="r")
     assert logged_ids(tmp_path / "log") == ["r"]
 
 
@@ -256,9 +251,9 @@ def test_folder_replaced_by_a_file_drops_and_ranking_goes_on(
     with client_of(repository, tmp_path / "log", served_log_seconds=1) as client:
         (tmp_path / "log").rmdir()
         (tmp_path / "log").touch()
-        rank(client, "lost")
+        rank(client, BODY, request_id="lost")
         wait_until(lambda: dropped(client, "write_failed") == 1)
-        rank(client, "also lost")
+        rank(client, BODY, request_id="also lost")
     assert len(drop_lines(caplog)) == 1
 
 
@@ -271,9 +266,9 @@ def test_defect_of_the_conversion_drops_and_does_not_end_the_thread(
     with client_of(repository, tmp_path, served_log_seconds=1) as client:
         with monkeypatch.context() as patch:
             patch.setattr(VersionBuffer, "add", fail)
-            rank(client, "lost")
+            rank(client, BODY, request_id="lost")
             wait_until(lambda: dropped(client, "write_failed") == 1)
-        rank(client, "logged")
+        rank(client, BODY, request_id="logged")
     assert logged_ids(tmp_path) == ["logged"]
     assert drop_lines(caplog) == ["the served log drops requests: ValueError: a defect"]
 
@@ -292,10 +287,10 @@ def test_full_queue_drops_and_counts_while_the_disk_hangs(
     monkeypatch.setattr(writers, limit, 5)
     monkeypatch.setattr(ServedFolder, "write", hang)
     with client_of(repository, tmp_path, served_log_seconds=1) as client:
-        rank(client, "written")
+        rank(client, BODY, request_id="written")
         assert writing.wait(TIMEOUT_SECONDS)
         for number in range(20):
-            rank(client, f"r{number}")
+            rank(client, BODY, request_id=f"r{number}")
         released.set()
         wait_until(lambda: dropped(client, "queue_full") > 0)
         assert 15 <= dropped(client, "queue_full") < 20
@@ -320,10 +315,10 @@ def test_expired_files_are_deleted_while_the_service_runs(
 
 def test_values_of_strange_requests_do_not_stop_the_log(repository: Path, tmp_path: Path) -> None:
     with client_of(repository, tmp_path) as client:
-        rank(client, "r-ü\u0000", user={"id": "\u0000"}, items=[{"id": "ä" * 500}, {"id": "\n"}])
-        rank(client, "mixed", items={"id": [1, "v2", 2**62]})
-        rank(client, "number", user={"id": 2**63 - 1, "features": {"age": 10**15}})
-        rank(client, "float", user={"id": "u1", "features": {"age": 1e300}})
+        rank(client, BODY, request_id="r-ü\u0000", user={"id": "\u0000"}, items=[{"id": "ä" * 500}, {"id": "\n"}])
+        rank(client, BODY, request_id="mixed", items={"id": [1, "v2", 2**62]})
+        rank(client, BODY, request_id="number", user={"id": 2**63 - 1, "features": {"age": 10**15}})
+        rank(client, BODY, request_id="float", user={"id": "u1", "features": {"age": 1e300}})
     assert sorted(logged_ids(tmp_path)) == sorted(["r-ü\u0000", "mixed", "number", "float"])
 
 
@@ -334,7 +329,7 @@ def test_log_of_many_concurrent_requests_is_complete(repository: Path, tmp_path:
             random = np.random.default_rng(worker)
             for number in range(25):
                 ids = [f"v{i}" for i in random.choice(50, 1 + number, replace=False)]
-                rank(client, f"{worker}-{number}", items={"id": ids}, top_n=5)
+                rank(client, BODY, request_id=f"{worker}-{number}", items={"id": ids}, top_n=5)
 
         threads = [threading.Thread(target=send, args=(worker,)) for worker in range(4)]
         for thread in threads:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.http_client import read_until_closed
-from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, running_service
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
@@ -48,7 +47,7 @@ def exchange(service: ServiceProcess, *segments: bytes, pause: float = 0.0) -> b
 
 
 def rejections(service: ServiceProcess, reason: str) -> float:
-    return samples(service.metrics()).get(f"ranker_rejections_total,reason={reason}", 0.0)
+    return service.metrics().get(f"ranker_rejections_total,reason={reason}", 0.0)
 
 
 def open_files(service: ServiceProcess) -> int:

@@ -23,11 +23,10 @@ from service.protocol.problems import RETRY_AFTER_SECONDS
 from service.server import protocol
 from service.server.pacing import EARLY_SECONDS
 from service.server.protocol import MAX_EARLY_RETRIES
-from tests.support.http_client import post_json, send_request
-from tests.support.metrics import samples
+from tests.support.http_client import post_json
 from tests.support.ports import HOST
 from tests.support.processes import ServiceProcess, running_service
-from tests.support.server_thread import BlockedScorer, server_thread
+from tests.support.server_thread import BlockedScorer, server_thread, wait_for_metric
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 BODY = json.dumps({"items": [{"id": "v1"}]})
@@ -121,8 +120,7 @@ def test_admitted_request_ends_the_count_of_early_retries(repository: Path, scor
         for _ in range(MAX_EARLY_RETRIES // 2):
             assert retry(connection).headers["Connection"] is None
         scorer.release.set()
-        metrics = f"http://{HOST}:{port}/metrics"
-        wait_until(lambda: samples(send_request(metrics).body.decode())["ranker_queue_rows"] == 0)
+        wait_for_metric(port, "ranker_queue_rows", 0)
         assert retry(connection).status == 200
         scorer.release.clear()
         scorer.started.clear()
@@ -155,8 +153,7 @@ def test_queue_keeps_room_for_connections_that_wait_between_requests(repository:
         busy, waiting = connect(), connect()
         for _ in range(6):
             send_blocked(connect())
-        metrics = f"http://{HOST}:{port}/metrics"
-        wait_until(lambda: samples(send_request(metrics).body.decode())["ranker_queue_rows"] == 7, "7 requests wait")
+        wait_for_metric(port, "ranker_queue_rows", 7)
         busy.request("GET", "/v2/health/live")
         busy.getresponse().read()
         assert retry(busy).status == 429, "it has not waited since its last response"
@@ -200,7 +197,7 @@ def test_clients_that_wait_are_answered_beside_many_that_retry_at_once(
 
 
 def rejections(service: ServiceProcess) -> float:
-    return samples(service.metrics()).get("ranker_rejections_total,reason=queue_full", 0.0)
+    return service.metrics().get("ranker_rejections_total,reason=queue_full", 0.0)
 
 
 def send_with_retries(port: int, requests: int, max_retries: int, *, keep_alive: bool, pause: float) -> int:

@@ -293,7 +293,7 @@ def logged(service: ServiceProcess, text: str, count: int = 1) -> bool:
 
 
 def restarts(service: ServiceProcess, reason: str) -> float:
-    return samples(service.metrics()).get(f"ranker_worker_restarts_total,reason={reason}", -1)
+    return service.metrics().get(f"ranker_worker_restarts_total,reason={reason}", -1)
 
 
 @pytest.mark.system

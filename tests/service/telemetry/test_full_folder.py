@@ -13,7 +13,6 @@ import pytest
 
 from service.telemetry.shared_values import INITIAL_BYTES
 from tests.support.http_client import send_request
-from tests.support.metrics import samples
 from tests.support.ports import free_port
 from tests.support.processes import ServiceProcess, running_service, started_service
 from tests.support.small_filesystem import small_filesystem
@@ -52,7 +51,7 @@ def exercise(service: ServiceProcess, body: dict[str, Any]) -> None:
         assert send_request(url, body | {"deadline_ms": 0.001}).status == 504
         assert send_request(f"{service.url}/v1/models/none/rank", body).status == 404
         assert service.ready()
-        values = samples(service.metrics())
+        values = service.metrics()
         assert values
         assert any(name.startswith("process_open_fds") for name in values)
     assert service.worker_pids() == pids
@@ -68,7 +67,7 @@ def test_service_that_cannot_write_its_metrics_answers_and_says_so(
         exercise(service, request_body)
 
         def exposes_its_own() -> bool:
-            values = samples(service.metrics())
+            values = service.metrics()
             (unshared,) = [name for name in values if name.startswith("ranker_unshared_metrics,pid=")]
             requests = f"ranker_requests_total,model=feed,pid={unshared.partition('pid=')[2]},status=200"
             return values[unshared] > 100 and values.get(requests, 0.0) > 0
@@ -89,12 +88,12 @@ def test_service_on_a_full_filesystem_answers_and_stores_its_metrics_once_there_
         subprocess.run(["mount", "-o", "remount,size=8m", str(tmpfs)], check=True)
 
         def all_shared() -> bool:
-            values = samples(service.metrics())
+            values = service.metrics()
             return not any("pid=" in name for name in values if name.startswith("ranker_requests"))
 
         for _ in range(20):
             service.wait_until(all_shared)
-        service.wait_until(lambda: samples(service.metrics()).get("ranker_requests_total,model=feed,status=200") == 20)
+        service.wait_for_metric("ranker_requests_total,model=feed,status=200", 20)
 
 
 def test_service_whose_metrics_folder_is_removed_answers_and_creates_it_again(
@@ -106,7 +105,7 @@ def test_service_whose_metrics_folder_is_removed_answers_and_creates_it_again(
         (folder,) = tmp_path.glob("ranker-metrics-*")
         shutil.rmtree(folder)
         exercise(service, request_body)
-        service.wait_until(lambda: samples(service.metrics()).get("ranker_requests_total,model=feed,status=200") == 21)
+        service.wait_for_metric("ranker_requests_total,model=feed,status=200", 21)
         assert folder.is_dir()
 
 

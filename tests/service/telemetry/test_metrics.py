@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.app import create_app
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of, samples
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_exposition_has_all_families_from_the_start(client: TestClient) -> None:
 def test_ranked_request_is_counted_in_every_metric(client: TestClient, request_body: dict[str, Any]) -> None:
     request_body["items"] += [{"id": "never"}]
     assert client.post("/v1/rank", json=request_body).status_code == 200
-    values = samples(client.get("/metrics").text)
+    values = metrics_of(client)
     assert values["ranker_requests_total,model=feed,status=200"] == 1
     assert values["ranker_request_seconds_count"] == 1
     for stage in ("parse", "look-up", "queue", "forward", "write"):
@@ -62,7 +62,7 @@ def test_unseen_ids_are_counted_per_candidate(client: TestClient, request_body: 
     client.post("/v1/rank", json=request_body | {"user": {}})
     unseen_items = [{"id": f"never-{i}"} for i in range(5)] + [{"id": 7}]
     client.post("/v1/rank", json=request_body | {"items": [*request_body["items"], *unseen_items]})
-    values = samples(client.get("/metrics").text)
+    values = metrics_of(client)
     assert values["ranker_unseen_ids_total,entity=user,model=feed"] == 12, "an absent user id is not an unseen one"
     assert values["ranker_unseen_ids_total,entity=item,model=feed"] == 6
     assert values["ranker_rows_scored_total,model=feed,version=1"] == 42
@@ -72,7 +72,7 @@ def test_score_histogram_contains_the_returned_score(client: TestClient, request
     request_body |= {"tasks": ["click"], "top_n": 1}
     request_body["items"] = request_body["items"][:1]
     score = client.post("/v1/rank", json=request_body).json()["items"][0]["scores"]["click"]
-    values = samples(client.get("/metrics").text)
+    values = metrics_of(client)
     assert values["ranker_score_sum,model=feed,task=click"] == pytest.approx(score)
     assert values["ranker_score_bucket,le=1.0,model=feed,task=click"] == 1
     assert values["ranker_score_bucket,le=0.0,model=feed,task=click"] == 0
@@ -84,7 +84,7 @@ def test_rejected_requests_are_counted_by_status_and_known_model(
     client.post("/v1/rank", json={"items": 3})
     client.post("/v1/models/nope/rank", json={"items": []})
     client.post("/v1/rank", json=request_body | {"deadline_ms": 0.001})
-    values = samples(client.get("/metrics").text)
+    values = metrics_of(client)
     assert values["ranker_requests_total,model=feed,status=422"] == 1
     assert values["ranker_requests_total,model=,status=404"] == 1
     assert values["ranker_requests_total,model=feed,status=504"] == 1
@@ -98,13 +98,13 @@ def test_rejected_requests_are_counted_by_status_and_known_model(
 def test_requests_other_than_ranking_are_not_counted(client: TestClient) -> None:
     client.get("/v2/health/live")
     client.get("/nowhere")
-    assert samples(client.get("/metrics").text)["ranker_request_seconds_count"] == 0
+    assert metrics_of(client)["ranker_request_seconds_count"] == 0
 
 
 def test_two_apps_in_one_process_have_separate_metrics(client: TestClient, repository: Path) -> None:
     client.post("/v1/rank", json={"items": []})
     with TestClient(create_app(Settings(repository=repository))) as other:
-        assert samples(other.get("/metrics").text)["ranker_request_seconds_count"] == 0
+        assert metrics_of(other)["ranker_request_seconds_count"] == 0
 
 
 def test_model_info_of_an_unloaded_version_is_0() -> None:

@@ -13,16 +13,13 @@ import pytest
 
 from service.telemetry.multiprocess import FOLDER, prune_dead_workers, shared_folder, shared_metrics
 from tests.support.http_client import post_json
-from tests.support.metrics import samples
 from tests.support.processes import ServiceProcess, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
 
 
 def workers(service: ServiceProcess) -> list[int]:
     """Return the process ids of both workers once both have metrics, until then an empty list."""
-    pids = [
-        int(name.rpartition("=")[2]) for name in samples(service.metrics()) if name.startswith("process_open_fds,pid=")
-    ]
+    pids = [int(name.rpartition("=")[2]) for name in service.metrics() if name.startswith("process_open_fds,pid=")]
     return pids if len(pids) == 2 else []
 
 
@@ -71,23 +68,23 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
         "ranker_queue_rows": 0,
     }
     # Telemetry is recorded after the response, so that a worker could be suspended before it.
-    service.wait_until(lambda: samples(service.metrics()).items() >= expected.items())
+    service.wait_until(lambda: service.metrics().items() >= expected.items())
     for other in (first, second):
         with suspended(other):
-            assert samples(service.metrics()).items() >= expected.items()
+            assert service.metrics().items() >= expected.items()
 
     with suspended(second):  # the first worker receives a request whose body never arrives
         connection = service.connect()
         head = b"POST /v1/rank HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         connection.sendall(head)
-        service.wait_until(lambda: samples(service.metrics())["ranker_requests_in_flight"] == 1)
+        service.wait_for_metric("ranker_requests_in_flight", 1)
     os.kill(first, signal.SIGKILL)
     service.wait_until(lambda: (pids := workers(service)) and first not in pids)
     service.wait_until(lambda: loaded_workers(service) == 3)
     connection.close()
-    assert samples(service.metrics()).items() >= expected.items()
+    assert service.metrics().items() >= expected.items()
     post_json(f"{service.url}/v1/rank", request_body)
-    service.wait_until(lambda: samples(service.metrics())["ranker_requests_total,model=feed,status=200"] == 41)
+    service.wait_for_metric("ranker_requests_total,model=feed,status=200", 41)
 
     assert list(tmp_path.glob("ranker-metrics-*"))
     service.process.terminate()

@@ -16,7 +16,7 @@ from service.app import create_app
 from service.http.auth.keys import Key, create_key, read_keys
 from service.http.auth.rate_limit import RateLimiter
 from service.settings import Settings
-from tests.support.metrics import samples
+from tests.support.metrics import metrics_of
 
 BODY: dict[str, Any] = {"items": {"id": ["v1"]}}
 
@@ -97,7 +97,7 @@ def test_key_above_its_rate_gets_429_before_the_body_is_read_and_others_are_serv
         invalid = [client.post("/v1/feedback", content=b"{", headers=limited).status_code for _ in range(5)]
         assert 429 in invalid, "the limit holds for all operations together"
         assert {client.post("/v1/rank", json=BODY, headers=other).status_code for _ in range(10)} == {200}
-        values = samples(client.get("/metrics").text)
+        values = metrics_of(client)
     assert values["ranker_rejections_total,reason=rate_limited"] == statuses.count(429)
     assert values["ranker_requests_total,model=,status=429"] == statuses.count(429)
     assert values["ranker_feedback_requests_total,outcome=rate_limited"] == invalid.count(429)
