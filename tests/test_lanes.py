@@ -174,7 +174,9 @@ while time.monotonic() - last < 0.5:
     last = time.monotonic()
 sys.exit(3)
 """
-WITH_SHORT_PAUSES = "import sys, stalls; stalls.PAUSE_SECONDS = (0.1, 0.1); sys.exit(stalls.main())"
+WITH_SHORT_PAUSES = (
+    "import sys, stalls; stalls.PAUSE_SECONDS, stalls.STALL_SECONDS = (0.1, 0.1), 0.7; sys.exit(stalls.main())"
+)
 
 
 def test_stalls_stop_all_processes_of_a_command_and_keep_its_exit_code() -> None:
@@ -183,4 +185,4 @@ def test_stalls_stop_all_processes_of_a_command_and_keep_its_exit_code() -> None
     command = [sys.executable, "-c", WITH_SHORT_PAUSES, *outer]
     result = subprocess.run(command, cwd=ROOT / ".ci", capture_output=True, text=True, timeout=100)
     assert result.returncode == 3
-    assert result.stderr.endswith(" stalls of 1.5 s\n")
+    assert result.stderr.endswith(" stalls of 0.7 s\n")

@@ -64,6 +64,8 @@ MEASURES = {
 }
 
 every_gate = pytest.mark.parametrize("gate", GATES)
+SLOWEST_CHECKED = {"dselect_k", "dselect_k per example budget", "top_k per example", "attentive"}
+"""Gates that the slowest test checks in every run: static and per example, with and without a binary selection."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -295,7 +297,9 @@ class TestGateMetrics:
             assert max(of_mean - mean for of_mean, mean in entropies) > 1e-7, gate
             assert max(value or 0.0 for value in result["mutual_information"].values()) > 1e-9, gate
 
-    @every_gate
+    @pytest.mark.parametrize(
+        "gate", [pytest.param(gate, marks=[] if gate in SLOWEST_CHECKED else pytest.mark.nightly) for gate in GATES]
+    )
     def test_gate_metrics_of_run_and_bundle_agree(
         self, run_of: RunOf, bundle_of: BundleOf, logs: Path, gate: str
     ) -> None:

@@ -39,7 +39,7 @@ def run_days(table: pa.Table, schema: dict[str, Any], first_days: int, seed: int
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("shape", ["film", "census"])
+@pytest.mark.parametrize("shape", [pytest.param("film", marks=pytest.mark.nightly), "census"])
 def test_daily_on_a_small_log_publishes_every_day(shape: str, seed: int, tmp_path: Path) -> None:
     """Without the state of the optimizers, the gate blocks about every third day of the census."""
     if shape == "film":

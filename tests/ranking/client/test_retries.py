@@ -199,7 +199,7 @@ def test_client_of_a_rate_limited_key_waits_for_its_turn(
         assert error.value.retry_after is not None
         assert error.value.retry_after >= 1
         client, start = open_client(url, secret, retries=5, timeout=60), time.monotonic()
-        for _ in range(6):
+        for _ in range(3):
             assert client.rank(IDS).model == "feed"
         assert time.monotonic() - start >= 1.0
 

@@ -17,6 +17,8 @@ from tests.support.ports import free_port
 from tests.support.processes import ServiceProcess, running_service, started_service
 from tests.support.small_filesystem import small_filesystem
 
+pytestmark = pytest.mark.system
+
 LIMITED = """
 # Serve without writing files above {limit} bytes, as on a full filesystem.
 import resource, sys

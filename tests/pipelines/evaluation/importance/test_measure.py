@@ -248,7 +248,7 @@ def test_importance_of_trained_models_finds_the_planted_feature_and_only_it(tmp_
 # Runs and bundles.
 
 
-@pytest.mark.parametrize("gate", ["dselect_k", "dselect_k per example"])
+@pytest.mark.parametrize("gate", ["dselect_k", pytest.param("dselect_k per example", marks=pytest.mark.nightly)])
 def test_importance_of_run_and_bundle_agree(
     gate: str, run_of: Callable[[str], RunFolder], bundle_of: Callable[[str], Path], logs: Path
 ) -> None:

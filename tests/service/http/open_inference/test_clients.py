@@ -1,4 +1,7 @@
-"""The clients of Triton and KServe score as ``/v1/rank``, also with the program of docs/open-inference.md."""
+"""The clients of Triton and KServe score as ``/v1/rank``, also with the program of docs/open-inference.md.
+
+The environment of the clients takes longer to install than all other tests of the protocol take together.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,10 @@ from tests.support.processes import ServiceProcess, running_service
 ROOT = Path(__file__).parents[4]
 LOCK = ROOT / "requirements" / "isolated" / "open-inference.lock"
 PROGRAM = Path(__file__).with_name("call_clients.py")
+
+pytestmark = pytest.mark.nightly(
+    short="tests/service/http/open_inference/test_routes.py::test_infer_with_binary_data_equals_json"
+)
 
 
 @pytest.fixture(scope="module")
