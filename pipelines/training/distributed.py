@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import signal
 import warnings
@@ -18,6 +20,13 @@ from ranking.errors import RankerError
 
 COLLECTIVE_TIMEOUT = timedelta(hours=24)
 """Timeout of collective operations: profiling years of logs takes hours. A dead rank is detected immediately."""
+
+KEEP_GROUP = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
+"""Modules of PyTorch whose functions have the process group at the time of their import as a default argument.
+
+TorchRec imports them. If that happens after the group was created, they keep the group and its threads until the
+interpreter ends. A thread that frees a tensor at that moment aborts the process.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,8 @@ def init_distributed() -> Iterator[DistContext]:
     def on_sigterm(*_: object) -> None:
         raise failure
 
+    for module in KEEP_GROUP:
+        importlib.import_module(module)
     previous_handler = signal.signal(signal.SIGTERM, on_sigterm)  # torchrun sends SIGTERM to the remaining ranks
     dist.init_process_group("nccl" if cuda else "gloo", timeout=COLLECTIVE_TIMEOUT)
     try:
@@ -90,10 +101,15 @@ def init_distributed() -> Iterator[DistContext]:
             warnings.filterwarnings("ignore", message="Grad strides")  # DDP copies such gradients correctly
             yield DistContext(rank, world_size, device)
         dist.barrier()
-    except RuntimeError as error:  # gloo and NCCL have no exception type of their own for a lost peer
-        if any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "socket")):
+    except BaseException as error:
+        # The process ends with its own message. torchrun, which notices the failure of a rank, must not end it before.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        is_lost_peer = any(word in str(error).lower() for word in ("gloo", "nccl", "connection", "socket"))
+        if isinstance(error, RuntimeError) and is_lost_peer:  # gloo and NCCL have no exception type of their own for it
             raise failure from error
         raise
-    finally:
+    else:
         signal.signal(signal.SIGTERM, previous_handler)
+    finally:
         dist.destroy_process_group()
+        gc.collect()  # Models in reference cycles keep the group, too.

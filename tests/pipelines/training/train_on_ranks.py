@@ -42,3 +42,6 @@ with init_distributed() as context:
             exit_code = main(argv)
             context.barrier()
         assert exit_code == 0, err.read_text()
+# A thread that outlives the process group may abort the process at its end.
+threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+assert "pt_gloo_runloop" not in threads, threads

@@ -248,10 +248,15 @@ def test_importance_of_trained_models_finds_the_planted_feature_and_only_it(tmp_
 # Runs and bundles.
 
 
-@pytest.mark.parametrize("gate", ["dselect_k", pytest.param("dselect_k per example", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("gate", ["dselect_k", "dselect_k per example"])
 def test_importance_of_run_and_bundle_agree(
-    gate: str, run_of: Callable[[str], RunFolder], bundle_of: Callable[[str], Path], logs: Path
+    gate: str,
+    run_of: Callable[[str], RunFolder],
+    bundle_of: Callable[[str], Path],
+    logs: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("pipelines.evaluation.importance.measure.MAX_SHUFFLES", 1)
     (dense,) = run_scorers(run_of(gate))
     results = []
     for scorer in (dense, bundle_scorer(ranking.load(bundle_of(gate)), "bundle")):
