@@ -9,10 +9,12 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: demo serve test test-fast test-all coverage soak lint audit sbom licenses lock bench bench-peers bench-train clean
 
+# Compiled modules are kept even if the environment says otherwise: tests start hundreds of programs.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/pytest
-# One test process per core, at most four. Idle processes take tests from busy ones, and expensive fixtures are built once
-# for all of them.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
+# One more test process than cores, because many tests wait for a program; at most four. Idle processes take tests from
+# busy ones, and expensive fixtures are built once for all of them.
+PARALLEL := --numprocesses $(shell echo $$(($$(nproc) < 3 ? $$(nproc) + 1 : 4))) --dist worksteal
 # At most two of the tests that run one at a time may need a second try; the summary names them as flaky.
 RETRIED := --reruns 1 --max-suite-reruns 2
 
