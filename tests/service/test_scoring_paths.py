@@ -204,7 +204,7 @@ def command_scores(served: Served, table: pa.Table, folder: Path) -> pa.Table | 
     return pq.read_table(folder / "scores.parquet").select(["click", "watch"])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(request=requests())
 def test_all_ways_to_score_a_request_agree(served: Served, request: dict[str, Any]) -> None:
     table = to_table(request)

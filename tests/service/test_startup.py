@@ -120,6 +120,7 @@ def test_service_without_a_repository_exits_with_the_reason(tmp_path: Path) -> N
         assert "no such repository" in service.output()
 
 
+@pytest.mark.system
 def test_service_whose_repository_hangs_is_alive_and_stops(repository: Path, tmp_path: Path) -> None:
     hang_file = tmp_path / "hang"
     hang_file.touch()
@@ -144,6 +145,7 @@ def test_service_whose_repository_hangs_is_alive_and_stops(repository: Path, tmp
     assert "Traceback" not in output
 
 
+@pytest.mark.system
 def test_service_whose_repository_hangs_later_continues_to_rank_and_stops(
     repository: Path, request_body: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_compare_checks_scores_before_it_measures(harness: Harness, monkeypatch:
         compare(harness, QUICK, OWN[:1])
 
 
+@pytest.mark.nightly(short="test_compare_checks_and_measures_every_installed_peer")
 def test_search_chooses_the_fastest_settings_of_each_case(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the published ratios: a peer is measured with its best settings; starts a server per setting."""
     rates = {False: {1: 100.0, 4: 300.0}, True: {1: 200.0, 4: 250.0}}

@@ -181,6 +181,7 @@ def test_wrong_s3_credentials_are_reported(
     assert "check the address, the network and the credentials (for S3: the AWS_* variables)" in str(caught.value)
 
 
+@pytest.mark.nightly(short="test_wrong_s3_credentials_are_reported")
 def test_unreachable_s3_endpoint_is_reported(shop: Shop) -> None:
     """The message is that of the store, after the client has retried for six seconds."""
     with pytest.raises(LogError, match=r"cannot be reached .*onnect.*check the address") as caught:

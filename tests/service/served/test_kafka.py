@@ -72,6 +72,7 @@ def test_collected_topic_joins_to_the_same_rows_as_a_folder(
     assert len(rows) == 40
 
 
+@pytest.mark.system
 def test_stopped_broker_costs_counted_requests_but_not_rankings(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
