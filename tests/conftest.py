@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
+
+# The models in tests are small: on a busy machine, threads that wait for each other cost twenty times the computation.
+# OpenBLAS reads this when NumPy is imported. Its last digits depend on the number of threads, which must therefore be
+# the same in all processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -24,12 +30,6 @@ from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.schema import Schema
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""Number of threads of the processes that tests start; ``_one_thread`` sets it for the test process itself.
-
-The models in tests are small: on a busy machine, threads that wait for each other cost twenty times the computation.
-"""
 
 Once = Callable[[str, Callable[[Path], object]], Path]
 

@@ -1,4 +1,4 @@
-"""JSON Lines files of one API key in one process: ``.part`` while they are written, complete lines at any time."""
+"""JSON Lines files of one API key in one process: ``.part`` while they are written, then with complete lines only."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class RotatingJsonlFile:
         self._opened = 0.0
 
     def append(self, lines: bytes) -> None:
-        """Append complete lines with a single write: either all of them or none.
+        """Append complete lines with a single write: either all of them or none, unless the process is killed.
 
-        When this method returns, the lines are in a file at its place in the folder.
+        When this method returns, the lines are in a file at its place in the folder. A kill before that may leave some
+        of them; ``FeedbackFolder`` removes an incomplete one.
 
         Raises:
             OSError: The lines could not be written.
