@@ -185,7 +185,7 @@ class EvaluationConfig(StrictModel):
     """Settings of ``ranker evaluate``, which can be changed without training again.
 
     Attributes:
-        slices: features whose values define slices that are evaluated separately; ``new_user`` and ``new_item`` too.
+        slices: slices that are evaluated separately, see ``Schema.sliceable``.
         ndcg_at: k of NDCG@k: number of top positions per request.
         bootstrap: bootstrap draws for the intervals; 0 for no intervals.
         baselines: simple models that the model is compared with; an empty list for none.
