@@ -139,7 +139,7 @@ def predict(
     Raises:
         LogError: the log cannot be used, or the time range contains no usable row.
     """
-    reader = LogReader(log_range.path, source.schema, dict(source.tables))
+    reader = LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
         return _predict(source, reader.with_joined(joined), log_range.time_range, slices, gate_statistics, baselines)
 
