@@ -227,7 +227,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--day",
         type=day,
         metavar="DATE",
-        help="newest day of the log, on which the model is tested (default: yesterday, UTC)",
+        help="day on which the model is tested; later rows are not read (default: yesterday, UTC)",
+    )
+    daily.add_argument(
+        "--last-day",
+        type=day,
+        metavar="DATE",
+        help="run the jobs of all days from --day to this one, in order (default: one day)",
     )
     daily.add_argument(
         "--margin",

@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from pipelines.cli.argument_types import location
 from pipelines.cli.arguments import build_parser, walk_actions
@@ -242,22 +243,23 @@ def publish_command(arguments: argparse.Namespace) -> None:
 def daily_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker daily``."""
     from pipelines.config.config import load_config
-    from pipelines.jobs.daily import daily
+    from pipelines.jobs.daily import daily, run_days
 
     config = load_config(arguments.config, arguments.overrides)
-    day = arguments.day or datetime.now(UTC).date() - timedelta(days=1)
+    first = arguments.day or datetime.now(UTC).date() - timedelta(days=1)
+    last = arguments.last_day or first
+    if last < first:
+        raise UsageError(f"--last-day {last} is before the first day, {first}")
     join_before(arguments, config.name, config.logs.path)
-    record = daily(
-        config,
-        arguments.runs,
-        arguments.repository,
-        day,
-        margin=arguments.margin,
-        fresh=arguments.fresh,
-        embeddings=arguments.embeddings,
-        command=arguments.argv,
-    )
-    print(dump_json(record) if arguments.json else arguments.repository / record["model"] / str(record["version"]))
+    options = {name: getattr(arguments, name) for name in ("margin", "fresh", "embeddings")}
+    where = arguments.runs, arguments.repository
+
+    def run_day(day: date) -> dict[str, Any]:
+        return daily(config, *where, day, **options, command=arguments.argv)
+
+    for record in run_days(first, last, run_day):
+        version = arguments.repository / record["model"] / str(record["version"])
+        print(dump_json(record) if arguments.json else version, flush=True)
 
 
 def release_command(arguments: argparse.Namespace) -> None:

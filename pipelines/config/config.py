@@ -47,6 +47,7 @@ class LogsConfig(StrictModel):
         train_from: inclusive start of the training split; earlier rows are not read.
         validation_from: inclusive start of the validation split and end of the training split.
         test_from: inclusive start of the test split.
+        test_until: exclusive end of the test split; later rows are not read. Default: the end of the log.
         allow_missing_days: whether days may be missing between the first and the last day of the log.
         max_bad_rows: maximum fraction of bad rows.
     """
@@ -57,6 +58,7 @@ class LogsConfig(StrictModel):
     train_from: Timestamp | None = None
     validation_from: Timestamp
     test_from: Timestamp
+    test_until: Timestamp | None = None
     allow_missing_days: bool = False
     max_bad_rows: Fraction = 0.01
 
@@ -71,6 +73,11 @@ class LogsConfig(StrictModel):
                 raise ValueError("train_from and validation_from: give both a time zone or neither")
             if self.train_from >= self.validation_from:
                 raise ValueError("train_from must be earlier than validation_from")
+        if self.test_until is not None:
+            if (self.test_until.tzinfo is None) != (self.test_from.tzinfo is None):
+                raise ValueError("test_from and test_until: give both a time zone or neither")
+            if self.test_until <= self.test_from:
+                raise ValueError("test_until must be later than test_from")
         return self
 
 
@@ -185,7 +192,7 @@ class EvaluationConfig(StrictModel):
     """Settings of ``ranker evaluate``, which can be changed without training again.
 
     Attributes:
-        slices: features whose values define slices that are evaluated separately; ``new_user`` and ``new_item`` too.
+        slices: slices that are evaluated separately, see ``Schema.sliceable``.
         ndcg_at: k of NDCG@k: number of top positions per request.
         bootstrap: bootstrap draws for the intervals; 0 for no intervals.
         baselines: simple models that the model is compared with; an empty list for none.

@@ -5,6 +5,7 @@ The whole split is searched for absent and constant features. Copies of a label 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 from pipelines.data.dedup import hash_values
 from pipelines.data.sample import Matrix, RowSample
 from ranking.encoding.encoder import encode_labels
+from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
 from ranking.schema import InputFeature, NumberFeature, Schema, Task
 
 SAMPLED_ROWS = 10_000
@@ -28,6 +30,8 @@ COPY_AUC = 0.99
 """A feature that alone ranks the rows of a binary task with at least this AUC is reported as a copy of the label."""
 COPY_CORRELATION = 0.999
 """The same for a regression: rank correlation between the feature and the label."""
+MAX_FEATURES = 10
+"""Maximum number of features with rare nulls that a message lists."""
 HASH_BITS = np.uint64((1 << 53) - 1)
 """The bits of a hash that float64 holds exactly."""
 
@@ -71,7 +75,7 @@ class FeatureInspector:
         self._candidates: dict[str, Any] = {}  # the only value of each feature that is constant so far
         self._hashes: dict[str, np.uint64] = {}
         self._varying: set[str] = set()
-        self._with_nulls: set[str] = set()
+        self._nulls: Counter[str] = Counter()
         self._rows = 0
 
     def add(self, rows: pa.Table) -> None:
@@ -79,12 +83,11 @@ class FeatureInspector:
         self._rows += rows.num_rows
         self._sample.add(rows)
         for feature in self._schema.inputs:
+            column = rows[feature.column].combine_chunks()
+            self._nulls[feature.name] += column.null_count
             if feature.name in self._varying:
                 continue
-            column = rows[feature.column].combine_chunks()
-            if column.null_count:
-                self._with_nulls.add(feature.name)
-                column = column.drop_null()
+            column = column.drop_null()
             if not len(column):
                 continue
             hashes = hash_values(column)
@@ -99,14 +102,27 @@ class FeatureInspector:
             return
         for feature in self._schema.inputs:
             name = feature.name
-            if name in self._varying or (name in self._candidates and name in self._with_nulls):
+            if name in self._varying or (name in self._candidates and self._nulls[name]):
                 continue
             value = f"{self._candidates[name]!r:.40}" if name in self._candidates else "null"
             yield (
                 f"feature '{name}' is {value} in every training row: the model cannot learn from it; "
                 f"fix column '{feature.column}' or remove the feature"
             )
+        yield from self._rare_nulls()
         yield from self._copies()
+
+    def _rare_nulls(self) -> Iterator[str]:
+        """Yield a message if the nulls of features are too rare to be learned."""
+        nulls = {number.name: self._nulls[number.name] for number in self._schema.numerics if number.default is None}
+        rare = {name: count for name, count in nulls.items() if count and not has_indicator(count, self._rows)}
+        if rare:
+            listed = ", ".join(f"'{name}' in {count:,}" for name, count in list(rare.items())[:MAX_FEATURES])
+            more = f" and {len(rare) - MAX_FEATURES} more" if len(rare) > MAX_FEATURES else ""
+            yield (
+                f"nulls in less than {MIN_INDICATED:.0%} of the {self._rows:,} training rows are read as the mean, "
+                f"because the model cannot learn what so few mean: {listed}{more}"
+            )
 
     def _encode(self, rows: pa.Table) -> Matrix:
         """Return numbers, or hashes of ids and lists, and the labels [rows, inputs + tasks]; NaN where null."""

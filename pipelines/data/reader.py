@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby, repeat
 from pathlib import PurePosixPath
 from typing import Any
@@ -91,13 +92,26 @@ class LogReader:
         schema: columns that every file must have.
         tables: side tables that complete the rows.
         labels: whether labels, masks and weights are read too; scoring does not need them.
+        until: exclusive end of the log: later rows are not read. None: the log is read to its end.
+
+    Attributes:
+        until: exclusive end of the log.
 
     Raises:
         LogError: there is no log at the path, or it cannot be reached.
     """
 
-    def __init__(self, path: Uri, schema: Schema, tables: dict[Owner, FeatureTable], *, labels: bool = True) -> None:
+    def __init__(
+        self,
+        path: Uri,
+        schema: Schema,
+        tables: dict[Owner, FeatureTable],
+        *,
+        labels: bool = True,
+        until: datetime | None = None,
+    ) -> None:
         self._schema = schema
+        self.until = until
         self._tables = tables
         self._labels = labels
         self._files = {file.name: file for file in find_files(path)}
@@ -120,7 +134,7 @@ class LogReader:
         Raises:
             LogError: a file cannot be read, or a column is missing or has the wrong type; names the file.
         """
-        columns = self._column_checker()
+        columns, time_range = self._column_checker(), time_range.before(self.until)
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             for file in partition:
@@ -153,7 +167,7 @@ class LogReader:
         Raises:
             LogError: as for ``scan``.
         """
-        checker = self._column_checker()
+        checker, time_range = self._column_checker(), time_range.before(self.until)
         for file in self._files.values():
             for _, table, _, _ in self._read(file, checker, time_range, columns):
                 with as_log_error(file.display_name):

@@ -31,6 +31,12 @@ class TimeRange:
         """Whether the range has a bound."""
         return self.since is not None or self.until is not None
 
+    def before(self, until: datetime | None) -> TimeRange:
+        """Return the part of the range before a time; None for the whole range."""
+        if until is None or (self.until is not None and self.until <= until):
+            return self
+        return TimeRange(self.since, until)
+
     def expression(self, column: str, kind: pa.DataType) -> pc.Expression:
         """Return a filter for the rows in this range.
 
@@ -61,11 +67,11 @@ ALL_TIME = TimeRange()
 
 
 def split_range(logs: LogsConfig, split: str) -> TimeRange:
-    """Return the time range of a split; the three ranges are disjoint and cover all time from ``logs.train_from``."""
+    """Return the time range of a split; the three ranges are disjoint and cover all time that is read."""
     return {
         "train": TimeRange(logs.train_from, logs.validation_from),
         "validation": TimeRange(logs.validation_from, logs.test_from),
-        "test": TimeRange(logs.test_from, None),
+        "test": TimeRange(logs.test_from, logs.test_until),
     }[split]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipelines.evaluation.differences import UPWARD_BIASED, bootstrap_metrics
 from pipelines.evaluation.gates import gate_metrics
 from pipelines.evaluation.importance.measure import measure_importance
 from pipelines.evaluation.predict import Predictions, predict
+from pipelines.evaluation.slices import ABSENT
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs import single_task
 from ranking.errors import LogError, UsageError
@@ -106,6 +108,7 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
     """
     draws = UnitDraws(predictions.units, settings.bootstrap)
     groups = {row_slice.name: row_slice.groups() for row_slice in predictions.slices}
+    absent = {owner: replace(predictions, outputs=outputs) for owner, outputs in predictions.without_row.items()}
     tasks: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     uncalibrated_curves: dict[str, Any] = {}
@@ -114,6 +117,8 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
         name: {value: {"rows": len(rows), "tasks": {}} for value, rows in values.items()}
         for name, values in groups.items()
     }
+    if absent:
+        slices[ABSENT] = {owner: {"rows": len(predictions), "tasks": {}} for owner in absent}
     for i, task in enumerate(predictions.tasks):
         has_label = predictions.has_label(i)
         task_rows = predictions.task_rows(i, draws, has_label)
@@ -128,6 +133,9 @@ def evaluate_predictions(predictions: Predictions, settings: EvaluationConfig) -
             for value, rows in values.items():
                 slice_rows = predictions.task_rows(i, draws, rows[has_label[rows]])
                 slices[name][value]["tasks"][task.name] = compute_metrics(task, slice_rows, draws, settings)
+        for owner, without in absent.items():
+            without_rows = without.task_rows(i, draws, has_label)
+            slices[ABSENT][owner]["tasks"][task.name] = compute_metrics(task, without_rows, draws, settings)
     return {
         "rows": len(predictions),
         "bad_rows": dict(predictions.bad_rows),

@@ -15,7 +15,7 @@ from pipelines.console import print_status
 from pipelines.data.profile import first_bad_row
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import TimeRange, local_days
-from pipelines.evaluation.slices import Slice, make_slice
+from pipelines.evaluation.slices import Slice, make_slice, simulates_absence, without_row
 from pipelines.evaluation.sources import LogRange, Scorer
 from pipelines.features.joined import joined_columns
 from pipelines.training.labeled_batch import LabeledBatch
@@ -25,11 +25,11 @@ from ranking.errors import LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
 from ranking.metrics import Ids, LabeledScores, SamplingUnits, UnitDraws
 from ranking.model.gate_stats import GateStatistics
-from ranking.schema import Task
+from ranking.schema import Owner, Task
 
 MAX_ROWS_PER_FILE = 1 << 40
 """Multiplier of the file index in ``Predictions.positions``; no file has more rows than this."""
-
+OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
 """Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
@@ -52,6 +52,7 @@ class Predictions:
         positions: unique position of each row [rows]: file index · 2⁴⁰ + row number within the file's time range.
         bad_rows: number of rows by reason that could not be evaluated.
         baselines: predictions of the baselines [rows, baselines, tasks]; None if there are none.
+        without_row: outputs as if the row of the user, or of the item, were absent from its table [rows, tasks].
     """
 
     tasks: tuple[Task, ...]
@@ -66,6 +67,7 @@ class Predictions:
     positions: Ids
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     baselines: Float32 | None = None
+    without_row: Mapping[Owner, Float32] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -137,7 +139,7 @@ def predict(
     Raises:
         LogError: the log cannot be used, or the time range contains no usable row.
     """
-    reader = LogReader(log_range.path, source.schema, dict(source.tables))
+    reader = LogReader(log_range.path, source.schema, dict(source.tables), until=log_range.time_range.until)
     with joined_columns(reader, source.schema, log_range.features, source.derived) as joined:
         return _predict(source, reader.with_joined(joined), log_range.time_range, slices, gate_statistics, baselines)
 
@@ -151,7 +153,9 @@ def _predict(
     baselines: PredictBaselines | None,
 ) -> Predictions:
     schema, columns = source.schema, source.schema.columns
-    row_slices = tuple(make_slice(name, source.encoder) for name in slices)
+    row_slices = tuple(make_slice(name, source.encoder) for name in slices if not simulates_absence(name, schema))
+    simulated = any(simulates_absence(name, schema) for name in slices)
+    outputs_without: dict[Owner, list[Float32]] = {o: [] for o in OWNERS if simulated and schema.columns_of(o)}
     labels, outputs, users, days, requests, positions = [], [], [], [], [], []
     baseline_outputs = []
     files: dict[str, int] = {}
@@ -169,6 +173,9 @@ def _predict(
             gate_statistics.add(weights, torch.from_numpy(batch.labels))
         labels.append(batch.labels)
         outputs.append(batch_outputs.float().numpy())
+        for owner, parts in outputs_without.items():
+            inputs = source.encoder.encode(without_row(chunk.rows, schema, owner))
+            parts.append(source.forward(inputs)[0].float().numpy())
         if baselines is not None:
             baseline_outputs.append(baselines(chunk.rows, batch))
         users.append(batch.users)
@@ -206,4 +213,5 @@ def _predict(
         np.concatenate(positions),
         dict(bad_rows),
         np.concatenate(baseline_outputs) if baseline_outputs else None,
+        {owner: np.concatenate(parts) for owner, parts in outputs_without.items()},
     )

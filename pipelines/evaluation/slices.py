@@ -12,7 +12,7 @@ import pyarrow as pa
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import MISSING, OOV, IdArray
-from ranking.schema import CrossFeature, NumberFeature
+from ranking.schema import CrossFeature, NumberFeature, Owner, Schema
 
 MAX_VALUES = 20
 """Maximum number of values of a slice that form their own group."""
@@ -20,6 +20,8 @@ QUANTILE_GROUPS = 5
 """Number of groups with equally many rows for a number with more than ``MAX_VALUES`` distinct values."""
 NULL, REST = "missing", "other"
 """Names of the groups of null values and of values beyond the most frequent ones."""
+ABSENT = "missing"
+"""Name of the slice that scores all rows as if the row of the user, or of the item, were absent from its table."""
 
 
 class Slice(Protocol):
@@ -54,6 +56,19 @@ def make_slice(name: str, encoder: Encoder) -> Slice:
     id_feature = schema.id_feature("user" if name == "new_user" else "item")
     assert id_feature is not None
     return _NoveltySlice(name, schema.categoricals.index(id_feature))
+
+
+def simulates_absence(name: str, schema: Schema) -> bool:
+    """Return whether a name in ``Schema.sliceable`` is ``ABSENT`` and not a feature of that name."""
+    return name == ABSENT and all(feature.name != name for feature in schema.features)
+
+
+def without_row(table: pa.Table, schema: Schema, owner: Owner) -> pa.Table:
+    """Return rows whose features of an owner are null, except for its id and for counters and histories."""
+    for name in schema.columns_of(owner):
+        column = table.schema.get_field_index(name)
+        table = table.set_column(column, name, pa.nulls(len(table), table.schema.field(column).type))
+    return table
 
 
 class _CategoricalSlice:

@@ -58,7 +58,7 @@ def write_joined_columns(
         work.mkdir()
         events = extract_events(reader, schema, work)
         digests = {rows.file.name: rows.digest for rows in events.log}
-        joined = JoinedColumns(folder, digests, definition(schema))
+        joined = JoinedColumns(folder, digests, definition(reader, schema))
         _write_files(events, schema, joined, *_compute(events, schema, work, state, earlier))
         shutil.rmtree(work)
         joined.write()
@@ -88,7 +88,7 @@ def joined_columns(
         return
     if computed is not None:
         joined = JoinedColumns.read(computed)
-        part = joined.part(reader.files) if joined.definition == definition(schema) else None
+        part = joined.part(reader.files) if joined.definition == definition(reader, schema) else None
         if part is not None:
             yield part
             return
@@ -102,15 +102,16 @@ def belongs_to(joined: JoinedColumns, reader: LogReader, schema: Schema) -> bool
     Raises:
         LogError: a file of the log cannot be read.
     """
-    return joined.definition == definition(schema) and joined.matches(reader.files)
+    return joined.definition == definition(reader, schema) and joined.matches(reader.files)
 
 
-def definition(schema: Schema) -> str:
-    """Return what the values of a schema's counters and histories depend on, besides the log, as text to compare."""
+def definition(reader: LogReader, schema: Schema) -> str:
+    """Return what the values of counters and histories depend on, besides the files of the log, as text to compare."""
     fields = {"name", "kind", "owner", "column", "transform", "default", "max_length"}
     features = [f.model_dump(mode="json", include=fields) for f in schema.logged.inputs if not f.training_only]
     parts = schema.model_dump(mode="json", include={"counters", "histories", "columns", "tasks"})
-    return json.dumps({**parts, "features": features})
+    until = {} if reader.until is None else {"until": reader.until.isoformat()}
+    return json.dumps({**parts, "features": features, **until})
 
 
 def _compute(

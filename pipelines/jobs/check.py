@@ -85,7 +85,7 @@ def check(config: Config, quarantine: Path | None = None, *, suggest: bool = Fal
     if quarantine is not None:
         check_writable(quarantine)
     schema = config.training_schema
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
+    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema), until=config.logs.test_until)
     schema = estimate_label_bounds(reader, config.logs, schema)
     fitter = EncoderFitter(schema)
     suggester = CounterSuggester(schema) if suggest else None

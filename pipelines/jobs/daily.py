@@ -7,8 +7,8 @@ interrupted job.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from datetime import date, datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def daily(
         config: configuration of the model; its splits define when a day starts and the length of validation.
         runs: folder for the runs of all days.
         repo: the repository.
-        day: the newest day of the log; it is the test split of both models.
+        day: the test split of both models; later rows are not read.
         margin: tolerated loss of a metric against the served model, as a share of its value.
         fresh: train from scratch instead of from the run of the served model.
         embeddings: type of the rows of embedding tables in the bundle.
@@ -124,6 +124,32 @@ def daily(
     return _record(folder, record | {"version": version})
 
 
+def run_days(first: date, last: date, run_day: Callable[[date], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Run the job of each day in order and yield its result; a day whose model is rejected does not stop the others.
+
+    Args:
+        first: first day.
+        last: last day.
+        run_day: runs the job of a day, see ``daily``.
+
+    Raises:
+        QualityGateError: the models of some days were rejected, after the last day.
+        RankerError: a step failed.
+    """
+    rejected = []
+    for number in range((last - first).days + 1):
+        day = first + timedelta(days=number)
+        try:
+            yield run_day(day)
+        except QualityGateError as error:
+            if first == last:
+                raise
+            print_status(str(error))
+            rejected.append(day.isoformat())
+    if rejected:
+        raise QualityGateError(f"not published, see the messages above: {', '.join(rejected)}")
+
+
 def _refresh_counters(served: Path, run: RunFolder, repo: Path) -> int | None:
     """Publish the served bundle with the counters of a run, unless an interrupted job already did."""
     out = run.path / REFRESHED
@@ -163,8 +189,11 @@ def _checksums(bundle: Path, without: str | None = None) -> list[str]:
 
 
 def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfig:
-    """Return the splits for a day: the day tests, the time before it validates, and rows not trained on yet train."""
-    test_from = datetime.combine(day, logs.test_from.timetz())
+    """Return the splits for a day: the day tests, the time before it validates, and rows not trained on yet train.
+
+    Rows after the day are not read, so that the job of a day in the past does what it would have done then.
+    """
+    test_from, test_until = (datetime.combine(d, logs.test_from.timetz()) for d in (day, day + timedelta(days=1)))
     validation_from = test_from - (logs.test_from - logs.validation_from)
     train_from = logs.train_from if earlier is None else earlier.load_config().logs.validation_from
     if train_from is not None and train_from >= validation_from:
@@ -176,9 +205,8 @@ def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfi
         raise UsageError(
             f"{day}: {bound} {train_from.isoformat()}, so no day is left to train on; specify a later --day"
         )
-    return logs.model_copy(
-        update={"train_from": train_from, "validation_from": validation_from, "test_from": test_from}
-    )
+    bounds = {"train_from": train_from, "validation_from": validation_from}
+    return logs.model_copy(update=bounds | {"test_from": test_from, "test_until": test_until})
 
 
 def _require_rows(config: Config, day: date) -> None:

@@ -138,7 +138,7 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> Frozen
     }
     calibration = run.load_calibration()
     ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
-    reader = LogReader(config.logs.path, schema, tables)
+    reader = LogReader(config.logs.path, schema, tables, until=config.logs.test_until)
     with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
         held_out = _held_out(reader.with_joined(joined), config.logs)
     difference = largest_difference(model, ranker, held_out, calibration)

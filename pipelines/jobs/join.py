@@ -203,8 +203,8 @@ def _write(
                 continue
             candidates = Candidates(file, rows)
             table = layout.rows(file, candidates)
-            labels = attribution.labels(candidates.shared("request_id"), candidates.items("item_id"))
-            joined = add_labels(table, labels, layout.labels)
+            labels, is_row = attribution.labels(candidates.shared("request_id"), candidates.items("item_id"))
+            joined = add_labels(table, labels, is_row)
             impressions, rows_written = impressions + table.num_rows, rows_written + joined.num_rows
             for name in layout.labels.names:
                 positive[name] += _positive(joined[name], name in layout.labels.binary)

@@ -113,20 +113,23 @@ class Attribution:
                 ON known.request_id = events.request_id AND known.item = events.item
             """
         )
-        values = [f"coalesce(bool_or({_value(name)} = 1), false) AS {_quote(name)}" for name in self._labels.binary]
+        columns = self._labels
+        values = [f"coalesce(bool_or({_value(name)} = 1), false) AS {self._column(name)}" for name in columns.binary]
         values += [
             f"last({_value(name)} ORDER BY t, received, {_value(name)}) FILTER ({_value(name)} IS NOT NULL) "
-            f"AS {_quote(name)}"
-            for name in self._labels.numeric
+            f"AS {self._column(name)}"
+            for name in columns.numeric
         ]
-        values.append(f"bool_or({_value(self._shown)} = 1) AS {_quote('.shown')}")
+        # A label of a task with the name of the marker is not a marker.
+        marker = "NULL" if self._shown in columns.names else _value(self._shown)
+        values.append(f"bool_or({marker} = 1) AS shown")
         run(
             f"CREATE TABLE labels AS SELECT request_id, item, {', '.join(values)} "
             "FROM decided WHERE outcome = 'used' GROUP BY request_id, item"
         )
         run(
             "CREATE TABLE marked AS SELECT DISTINCT request_id FROM decided "
-            f"WHERE outcome = 'used' AND {_value(self._shown)} IS NOT NULL"
+            f"WHERE outcome = 'used' AND {marker} IS NOT NULL"
         )
 
     def rows(self, number: int) -> IdArray:
@@ -135,19 +138,20 @@ class Attribution:
         rows: IdArray = self._connection.execute(query, {"number": number}).fetchnumpy()["row"]
         return np.asarray(rows, np.int64)
 
-    def labels(self, request_ids: pa.Array, items: pa.Array) -> pa.Table:
-        """Return the labels of candidates in their order, and ``.row``: whether the candidate becomes a row."""
+    def labels(self, request_ids: pa.Array, items: pa.Array) -> tuple[pa.Table, pa.ChunkedArray]:
+        """Return the labels of candidates in their order, and whether each candidate becomes a row [candidates]."""
         candidates = pa.table({"n": np.arange(len(items)), "request_id": request_ids, "item": items.cast(pa.string())})
         self._connection.register("asked", candidates)
-        columns = [f"coalesce({_quote(name)}, false)::TINYINT AS {_quote(name)}" for name in self._labels.binary]
-        columns += [_quote(name) for name in self._labels.numeric]
-        columns.append(f"(marked.request_id IS NULL OR coalesce({_quote('.shown')}, false)) AS {_quote('.row')}")
+        columns = [f"coalesce({self._column(name)}, false)::TINYINT" for name in self._labels.binary]
+        columns += map(self._column, self._labels.numeric)
         table: pa.Table = self._connection.sql(
-            f"SELECT {', '.join(columns)} FROM asked LEFT JOIN labels USING (request_id, item) "
+            f"SELECT {', '.join(columns)}, marked.request_id IS NULL OR coalesce(shown, false) "
+            "FROM asked LEFT JOIN labels USING (request_id, item) "
             "LEFT JOIN marked ON marked.request_id = asked.request_id ORDER BY n"
         ).to_arrow_table()
         self._connection.unregister("asked")
-        return table
+        *labels, is_row = table.columns
+        return pa.table(labels, list(self._labels.names)), is_row
 
     def counts(self) -> dict[str, int]:
         """Return the number of events of each outcome, of repeated events and of repeated request ids."""
@@ -169,14 +173,13 @@ class Attribution:
         query = "SELECT file, count(*), max(received) FROM events GROUP BY 1"
         return {file: (count, latest) for file, count, latest in self._connection.execute(query).fetchall()}
 
+    def _column(self, label: str) -> str:
+        """Return the name of a label's column in the database: not its own, which could be that of another column."""
+        return f"label_{self._labels.names.index(label)}"
+
     def _scalar(self, query: str) -> int:
         (value,) = self._connection.execute(query).fetchall()[0]
         return int(value)
-
-
-def _quote(name: str) -> str:
-    """Return a name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _value(label: str) -> str:

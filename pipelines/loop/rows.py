@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.config.uri import single_line
 from pipelines.loop.attribution import LabelColumns
@@ -158,10 +157,10 @@ def _common(types: Sequence[pa.DataType]) -> pa.DataType:
     return kinds.pop() if len(kinds) == 1 else pa.string()
 
 
-def add_labels(rows: pa.Table, labels: pa.Table, columns: LabelColumns) -> pa.Table:
-    """Add label columns to rows, and leave out the candidates that were not shown."""
-    for name in columns.names:
+def add_labels(rows: pa.Table, labels: pa.Table, is_row: pa.ChunkedArray) -> pa.Table:
+    """Add label columns to candidates, and leave out those that do not become a row."""
+    for name in labels.column_names:
         if name in rows.column_names:
             rows = rows.drop_columns([name])
         rows = rows.append_column(name, labels[name])
-    return rows.filter(pc.equal(labels[".row"], True))
+    return rows.filter(is_row)

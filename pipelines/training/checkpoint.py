@@ -35,6 +35,7 @@ from pipelines.console import print_status
 from pipelines.training.distributed import DistContext
 from ranking.artifacts.atomic_files import files_in, fsync, os_error_text, sha256
 from ranking.errors import LogError, OutputError
+from ranking.model.embeddings import stored_name
 from ranking.model.mmoe import MMoE
 
 TENSORS = "tensors"
@@ -179,10 +180,10 @@ class Checkpoints:
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (name, parameter) for all parameters of a model or an objective except the embedding tables."""
+    """Yield (name in files, parameter) for all parameters of a model or an objective except the embedding tables."""
     for name, parameter in module.named_parameters():
         if not name.startswith(EMBEDDING_PREFIXES):
-            yield name, parameter
+            yield stored_name(name), parameter
 
 
 def dense_state(model: MMoE) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from pipelines.training.distributed import DistContext
-from ranking.model.embeddings import Embeddings
+from ranking.model.embeddings import PREFIX, TABLES, Embeddings
 
 SHARDING_TYPES = ["table_wise", "row_wise", "column_wise"]
 """Sharding types that the planner may choose; data_parallel would replicate every table on every rank."""
@@ -52,7 +52,7 @@ class EmbeddingTables:
         plain: Any = embeddings.collection
         self._collection: Any
         self._optimizer: Any
-        self._names = [config.name for config in plain.embedding_bag_configs()]
+        self._names = [config.name.removeprefix(PREFIX) for config in plain.embedding_bag_configs()]
         self._collection, self._optimizer = plain, None  # for a schema without sparse features
         if self._names and context.world_size == 1:
             self._collection = FusedEmbeddingBagCollection(
@@ -62,7 +62,7 @@ class EmbeddingTables:
                 device=context.device,
             )
             self._optimizer = self._collection.fused_optimizer()
-            self.load({name: bag.weight.detach() for name, bag in plain.embedding_bags.items()})
+            self.load({name: embeddings.weight(name).detach() for name in self._names})
         elif self._names:
             self._collection = _shard(plain, learning_rate, batch_size, context)
             self._optimizer = self._collection.fused_optimizer
@@ -80,8 +80,8 @@ class EmbeddingTables:
         state = {f"tables.{name}.weight": weight for name, weight in self._weights().items()}
         sums = self._optimizer.state_dict()["state"] if self._optimizer is not None else {}
         for entries in sums.values():
-            for key, value in entries.items():  # TABLE.weight.momentum_1 or, sharded, TABLE.momentum1
-                state[f"tables.{key.split('.')[0]}.momentum"] = value
+            for key, value in entries.items():  # MODULE.weight.momentum_1 or, sharded, MODULE.momentum1
+                state[f"tables.{key.split('.')[0].removeprefix(PREFIX)}.momentum"] = value
         return state
 
     def gather(self) -> dict[str, Tensor] | None:
@@ -170,7 +170,7 @@ class EmbeddingTables:
 
     def _weights(self) -> dict[str, Any]:
         state = self._collection.state_dict() if self._names else {}
-        return {name: state[f"embedding_bags.{name}.weight"] for name in self._names}
+        return {name: state[f"{TABLES}{PREFIX}{name}.weight"] for name in self._names}
 
 
 def _shard(plain: Any, learning_rate: float, batch_size: int, context: DistContext) -> DistributedModelParallel:

@@ -78,7 +78,7 @@ def prepare(
     """
     require_memory(config)
     schema = config.training_schema
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
+    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema), until=config.logs.test_until)
     if context.is_main and not run.encoder.exists():
         _profile(config, run, reader, warm_start, columns_from)
     context.barrier()

@@ -19,10 +19,8 @@ from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import OOV, Vocabulary
 from ranking.errors import ConfigError, InvalidInputError, LogError
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
+from ranking.model.embeddings import TABLES
 from ranking.model.mmoe import MMoE
-
-TABLE_INFIX = "embedding_bags."
-"""Part of the name of every embedding table, including those of a position tower."""
 
 MIN_STEPS = 8
 """Number of steps per epoch that the batches of a warm start are made small enough for."""
@@ -106,7 +104,7 @@ class WarmStart:
         weights = load_best(self.run)
         experts: list[int] = weights["active"].tolist()
         for name, table in model.state_dict().items():
-            if TABLE_INFIX in name and len(table) > len(weights[name]):
+            if TABLES in name and len(table) > len(weights[name]):
                 new_rows = weights[name][OOV].expand(len(table) - len(weights[name]), -1)
                 weights[name] = torch.cat([weights[name], new_rows])
         if self.reopen:

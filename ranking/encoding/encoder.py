@@ -62,7 +62,7 @@ class Scale:
         scale: divisor.
         fill: value of a null (the training mean after scaling).
         has_missing_indicator: whether the model has an extra input that is 1 where the number is missing. It exists
-            only for features that had nulls in training.
+            only for features with enough nulls in training, see ``encoder_fitter.MIN_INDICATED``.
         clip: limit of the absolute scaled number; None for no limit.
     """
 

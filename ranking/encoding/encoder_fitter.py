@@ -17,8 +17,19 @@ from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdM
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
 
+MIN_INDICATED = 0.01
+"""Least share of nulls among the training rows with which a feature has a missing indicator.
+
+After batch norm, a rarer indicator is many standard deviations large in the few rows that have it. Its weight, which
+these rows alone determine, would then decide their scores.
+"""
 SAMPLED_NUMBERS = 100_000
 """Maximum sample size for quantiles: with ten buckets, 95 % of the buckets hold 10 ± 0.2 % of the rows."""
+
+
+def has_indicator(nulls: int, rows: int) -> bool:
+    """Return whether a feature with this number of nulls among the training rows has a missing indicator."""
+    return nulls > 0 and nulls >= MIN_INDICATED * rows
 
 
 @dataclass
@@ -45,12 +56,12 @@ class _Moments:
         self.count = total
 
     def scale(self, feature: NumericFeature) -> Scale:
-        has_nulls = self.nulls > 0
+        is_indicated = has_indicator(self.nulls, self.nulls + self.count)
         if feature.transform == "none":
-            return Scale(shift=0.0, scale=1.0, fill=self.mean, has_missing_indicator=has_nulls)
+            return Scale(shift=0.0, scale=1.0, fill=self.mean, has_missing_indicator=is_indicated)
         std = math.sqrt(self.squares / self.count) if self.low < self.high else 0.0
         clip = None if feature.clip == "none" else feature.clip
-        return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=has_nulls, clip=clip)
+        return Scale(shift=self.mean, scale=std or 1.0, fill=0.0, has_missing_indicator=is_indicated, clip=clip)
 
 
 class _Sample:

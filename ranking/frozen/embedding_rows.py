@@ -73,7 +73,7 @@ class EmbeddingRows:
 
 def decoded(weights: Weights) -> dict[str, npt.NDArray[Any]]:
     """Return the weights with the values of embedding tables in float32, and without scales."""
-    tables = {name.removeprefix(PREFIX) for name in weights if name.startswith(PREFIX) and not name.endswith(SCALE)}
+    tables = {name.removeprefix(PREFIX).removesuffix(SCALE) for name in weights if name.startswith(PREFIX)}
     rest = {name: weight for name, weight in weights.items() if not name.startswith(PREFIX)}
     return rest | {f"{PREFIX}{table}": EmbeddingRows.of(weights, table).values for table in sorted(tables)}
 

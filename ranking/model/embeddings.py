@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,21 @@ logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # TorchRe
 INITIAL_STD = 0.01
 """Standard deviation of initial embeddings; the following batch norm sets their scale."""
 
+TABLES = "embedding_bags."
+"""Part of the name of the weights of every embedding table, before the name of the table."""
+PREFIX = "table:"
+"""Start of the name of a table's module. A table can be named like an attribute of the modules, such as ``type``."""
+
+
+def stored_name(name: str) -> str:
+    """Return the name of a tensor in files, which contains the name of a table instead of that of its module."""
+    return name.replace(f"{TABLES}{PREFIX}", TABLES)
+
 
 class Embeddings(nn.Module):
     """Look up and pool every sparse feature.
+
+    The state dict contains the names of the tables: ``collection.embedding_bags.TABLE.weight``.
 
     Args:
         schema: features.
@@ -43,7 +56,7 @@ class Embeddings(nn.Module):
         self.collection = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
-                    name=name,
+                    name=f"{PREFIX}{name}",
                     embedding_dim=first.dim,
                     num_embeddings=sizes[name],
                     feature_names=[feature.name for feature in schema.sparse if feature.table == name],
@@ -53,6 +66,8 @@ class Embeddings(nn.Module):
                 for name, first in tables
             ]
         )
+        self.register_state_dict_post_hook(_name_tables)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_name_modules)  # type: ignore[no-untyped-call]
 
     def forward(self, inputs: TorchBatch) -> Tensor:
         """Concatenate embeddings [batch, width]: categorical features, then bags, in order of declaration."""
@@ -66,5 +81,17 @@ class Embeddings(nn.Module):
 
     def weight(self, table: str) -> Tensor:
         """Return the weights of one table [rows, dim]."""
-        weight: Tensor = self.collection.embedding_bags[table].weight
+        weight: Tensor = self.collection.embedding_bags[f"{PREFIX}{table}"].weight
         return weight
+
+
+def _name_tables(_module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Replace the names of modules by those of tables."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[stored_name(name)] = state.pop(name)
+
+
+def _name_modules(_module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Replace the names of tables by those of modules."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[name.replace(TABLES, f"{TABLES}{PREFIX}")] = state.pop(name)

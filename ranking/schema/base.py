@@ -15,6 +15,9 @@ Owner = Literal["user", "item", "context"]
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 """Pattern of a model name, which is a folder name in the repository and a path segment in URLs."""
 
+MAX_NAME = 200
+"""Maximum length of a name in characters. The names of tables and counters are parts of file names."""
+
 
 def _check_name(text: str, column_key: str | None = None) -> str:
     """Check a name; ``column_key`` is the setting that may hold a column of another name, for the suggestion."""
@@ -25,6 +28,8 @@ def _check_name(text: str, column_key: str | None = None) -> str:
             f"{text!r} is not a valid name: use the letters a to z, digits and '_', and do not start with a digit"
             f"{suggested:.200}"
         )
+    if len(text) > MAX_NAME:
+        raise ValueError(f"{text[:20]!r}… has {len(text)} characters: a name has at most {MAX_NAME}")
     return text
 
 

@@ -288,10 +288,16 @@ class Schema(StrictModel):
 
     @property
     def sliceable(self) -> list[str]:
-        """Names of the slices of an evaluation: features with one value per row, ``new_user`` and ``new_item``."""
-        new = [f"new_{owner}" for owner in ("user", "item") if self.id_feature(owner) is not None]
-        single = (f for f in self.inputs if not isinstance(f, PooledFeature) and not f.training_only)
-        return [*(f.name for f in single), *new]
+        """Names of the slices of an evaluation.
+
+        These are features with one value per row, ``new_user``, ``new_item`` and ``missing``. A feature of the same
+        name takes precedence.
+        """
+        owners: tuple[Owner, ...] = ("user", "item")
+        others = [f"new_{owner}" for owner in owners if self.id_feature(owner) is not None]
+        others += ["missing"] if any(map(self.columns_of, owners)) else []
+        single = [f.name for f in self.inputs if not isinstance(f, PooledFeature) and not f.training_only]
+        return [*single, *(name for name in others if name not in single)]
 
     def id_feature(self, owner: Owner) -> CategoricalFeature | None:
         """Return the feature whose vocabulary holds the owner's ids; None if ids are hashed or not a feature."""

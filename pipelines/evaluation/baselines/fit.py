@@ -105,7 +105,7 @@ def fit_baselines(source: Scorer) -> Baselines | str:
     users, items, sample = MeansById(len(schema.tasks)), MeansById(len(schema.tasks)), RowSample(SAMPLE_ROWS)
     sums, weights, rows = np.zeros(len(schema.tasks)), np.zeros(len(schema.tasks)), 0
     try:
-        reader = LogReader(logs.path, schema, dict(source.tables))
+        reader = LogReader(logs.path, schema, dict(source.tables), until=logs.test_until)
         with joined_columns(reader, schema, source.features) as joined:
             for chunk in reader.with_joined(joined).scan(split_range(logs, "train")):
                 if not chunk.rows.num_rows:

@@ -92,7 +92,7 @@ class EncodedSample:
         inputs: list[EncodedBatch] = []
         hashes: list[Int64] = []
         indices = {file: index for index, file in enumerate(files)}
-        reader = LogReader(log_range.path, schema, dict(source.tables))
+        reader = LogReader(log_range.path, schema, dict(source.tables), until=log_range.time_range.until)
         with joined_columns(reader, schema, log_range.features, source.derived) as joined:
             for chunk in reader.with_joined(joined).scan(log_range.time_range):
                 first = indices.get(chunk.file, len(files)) * MAX_ROWS_PER_FILE

@@ -56,6 +56,17 @@ def test_absent_feature_is_named(shop: Shop, column: str) -> None:
     assert warning.startswith(f"feature '{column}' is null in every training row")
 
 
+@pytest.mark.parametrize(("nulls", "named"), [(4, True), (5, False)])
+def test_nulls_that_are_too_rare_to_be_learned_are_named(shop: Shop, nulls: int, named: bool) -> None:
+    table = shop.table(500)
+    prices = pa.array([None] * nulls + [float(i) for i in range(500 - nulls)])
+    message = (
+        "nulls in less than 1% of the 500 training rows are read as the mean, because the model cannot learn what so "
+        "few mean: 'price' in 4"
+    )
+    assert warnings(shop, with_column(table, "price", prices), chunk=100) == [message] * named
+
+
 def test_constant_feature_with_nulls_has_information(shop: Shop) -> None:
     table = shop.table(500)
     assert warnings(shop, with_column(table, "age", pa.array([5.0, None] * 250))) == []

@@ -13,7 +13,7 @@ import pytest
 
 import ranking
 from pipelines.evaluation.evaluate import evaluate, evaluate_all
-from pipelines.evaluation.slices import MAX_VALUES, make_slice
+from pipelines.evaluation.slices import MAX_VALUES, make_slice, simulates_absence
 from pipelines.evaluation.sources import bundle_scorer, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
@@ -114,7 +114,7 @@ def test_sliceable_contains_single_ids_and_numbers_known_at_serving() -> None:
         {"name": "position", "kind": "numeric", "owner": "context", "training_only": True},
     ]
     schema = Schema.model_validate({**RAW_SCHEMA, "features": [*RAW_SCHEMA["features"], *more]})
-    assert schema.sliceable == [*SCHEMA.sliceable[:-2], "age_band", "new_user", "new_item"]
+    assert schema.sliceable == [*SCHEMA.sliceable[:-3], "age_band", "new_user", "new_item", "missing"]
 
 
 def test_slice_of_a_buckets_feature_groups_by_its_numbers() -> None:
@@ -138,8 +138,16 @@ def test_novelty_slice_separates_ids_seen_in_training(encoder: Encoder) -> None:
 def test_sliceable_with_hashed_or_absent_ids_excludes_novelty() -> None:
     hashed = [{**RAW_SCHEMA["features"][0], "hash_buckets": 10}, *RAW_SCHEMA["features"][2:]]
     schema = Schema.model_validate({**RAW_SCHEMA, "features": hashed})
-    assert schema.sliceable == ["user_id", "age", "price", "tab"]
-    assert SCHEMA.sliceable == ["user_id", "item_id", "age", "price", "tab", "new_user", "new_item"]
+    assert schema.sliceable == ["user_id", "age", "price", "tab", "missing"]
+    assert SCHEMA.sliceable == ["user_id", "item_id", "age", "price", "tab", "new_user", "new_item", "missing"]
+
+
+def test_sliceable_prefers_a_feature_with_the_name_of_another_slice() -> None:
+    features = [*RAW_SCHEMA["features"], {"name": "missing", "kind": "numeric", "owner": "item"}]
+    schema = Schema.model_validate({**RAW_SCHEMA, "features": features})
+    assert sorted(schema.sliceable) == sorted({*schema.sliceable, "missing"})
+    assert not simulates_absence("missing", schema)
+    assert simulates_absence("missing", SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +189,36 @@ def test_evaluation_slice_equals_an_evaluation_of_its_rows(
         for name, value in measures.items():
             if not name.endswith("_interval"):  # the bootstrap draws other users
                 assert part["tasks"][task][name] == pytest.approx(value), (task, name)
+
+
+def test_missing_slice_equals_an_evaluation_without_the_features_of_items(
+    run_with_slices: tuple[Shop, RunFolder], tmp_path: Path
+) -> None:
+    shop, run = run_with_slices
+    day = shop.table(1000).slice(900)
+    nulls = {name: pa.nulls(len(day), day[name].type) for name in ("price", "tags")}
+    without = pa.table({name: nulls.get(name, day[name]) for name in day.column_names})
+    pq.write_table(without, tmp_path / "without.parquet")
+    expected = evaluate_all(run_scorers(run), tmp_path / "without.parquet", [])["tasks"]
+    missing = evaluate_all(run_scorers(run), slices=["missing"])["slices"]["missing"]
+    assert list(missing) == ["user", "item"]
+    assert missing["item"] == {"rows": 100, "tasks": expected}
+    assert missing["item"] != missing["user"]
+
+
+def test_items_without_a_row_score_like_others_if_training_had_few(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop")
+    table = shop.table(3000)
+    absent = [i for i in range(2000) if i % 150 == 0]
+    for column, value in (("price", None), ("is_click", 0)):
+        values = table[column].to_pylist()
+        for row in absent:
+            values[row] = value
+        table = table.set_column(table.column_names.index(column), column, pa.array(values, table[column].type))
+    shop.write(table)
+    config = shop.config(evaluation={"slices": ["missing"]}, training={"epochs": 20, "learning_rate": {"trunk": 1e-2}})
+    evaluation = train(config, shop.folder / "run").load_evaluation()
+    assert 0.8 < evaluation["slices"]["missing"]["item"]["tasks"]["click"]["calibration"] < 1.25
 
 
 def test_evaluate_with_slices_replaces_the_configured_slices(run_with_slices: tuple[Shop, RunFolder]) -> None:

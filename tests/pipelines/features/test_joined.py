@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines.data.dated_table import DatedFeatureTable
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
-from pipelines.features.joined import joined_columns, write_joined_columns
+from pipelines.features.joined import belongs_to, joined_columns, write_joined_columns
 from ranking.counters.features import DerivedFeatures
 from ranking.schema import Schema
 from tests.pipelines.features.naive import Naive, Row
@@ -281,6 +281,25 @@ def test_columns_after_a_missing_day_equal_those_of_a_loop(tmp_path: Path) -> No
     assert max(counts[3]) == 0, "the window of two days has the missing day and the day of the impression"
     assert min(counts[4]) > 0
     assert min(c["daily_count"] for c in days[3]) > 0, "a half-life spans the missing day"
+
+
+def test_log_that_is_read_until_a_time_has_the_columns_and_state_of_a_shorter_log(tmp_path: Path) -> None:
+    logs, until = {"whole": [0, 1, 2, 3], "shorter": [0, 1]}, datetime.fromtimestamp((MIDNIGHT + 2 * DAY) / SECOND, UTC)
+    states, columns = {}, {}
+    for name, days in logs.items():
+        log, folder, state = (tmp_path / name / part for part in ("log", "columns", "state"))
+        days_log(log, days)
+        for path in (folder, state):
+            path.mkdir()
+        reader = LogReader(log, SCHEMA, {}, until=until)
+        joined = write_joined_columns(reader, SCHEMA, folder, state)
+        assert belongs_to(joined, reader, SCHEMA)
+        assert not belongs_to(joined, LogReader(log, SCHEMA, {}), SCHEMA)
+        states[name] = {str(file.relative_to(state)): file.read_bytes() for file in state.rglob("*") if file.is_file()}
+        columns[name] = columns_of(joined, log)
+    assert states["whole"] == states["shorter"]
+    assert columns["whole"][: len(columns["shorter"])] == columns["shorter"]
+    assert all(value is None for row in columns["whole"][len(columns["shorter"]) :] for value in row.values())
 
 
 def test_folder_of_a_log_has_the_columns_of_the_whole_log(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ import pytest
 import tomli_w
 
 from pipelines.cli.main import main
+from pipelines.jobs.daily import run_days
 from pipelines.jobs.demo import post, service
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle, repository
+from ranking.errors import QualityGateError
 from tests.conftest import SMALL
 from tests.support.waiting import wait_until
 
@@ -106,6 +108,21 @@ def flip_clicks(table: pa.Table) -> pa.Table:
     return table.set_column(place, "click", pc.subtract(1, table["click"]).cast(table["click"].type))
 
 
+@pytest.mark.parametrize("rejected", [["2026-01-10"], ["2026-01-09", "2026-01-10"]])
+def test_rejected_day_does_not_stop_the_days_after_it(rejected: list[str]) -> None:
+    def run_day(day: date) -> dict[str, Any]:
+        if day.isoformat() in rejected:
+            raise QualityGateError(f"{day} is worse")
+        return {"day": day}
+
+    days = run_days(NINTH, date(2026, 1, 11), run_day)
+    for day in (NINTH, TENTH, date(2026, 1, 11)):
+        if day.isoformat() not in rejected:
+            assert next(days) == {"day": day}
+    with pytest.raises(QualityGateError, match=f"not published, see the messages above: {', '.join(rejected)}"):
+        next(days)
+
+
 # First day.
 
 
@@ -122,6 +139,26 @@ def test_first_day_tests_on_the_day_and_validates_on_the_day_before(first: Feed)
     assert (logs.train_from, logs.validation_from, logs.test_from) == (
         None, datetime(2026, 1, 8), datetime(2026, 1, 9)
     )  # fmt: skip
+
+
+def test_past_day_gives_the_model_of_the_time_when_it_was_the_newest(first: Feed, logs: Path, tmp_path: Path) -> None:
+    feed = Feed(tmp_path / "feed")
+    feed.copy_logs(logs)  # with 10 January
+    assert feed.daily(NINTH) == 0
+    then, now = (RunFolder.open(each.runs / "2026-01-09") for each in (first, feed))
+    assert now.load_evaluation() == then.load_evaluation()
+    assert now.best.read_bytes() == then.best.read_bytes()
+    assert json.loads(now.survey.read_text()) == json.loads(then.survey.read_text())
+
+
+def test_days_in_order_are_one_command(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    feed = Feed(tmp_path / "feed")
+    feed.copy_logs(logs)
+    assert feed.daily(NINTH, "--last-day", TENTH.isoformat(), *LENIENT) == 0
+    assert capsys.readouterr().out.split() == [str(feed.repository / "feed" / version) for version in ("1", "2")]
+    assert (feed.record(NINTH)["from"], feed.record(TENTH)["from"]) == (None, "2026-01-09")
+    assert feed.daily(TENTH, "--last-day", NINTH.isoformat()) == 2
+    assert "--last-day 2026-01-09 is before the first day, 2026-01-10" in capsys.readouterr().err
 
 
 # New day.

@@ -180,6 +180,19 @@ def test_missing_indicator_exists_only_for_features_with_nulls_in_training() -> 
     assert dense[:, 3:].tolist() == [[1.0, 0.0], [0.0, 1.0]], "missing indicators of price and size; age has none"
 
 
+@pytest.mark.parametrize("transform", ["standardise", "none"])
+@pytest.mark.parametrize(("nulls", "indicated"), [(0, False), (1, False), (9, False), (10, True)])
+def test_missing_indicator_exists_only_if_one_percent_of_the_training_rows_are_null(
+    transform: str, nulls: int, indicated: bool
+) -> None:
+    prices = [None] * nulls + [float(i) for i in range(1000 - nulls)]
+    encoder = fit(schema_of({"name": "price", "kind": "numeric", "transform": transform}), {"price": prices})
+    assert encoder.scales["price"].has_missing_indicator == indicated
+    mean = sum(range(1000 - nulls)) / (1000 - nulls)
+    absent, average = encoder.encode(pa.table({"price": [None, mean]})).dense[:, 0]
+    assert absent == pytest.approx(average, abs=1e-5)
+
+
 @pytest.mark.parametrize("value", [0.0, 5.0, 0.1, -1e-3, 1e9 + 0.1])
 @pytest.mark.parametrize("cut", [1, 3, 10])
 def test_constant_number_has_scale_1(value: float, cut: int) -> None:
