@@ -40,6 +40,7 @@ test-fast: .venv/dev
 
 # Adds the long forms of the tests, and draws other examples for the property tests in each run.
 test-all: PYTEST += --hypothesis-profile random
+test-all: export TEST_TIMEOUT_FACTOR ?= 5
 test-all: test
 	$(PYTEST) -m nightly --keep=test-report/nightly
 

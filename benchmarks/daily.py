@@ -102,11 +102,12 @@ class ColumnCache:
         schema = ranker.schema
         if not schema.derived:
             return None
-        key = definition(schema)
+        reader = LogReader(config.logs.path, schema, dict(ranker.tables))
+        key = definition(reader, schema)
         if key not in self._columns:
             folder = self._folder / str(len(self._columns))
             folder.mkdir()
-            write_joined_columns(LogReader(config.logs.path, schema, dict(ranker.tables)), schema, folder)
+            write_joined_columns(reader, schema, folder)
             self._columns[key] = folder
         return self._columns[key]
 

@@ -242,6 +242,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="reject a model whose AUC, log loss or RMSE of a task is worse by more than this share (default: 0.01)",
     )
+    daily.add_argument(
+        "--publish-without-power",
+        action="store_true",
+        help="publish even if the day has too few labels to tell whether the model is worse (default: do not)",
+    )
     add_loop_folders(daily, required=False)
     daily.add_argument(
         "--window",

@@ -251,7 +251,7 @@ def daily_command(arguments: argparse.Namespace) -> None:
     if last < first:
         raise UsageError(f"--last-day {last} is before the first day, {first}")
     join_before(arguments, config.name, config.logs.path)
-    options = {name: getattr(arguments, name) for name in ("margin", "fresh", "embeddings")}
+    options = {name: getattr(arguments, name) for name in ("margin", "publish_without_power", "fresh", "embeddings")}
     where = arguments.runs, arguments.repository
 
     def run_day(day: date) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pipelines.evaluation.predict import MAX_ROWS_PER_FILE, PredictBaselines, Pr
 from pipelines.evaluation.sources import Scorer
 from pipelines.runs.single_task import merge_baselines
 from ranking.errors import LogError, UsageError
-from ranking.metrics import UnitDraws
+from ranking.metrics import UnitDraws, interval_units
 from ranking.schema import Task
 
 LABEL_FIELDS = {"kind", "label", "transform", "mask"}
@@ -38,8 +38,8 @@ def compare(
         baselines: whether to compare both with the baselines that A configures (B if A is a bundle).
 
     Returns:
-        ``rows``, ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``. Each task has ``rows`` and
-        ``measures``. Each metric in ``measures`` has
+        ``rows``, ``intervals`` (the units that were drawn), ``ndcg_at`` and ``tasks``. Each task has ``rows``,
+        ``measures`` and the number of ``positives`` or the ``label_deviation``. Each metric in ``measures`` has
         ``a``, ``b``, ``difference`` (B − A), ``interval`` (95 % interval of the difference) and ``better`` ("a" or "b";
         None if the interval contains 0). ``baselines``, if requested, has ``a`` and ``b``, the entries ``baselines`` of
         the evaluations of both models on these rows.
@@ -138,11 +138,13 @@ def _compare_tasks(
         task: Task = a.tasks[i]
         rows_a, rows_b = (model.task_rows(t, draws, has_label) for model, t in ((a, i), (b, j)))
         metrics_a, metrics_b = (bootstrap_metrics(task, rows, draws, settings) for rows in (rows_a, rows_b))
-        units = len(np.unique(rows_a.units))
+        units = interval_units(rows_a, binary=task.kind == "binary")
         metrics = {
             metric: metric_difference(metric, values, metrics_b[metric], units) for metric, values in metrics_a.items()
         }
         results[name] = {"rows": int(has_label.sum()), "measures": metrics}
-        if task.kind == "regression":
+        if task.kind == "binary":
+            results[name]["positives"] = int(rows_a.labels.sum())
+        else:
             results[name]["label_deviation"] = float(rows_a.labels.std())
     return results

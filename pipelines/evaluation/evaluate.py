@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
 from pipelines.data.parquet import find_files
@@ -26,6 +24,7 @@ from ranking.metrics import (
     UnitDraws,
     calibration_curve,
     interval,
+    interval_units,
 )
 from ranking.model.gate_stats import GateStatistics
 from ranking.schema import Task
@@ -157,7 +156,7 @@ def compute_metrics(task: Task, rows: LabeledScores, draws: UnitDraws, settings:
         metrics["positives"] = int(rows.labels.sum())
     else:
         metrics["label_deviation"] = float(rows.labels.std())
-    units = len(np.unique(rows.units))
+    units = interval_units(rows, binary=task.kind == "binary")
     for name, values in bootstrap_metrics(task, rows, draws, settings).items():
         bounds = interval(values, units, reflected=name in UPWARD_BIASED)
         if bounds is not None:

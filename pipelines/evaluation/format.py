@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.evaluation.baselines.format import (
@@ -15,7 +15,7 @@ from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.evaluation.gates import format_gates
 from pipelines.evaluation.importance.format import format_importance
 from pipelines.evaluation.text_table import TASKS_PER_TABLE, UNDEFINED, align_columns
-from ranking.metrics import FEW_UNITS
+from ranking.metrics import FEW_UNITS, MIN_CLASS_UNITS
 
 DECIMALS = {"calibration": 3}
 """Decimal places by metric; 4 for all others."""
@@ -28,6 +28,7 @@ def format_evaluation(evaluation: Mapping[str, Any]) -> str:
     bad_rows = sum(evaluation.get("bad_rows", {}).values())
     left_out = f"; {bad_rows:,} bad rows are not evaluated" if bad_rows else ""
     blocks[0].insert(0, f"{evaluation['rows']:,} rows{left_out}; {describe_intervals(evaluation.get('intervals'))}")
+    blocks[0][1:1] = describe_few(evaluation)
     baselines = evaluation.get("baselines")
     if lines := verdict(baselines):
         blocks.insert(0, lines)
@@ -60,11 +61,14 @@ def format_comparison(comparison: Mapping[str, Any]) -> str:
             outcome = f"{mark} {m['better'].upper()} is better" if m["better"] else mark
             cells = [_number(metric, m["a"]), _number(metric, m["b"]), _signed(m["difference"]), bounds, outcome]
             rows.append([task, name, *cells])
+    aucs = {name: result["measures"].get("auc") for name, result in comparison["tasks"].items()}
+    few = [name for name, auc in aucs.items() if auc and auc["difference"] is not None and auc["interval"] is None]
     head = [
         f"A  {comparison['a']}",
         f"B  {comparison['b']}",
         f"{comparison['rows']:,} rows; * the interval excludes 0",
         describe_intervals(comparison.get("intervals")),
+        *_describe_few(few, comparison.get("intervals")),
         *_describe_deviations(comparison["tasks"]),
         *(f"{side.upper()}  {line}" for side in ("a", "b") for line in verdict((baselines or {}).get(side))),
         "",
@@ -100,6 +104,20 @@ def describe_intervals(intervals: Mapping[str, Any] | None) -> str:
     elif without_user:
         text += f" ({without_user:,} rows without a user count by request or singly)"
     return f"{text}; with fewer than {FEW_UNITS} they are rough" if units < FEW_UNITS else text
+
+
+def describe_few(evaluation: Mapping[str, Any]) -> list[str]:
+    """Return a line with the binary tasks that have no intervals because one class is too rare, if there are any."""
+    few = [name for name, m in evaluation["tasks"].items() if m.get("auc") is not None and not m.get("auc_interval")]
+    return _describe_few(few, evaluation.get("intervals"))
+
+
+def _describe_few(tasks: Sequence[str], intervals: Mapping[str, Any] | None) -> list[str]:
+    if not tasks or intervals is None or not intervals["draws"] or intervals["units"] < 2:
+        return []
+    unit = intervals["unit"]
+    text = f"no intervals for {', '.join(tasks)}: fewer than {MIN_CLASS_UNITS} {unit}s have a positive, or a negative"
+    return [text]
 
 
 def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:

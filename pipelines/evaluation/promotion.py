@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.evaluation.differences import LOWER_IS_BETTER
+from ranking.metrics import MIN_CLASS_UNITS
 
 GUARDED_METRICS = ("auc", "logloss", "rmse")
 """Metrics that block a promotion: ranking quality, quality of the probabilities, and regression error."""
@@ -61,7 +62,8 @@ def distinct_texts(a: float, b: float, template: str, digits: int) -> tuple[str,
 def find_regressions(comparison: Mapping[str, Any], margin: float) -> list[Regression]:
     """Return the metrics by which the new model is significantly worse, by more than a margin.
 
-    A difference is significant if its paired interval excludes 0. Without an interval, the values alone decide.
+    A difference is significant if its paired interval excludes 0. If the comparison drew no units at all
+    (``evaluation.bootstrap = 0``), the values alone decide.
 
     Args:
         comparison: result of ``compare`` with the served model as A and the new model as B.
@@ -71,14 +73,39 @@ def find_regressions(comparison: Mapping[str, Any], margin: float) -> list[Regre
         _regression(task, metric, result["measures"][metric], margin)
         for task, result in comparison["tasks"].items()
         for metric in GUARDED_METRICS
-        if metric in result["measures"] and _is_worse(result["measures"][metric])
+        if metric in result["measures"] and _is_worse(result["measures"][metric], drawn=_has_draws(comparison))
     ]
     return [regression for regression in regressions if regression.share > margin]
 
 
-def _is_worse(m: Mapping[str, Any]) -> bool:
+def describe_lack_of_power(comparison: Mapping[str, Any]) -> str | None:
+    """Return why a comparison cannot tell a worse model; None if it can, for at least one task.
+
+    Args:
+        comparison: result of ``compare``.
+    """
+    tasks = comparison["tasks"]
+    if not _has_draws(comparison) or any(
+        result["measures"][metric]["interval"] is not None
+        for result in tasks.values()
+        for metric in GUARDED_METRICS
+        if metric in result["measures"]
+    ):
+        return None
+    unit = comparison["intervals"]["unit"]
+    positives = [f"{name} {result['positives']:,}" for name, result in tasks.items() if "positives" in result]
+    if not positives:
+        return f"there is only one {unit}"
+    return f"fewer than {MIN_CLASS_UNITS} {unit}s have a positive, or a negative (positives: {', '.join(positives)})"
+
+
+def _has_draws(comparison: Mapping[str, Any]) -> bool:
+    return bool(comparison["intervals"]["draws"])
+
+
+def _is_worse(m: Mapping[str, Any], *, drawn: bool) -> bool:
     """Return whether B is significantly worse; an undefined metric (such as AUC without a positive) is not."""
-    return m["difference"] is not None and (m["interval"] is None or m["better"] == "a")
+    return m["difference"] is not None and (not drawn or m["better"] == "a")
 
 
 def _regression(task: str, metric: str, m: Mapping[str, Any], margin: float) -> Regression:

@@ -18,8 +18,8 @@ from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
 from pipelines.evaluation.compare import compare
-from pipelines.evaluation.format import describe_intervals
-from pipelines.evaluation.promotion import find_regressions
+from pipelines.evaluation.format import describe_intervals, format_comparison
+from pipelines.evaluation.promotion import describe_lack_of_power, find_regressions
 from pipelines.evaluation.sources import resolve_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
@@ -47,6 +47,7 @@ def daily(
     day: date,
     *,
     margin: float,
+    publish_without_power: bool = False,
     fresh: bool = False,
     embeddings: RowType = "float32",
     command: Sequence[str] = (),
@@ -59,19 +60,21 @@ def daily(
         repo: the repository.
         day: the test split of both models; later rows are not read.
         margin: tolerated loss of a metric against the served model, as a share of its value.
+        publish_without_power: publish a model even if the day has too few labels to tell whether it is worse.
         fresh: train from scratch instead of from the run of the served model.
         embeddings: type of the rows of embedding tables in the bundle.
         command: arguments of the command line, stored in the run.
 
     Returns:
         ``daily.json``: ``day``, ``model``, ``from`` (day of the run that training started from, or None), ``against``
-        (the version that it was compared with, or None), ``worse`` (the regressions beyond the margin), ``intervals``
-        (the units that the intervals of the comparison draw, or None), ``version`` and ``refreshed`` (the version with
-        the served model and the counters of the day, or None).
+        (the version that it was compared with, or None), ``comparison`` (the result of ``compare``, or None), ``worse``
+        (the regressions beyond the margin), ``no_power`` (why the comparison cannot tell, or None), ``version`` and
+        ``refreshed`` (the version with the served model and the counters of the day, or None).
 
     Raises:
-        QualityGateError: the model is worse than the served one by more than the margin. It is not published, but the
-            served model is published again with the counters of the day, if it has counters or histories.
+        QualityGateError: the model is worse than the served one by more than the margin, or the day has too few labels
+            to tell. It is not published, but the served model is published again with the counters of the day, if it
+            has counters or histories.
         LogError: the log has no row of the day, or no row of it has a label.
         UsageError: the day is not later than that of the served run, or no day is left to train on.
         RankerError: a step failed.
@@ -89,34 +92,37 @@ def daily(
     run = train(
         config, folder, resume=True, warm_start=None if earlier is None else WarmStart(earlier, False), command=command
     )
-    regressions, intervals = [], None
+    comparison, regressions, no_power = None, [], None
     if served is not None:
         comparison = _compare(repository.bundle_folder(repo, name, served), run)
-        regressions, intervals = find_regressions(comparison, margin), comparison["intervals"]
-        print_status(
-            f"{day}: compared with version {served} on {comparison['rows']:,} rows; {describe_intervals(intervals)}"
-        )
+        regressions, no_power = find_regressions(comparison, margin), describe_lack_of_power(comparison)
+        print_status(format_comparison({**comparison, "a": f"version {served} of {name}", "b": str(folder)}))
     record = {
         "day": day.isoformat(),
         "model": name,
         "from": None if earlier is None else earlier.path.name,
         "against": served,
+        "comparison": comparison,
         "worse": [regression.to_json() for regression in regressions],
-        "intervals": intervals,
+        "no_power": no_power,
         "version": None,
         "refreshed": None,
     }
     _record(folder, record)
-    if regressions:
+    if regressions or (no_power is not None and not publish_without_power):
         assert served is not None
+        assert comparison is not None
         refreshed = _refresh_counters(repository.bundle_folder(repo, name, served), run, repo)
         _record(folder, record | {"refreshed": refreshed})
         continued = "" if refreshed is None else f" Version {refreshed} is version {served} with the counters of {day}."
-        raise QualityGateError(
-            f"{day} is not published: it is worse than version {served} of {name} by more than {100 * margin:g}%: "
-            f"{'; '.join(map(str, regressions))} ({describe_intervals(intervals)}). The run is kept in {folder}; "
-            f"fix the log or the settings, or increase --margin.{continued}"
-        )
+        if regressions:
+            reason = f"it is worse than version {served} of {name} by more than {100 * margin:g}%: "
+            reason += f"{'; '.join(map(str, regressions))} ({describe_intervals(comparison['intervals'])})"
+            fix = "fix the log or the settings, or increase --margin"
+        else:
+            reason = f"no power to compare it with version {served} of {name}, which is kept: {no_power}"
+            fix = "a later day trains on it, too; or use --publish-without-power"
+        raise QualityGateError(f"{day} is not published: {reason}. The run is kept in {folder}; {fix}.{continued}")
     if not (folder / BUNDLE).exists():
         write_report(folder)  # becomes part of the bundle
         freeze_run(folder, folder / BUNDLE, embeddings)

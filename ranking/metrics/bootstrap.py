@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ranking.metrics.labeled_scores import Array, Ids
+from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 from ranking.metrics.units import SamplingUnits
 
 BLOCK = 65_536
@@ -21,6 +21,9 @@ draws and leaves the expected variance unchanged (random groups, Wolter 2007, se
 
 FEW_UNITS = 30
 """Number of units below which an interval is widened, and reported as based on few units."""
+
+MIN_CLASS_UNITS = 5
+"""Number of units with a label of the rarer class below which a measure of a binary task has no interval."""
 
 STUDENT_T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -93,6 +96,26 @@ class UnitDraws:
         return np.append(values[:1], np.full(len(values) - 1, np.nan))
 
 
+def interval_units(rows: LabeledScores, *, binary: bool) -> int:
+    """Return the number of independent units that the interval of a measure rests on.
+
+    For a binary label these are the units with a row of the rarer class, which the variance of the AUC and of the loss
+    depends on (Hanley and McNeil 1982, "The meaning and use of the area under a ROC curve"): many negatives do not make
+    up for few positives. With fewer than ``MIN_CLASS_UNITS``, the draws measure the other class only.
+
+    Args:
+        rows: the rows of a measure.
+        binary: whether the labels are 0 and 1.
+
+    Returns:
+        The number of units; 0 if they are too few for an interval.
+    """
+    if not binary:
+        return len(np.unique(rows.units))
+    units = min(len(np.unique(rows.units[rows.labels == label])) for label in (0, 1))
+    return units if units >= MIN_CLASS_UNITS else 0
+
+
 def interval(values: Array, units: int, *, reflected: bool = False) -> tuple[float, float] | None:
     """Return the 95 % interval of a measure, which contains its value.
 
@@ -103,7 +126,7 @@ def interval(values: Array, units: int, *, reflected: bool = False) -> tuple[flo
 
     Args:
         values: the measure on the data and on each draw [1 + B], NaN where undefined.
-        units: number of units that the rows of the measure belong to.
+        units: number of units that the measure rests on, see ``interval_units``.
         reflected: reflect the percentiles at the value (basic interval, Davison and Hinkley 1997, section 5.2), for a
             measure that noise can only increase: its draws exceed the value as much as the value exceeds the truth.
 
@@ -114,7 +137,7 @@ def interval(values: Array, units: int, *, reflected: bool = False) -> tuple[flo
     drawn = values[1:][~np.isnan(values[1:])]
     if units < 2 or np.isnan(values[0]) or len(drawn) < max((len(values) - 1) / 2, 1):
         return None
-    low, high = (float(end) for end in np.quantile(drawn, [0.025, 0.975]))
+    low, high = (float(end) for end in np.quantile(drawn, [0.025, 0.975], method="weibull"))
     value = float(values[0])
     if reflected:
         low, high = 2 * value - high, 2 * value - low

@@ -12,7 +12,7 @@ from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.baselines.fit import Baselines
 from pipelines.evaluation.differences import bootstrap_metrics, metric_difference
 from pipelines.evaluation.predict import Predictions
-from ranking.metrics import UnitDraws
+from ranking.metrics import UnitDraws, interval_units
 from ranking.schema import Task
 
 HEADLINE_METRICS: Mapping[str, tuple[str, ...]] = {
@@ -65,7 +65,7 @@ def _measure_task(
     assert predictions.baselines is not None
     rows = predictions.task_rows(task, draws, has_label)
     values = bootstrap_metrics(definition, rows, draws, settings)
-    units = len(np.unique(rows.units))
+    units = interval_units(rows, binary=definition.kind == "binary")
     result: dict[str, Any] = {}
     for position, name in enumerate(baselines.names):
         if (name, definition.name) in baselines.omitted:

@@ -14,7 +14,7 @@ from pipelines.evaluation.importance.subjects import Level, Subject, subjects_of
 from pipelines.evaluation.predict import Predictions
 from pipelines.evaluation.sources import LogRange, Scorer
 from ranking.encoding.batch import EncodedBatch, Float32
-from ranking.metrics import Array, UnitDraws, auc_draws, interval, regression_measures
+from ranking.metrics import Array, UnitDraws, auc_draws, interval, interval_units, regression_measures
 
 MAX_ROWS = 20_000
 """Maximum number of rows, which bounds memory and time."""
@@ -51,15 +51,16 @@ def measure_importance(
     shuffles = min(max(MAX_ROWS // len(sample), 1), MAX_SHUFFLES)
     levels: tuple[Level, ...] = ("unit", "row")
     donors = {level: [donor_rows(draws.units.codes, level, seed) for seed in range(shuffles)] for level in levels}
-    labeled_units = {
-        task.name: len(np.unique(draws.units.codes[sample.has_label(i)])) for i, task in enumerate(sample.tasks)
+    units = {
+        task.name: interval_units(sample.task_rows(i, draws, sample.has_label(i)), binary=task.kind == "binary")
+        for i, task in enumerate(sample.tasks)
     }
     entries = []
     subjects = subjects_of(source.schema)
     progress = Progress("importance: shuffling", "features and groups", len(subjects))
     for subject in subjects:
         shuffled = [_losses(source, encoded.shuffled(subject, d), sample, draws) for d in donors[subject.level]]
-        entries.append(_entry(subject, base, shuffled, labeled_units))
+        entries.append(_entry(subject, base, shuffled, units))
         progress.advance(1)
     progress.close()
     return {
@@ -102,7 +103,7 @@ def _entry(
         subject: the features that were shuffled.
         base: losses of each task without a shuffle [1 + B].
         shuffled: losses of each task in each shuffle [1 + B].
-        units: number of units with a label of each task.
+        units: number of units that the intervals of each task rest on.
     """
     tasks = {}
     for task, losses in base.items():

@@ -86,7 +86,8 @@ def test_format_evaluation_of_many_tasks_splits_the_slice_tables() -> None:
 
 def test_format_evaluation_of_a_run_ends_with_its_gates(run: RunFolder) -> None:
     binary, numbers, gates = blocks(json.loads(run.evaluation.read_text()))
-    assert len(binary) + len(numbers) == 3 + len(run.load_config().tasks)
+    assert len(binary) + len(numbers) == 4 + len(run.load_config().tasks)
+    assert binary[1] == "no intervals for follow, dislike: fewer than 5 users have a positive, or a negative"
     assert gates[0].startswith("dselect_k: ")
 
 

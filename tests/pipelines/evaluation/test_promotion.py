@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.evaluation.promotion import find_regressions
+from pipelines.evaluation.promotion import describe_lack_of_power, find_regressions
 
 
 def comparison_of(
-    measure: str, a: float | None, b: float | None, interval: list[float] | None, better: str | None
+    measure: str, a: float | None, b: float | None, interval: list[float] | None, better: str | None, draws: int = 200
 ) -> Any:
     """Return a comparison of one metric of the task "click"."""
     difference = None if a is None or b is None else b - a
     result = {"a": a, "b": b, "difference": difference, "interval": interval, "better": better}
-    return {"tasks": {"click": {"rows": 100, "measures": {measure: result}}}}
+    intervals = {"unit": "user", "units": 50, "rows_without_user": 0, "draws": draws}
+    return {"intervals": intervals, "tasks": {"click": {"rows": 100, "positives": 4, "measures": {measure: result}}}}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,9 @@ def comparison_of(
         pytest.param(comparison_of("auc", 0.80, 0.82, [0.01, 0.03], "b"), False, id="auc rises"),
         pytest.param(comparison_of("auc", 0.80, 0.795, [-0.006, -0.004], "a"), False, id="auc falls within the margin"),
         pytest.param(comparison_of("auc", 0.80, 0.78, [-0.05, 0.01], None), False, id="auc falls by chance"),
-        pytest.param(comparison_of("auc", 0.80, 0.78, None, None), True, id="auc falls, without interval"),
+        pytest.param(comparison_of("auc", 0.80, 0.78, None, None), False, id="auc falls, with few positives"),
+        pytest.param(comparison_of("auc", 0.80, 0.78, None, None, draws=0), True, id="auc falls, without draws"),
+        pytest.param(comparison_of("auc", 0.80, 0.82, None, None, draws=0), False, id="auc rises, without draws"),
         pytest.param(comparison_of("auc", None, None, None, None), False, id="auc is unknown"),
         pytest.param(comparison_of("logloss", 0.50, 0.52, [0.01, 0.03], "a"), True, id="log loss rises"),
         pytest.param(comparison_of("logloss", 0.50, 0.48, [-0.03, -0.01], "b"), False, id="log loss falls"),
@@ -35,6 +38,15 @@ def comparison_of(
 )
 def test_find_regressions_returns_significant_losses_beyond_the_margin(comparison: Any, blocked: bool) -> None:
     assert bool(find_regressions(comparison, margin=0.01)) is blocked
+
+
+def test_lack_of_power_is_described() -> None:
+    few = comparison_of("auc", 0.80, 0.78, None, None)
+    assert describe_lack_of_power(few) == "fewer than 5 users have a positive, or a negative (positives: click 4)"
+    assert describe_lack_of_power(comparison_of("auc", 0.80, 0.78, None, None, draws=0)) is None
+    enough = comparison_of("logloss", 0.80, 0.78, [-0.1, 0.1], None)
+    assert describe_lack_of_power(enough) is None
+    assert describe_lack_of_power({**enough, "tasks": enough["tasks"] | {"rare": few["tasks"]["click"]}}) is None
 
 
 def test_regression_text_states_the_loss() -> None:

@@ -208,8 +208,8 @@ def test_missing_slice_equals_an_evaluation_without_the_features_of_items(
 
 def test_items_without_a_row_score_like_others_if_training_had_few(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop")
-    table = shop.table(3000)
-    absent = [i for i in range(2000) if i % 150 == 0]
+    table = shop.table(1500)
+    absent = [i for i in range(1000) if i % 140 == 0]
     for column, value in (("price", None), ("is_click", 0)):
         values = table[column].to_pylist()
         for row in absent:

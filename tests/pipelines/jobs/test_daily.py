@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from datetime import UTC, date, datetime
@@ -128,8 +129,8 @@ def test_rejected_day_does_not_stop_the_days_after_it(rejected: list[str]) -> No
 
 def test_first_day_trains_from_scratch_and_publishes(first: Feed) -> None:
     assert first.record(NINTH) == {
-        "day": "2026-01-09", "model": "feed", "from": None, "against": None, "worse": [], "intervals": None,
-        "version": 1, "refreshed": None,
+        "day": "2026-01-09", "model": "feed", "from": None, "against": None, "comparison": None, "worse": [],
+        "no_power": None, "version": 1, "refreshed": None,
     }  # fmt: skip
     assert first.current == 1
 
@@ -164,17 +165,45 @@ def test_days_in_order_are_one_command(logs: Path, tmp_path: Path, capsys: pytes
 # New day.
 
 
-def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed) -> None:
+def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     assert feed.daily(TENTH, *LENIENT) == 0
     record = feed.record(TENTH)
-    assert record.pop("intervals")["unit"] == "user"
+    comparison = record.pop("comparison")
+    assert comparison["intervals"]["unit"] == "user"
+    auc = comparison["tasks"]["click"]["measures"]["auc"]
+    row = rf"click +auc +{auc['a']:.4f} +{auc['b']:.4f} +{auc['difference']:+.4f}"
+    assert re.search(row, capsys.readouterr().err)
     assert record == {
-        "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "version": 2,
-        "refreshed": None,
+        "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "no_power": None,
+        "version": 2, "refreshed": None,
     }  # fmt: skip
     logs = RunFolder.open(feed.runs / "2026-01-10").load_config().logs
     assert logs.train_from == datetime(2026, 1, 8)
     assert feed.current == 2
+
+
+def keep_few_positives(table: pa.Table) -> pa.Table:
+    """Leave four positives of each binary label, and no other labels."""
+    rows = len(table)
+    few = pa.array([1] * 4 + [0] * (rows - 4), pa.int8())
+    for name in ("click", "long_view", "share", "like", "follow", "dislike"):
+        table = table.set_column(table.column_names.index(name), name, few.cast(table[name].type))
+    for name in ("watch_time", "rating"):
+        table = table.set_column(table.column_names.index(name), name, pa.nulls(rows, table[name].type))
+    return table
+
+
+def test_day_with_few_positives_has_no_power_and_keeps_the_served_version(
+    feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed.rewrite(TENTH, keep_few_positives)
+    assert feed.daily(TENTH, *LENIENT) == 3
+    no_power = "fewer than 5 users have a positive, or a negative (positives: click 4, long_view 4, "
+    assert f"no power to compare it with version 1 of feed, which is kept: {no_power}" in capsys.readouterr().err
+    assert feed.record(TENTH)["no_power"].startswith(no_power)
+    assert feed.published == [1]
+    assert feed.daily(TENTH, *LENIENT, "--publish-without-power") == 0
+    assert feed.published == [1, 2]
 
 
 def test_published_day_is_not_repeated(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_daily_on_a_small_log_publishes_every_day(shape: str, seed: int, tmp_pat
     else:
         records = run_days(census_log(700, 120 + NEW_DAYS, seed), CENSUS_SCHEMA, 120, seed, tmp_path)
     assert [record["version"] for record in records] == list(range(1, NEW_DAYS + 2))
-    units = {record["intervals"]["unit"] for record in records[1:]}
+    units = {record["comparison"]["intervals"]["unit"] for record in records[1:]}
     assert units == ({"user"} if shape == "film" else {"row"})
     runs = sorted((tmp_path / "runs").iterdir())
     steps = [json.loads((run / "selection.json").read_text())["steps"] for run in runs]
