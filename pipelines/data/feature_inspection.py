@@ -113,8 +113,9 @@ class FeatureInspector:
         yield from self._copies()
 
     def _rare_nulls(self) -> Iterator[str]:
-        """Yield a message if the nulls of features are too rare to be learned."""
-        nulls = {number.name: self._nulls[number.name] for number in self._schema.numerics if number.default is None}
+        """Yield a message if the nulls of columns of the log are too rare to be learned."""
+        numbers = [number for number in self._schema.logged.numerics if number.default is None]
+        nulls = {number.name: self._nulls[number.name] for number in numbers}
         rare = {name: count for name, count in nulls.items() if count and not has_indicator(count, self._rows)}
         if rare:
             listed = ", ".join(f"'{name}' in {count:,}" for name, count in list(rare.items())[:MAX_FEATURES])
