@@ -38,14 +38,14 @@ EMBEDDINGS = ("float32", "float16", "int8")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser; it sets ``command`` to the name of the selected command."""
+    """Return the parser; it sets ``command`` to the name of the selected command and ``parser`` to its parser."""
     top = argparse.ArgumentParser(prog="ranker", description="Train, freeze, publish and serve a DSelect-k ranker.")
     top.add_argument("--version", action=_Version, help="print the version and exit")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, parent: Any = commands) -> argparse.ArgumentParser:
         subparser: argparse.ArgumentParser = parent.add_parser(name, help=text, description=text)
-        subparser.set_defaults(command=name)
+        subparser.set_defaults(command=name, parser=subparser)
         return subparser
 
     demo = command("demo", "run the whole workflow on a generated log, up to one ranked response")
@@ -98,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
     check.add_argument("--quarantine", type=Path, help="file for the bad rows, with one JSON object per line")
     _add_bad_row_limit(check)
+    _add_overrides(check)
     check.add_argument("--suggest", action="store_true", help="propose [[counters]] for the log")
     check.add_argument("--json", action="store_true", help=JSON)
 

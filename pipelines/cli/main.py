@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 for success, 1 for an error, 2 for a usage error, 3 if a quality gate rejected a model, and 141
         (128 + SIGPIPE) if the reader of stdout closed the pipe. For invalid arguments, argparse exits with 2.
     """
-    arguments = build_parser().parse_args(argv)
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:  # parse_args would print the usage of all commands
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.argv = ["ranker", *(sys.argv[1:] if argv is None else argv)]
     try:
         COMMANDS[arguments.command](arguments)
@@ -123,8 +125,10 @@ def check_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker check``."""
     from pipelines.config.config import load_config
     from pipelines.jobs.check import check
+    from pipelines.tuning.search_space import search_space
 
-    config = load_config(arguments.config, _bad_row_limit(arguments))
+    config = load_config(arguments.config, [*arguments.overrides, *_bad_row_limit(arguments)])
+    search_space(config)  # checks [tune]
     result = check(config, arguments.quarantine, suggest=arguments.suggest)
     print(dump_json(result.to_json()) if arguments.json else result.to_text())
     result.require_usable()

@@ -75,7 +75,8 @@ class CounterSuggester:
             self._positives[task.name] += int(np.count_nonzero(label))
 
     def suggestions(self) -> list[SuggestedCounter]:
-        """Return the proposed counters: single keys first, then pairs, those that repeat most first."""
+        """Return the counters to declare: single keys first, then pairs, those that repeat most first."""
+        declared = {frozenset(counter.of) for counter in self._schema.counters}
         labels = tuple(name for name, positives in self._positives.items() if positives >= MIN_LABELS)
         found: dict[tuple[str, ...], SuggestedCounter] = {}
         for counter in self._counters.counters:
@@ -86,6 +87,7 @@ class CounterSuggester:
             counter
             for counter in found.values()
             if labels
+            and frozenset(counter.of) not in declared
             and counter.repeated >= MIN_REPEATED
             and (len(counter.of) == 1 or counter.keys >= MIN_SPLIT * found[counter.of[:1]].keys)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -112,17 +112,21 @@ class LogProfile:
             for split in SPLITS:
                 label = self.labels[split][task]
                 cells.append(f"{split} {'–' if label.mean is None else format(label.mean, '.5f')} of {label.rows:,}")
-            lines.append(f"  {task:<16} " + "   ".join(cells))
+            lines.append(f"  {task:<{_width(self.labels[SPLITS[0]], 16)}} " + "   ".join(cells))
         total = max(sum(self.rows.values()), 1)
         for task, (low, high) in self.label_bounds.items():
             if not (low is None and high is None):
                 bounds = " to ".join("–" if bound is None else f"{bound:g}" for bound in (low, high))
                 lines.append(f"valid labels of {task}: {bounds}")
         lines.append("features with nulls after the look-up:")
-        lines += [f"  {name:<24} {count / total:.2%}" for name, count in self.nulls.most_common() if count] or [
-            "  none"
-        ]
+        nulls = {name: count for name, count in self.nulls.most_common() if count}
+        lines += [f"  {name:<{_width(nulls, 24)}} {count / total:>7.2%}" for name, count in nulls.items()] or ["  none"]
         return "\n".join(lines)
+
+
+def _width(names: Iterable[str], least: int) -> int:
+    """Return the width of a column of names."""
+    return max([least, *map(len, names)])
 
 
 def profile_log(

@@ -121,7 +121,23 @@ def test_check_suggest_prints_counters_after_the_profile(
     assert main(["check", config, "--suggest"]) == 0
     profile, _, suggestions = capsys.readouterr().out.partition("suggested counters for ranker.toml:\n")
     assert profile.startswith("rows: train ")
-    assert tomllib.loads(suggestions)["counters"][0] == {key: first[key] for key in ("of", "labels")}
+    counters = tomllib.loads(suggestions)["counters"]
+    assert counters[0] == {key: first[key] for key in ("of", "labels")}
+    declared = [counter["of"] for counter in tomllib.loads(Path(config).read_text())["counters"]]
+    assert declared
+    assert not any(counter["of"] in declared for counter in counters)
+
+
+def test_check_uses_overrides_and_checks_the_search_space(
+    workflow: Workflow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = workflow.folder / "logs" / "ranker.toml"
+    assert main(["check", str(config), "--set", "training.batch_size=0"]) == 1
+    assert "training.batch_size: " in capsys.readouterr().err
+    tuned = tmp_path / "ranker.toml"
+    tuned.write_text(f'{config.read_text()}\n[tune]\n"training.bacth_size" = {{ choices = [64] }}\n')
+    assert main(["check", str(tuned)]) == 1
+    assert 'tune."training.bacth_size": 64 is not a valid value: ' in capsys.readouterr().err
 
 
 def test_train_prints_evaluation_and_run_to_stdout_and_progress_to_stderr(workflow: Workflow) -> None:
@@ -425,6 +441,23 @@ def test_invalid_arguments_print_the_usage_and_exit_with_2(
     assert out == ""
     assert err.startswith("usage: ranker")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "usage"),
+    [
+        ("check ranker.toml --run x", "usage: ranker check "),
+        ("logs synthetic --out x --row 3000 y", "usage: ranker logs synthetic "),
+        ("keys list keys.json extra", "usage: ranker keys list "),
+    ],
+)
+def test_unknown_argument_prints_the_usage_of_its_command(
+    argv: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv.split())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(usage)
 
 
 def test_help_of_every_command_prints_the_usage_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:

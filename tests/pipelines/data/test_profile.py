@@ -30,6 +30,15 @@ def reject_constant(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
+def test_null_table_is_aligned_whatever_the_length_of_the_names(shop: Shop) -> None:
+    profile = profile_table(shop, shop.table(40))
+    profile.nulls.update({"a_feature_with_a_name_of_more_than_24_characters": 40, "short": 3})
+    lines = profile.to_text().splitlines()
+    rates = lines[lines.index("features with nulls after the look-up:") + 1 :]
+    assert len(rates) > 2
+    assert len({len(line) for line in rates}) == 1
+
+
 # Every bad row is written in full, and no other row.
 
 
