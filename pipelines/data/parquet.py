@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class LogFile:
 
     def read_error(self, error: Exception) -> LogError:
         """Return the error to raise when reading this file failed."""
+        if re.search(r"\.(csv|tsv|txt)(\.\w+)?$", self.display_name.lower()):
+            return LogError(f"{self.display_name}: is not a Parquet file; 'ranker init' converts a CSV log to Parquet")
         return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
 
 

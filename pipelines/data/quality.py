@@ -123,8 +123,9 @@ def _rare_label_warnings(profile: LogProfile, split: str, task: Task) -> Iterato
     classes = {"positive": positives, "negative": label.rows - positives} if task.kind == "binary" else {"": positives}
     for name, count in classes.items():
         if 0 < count < least:
+            labels = f"{name} label{'' if count == 1 else 's'}".lstrip()
             yield (
-                f"task '{task.name}' has only {count:,} {name + ' ' if name else ''}labels in the {split} split, "
+                f"task '{task.name}' has only {count:,} {labels} in the {split} split, "
                 f"fewer than {least}: {'it learns little from them' if split == 'train' else 'its measures are noisy'}"
             )
 

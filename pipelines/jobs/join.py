@@ -22,6 +22,7 @@ from pipelines.loop.rows import RowLayout, add_labels
 from pipelines.loop.served_files import Candidates, ServedFile, choose_model, find_served_files
 from pipelines.loop.served_version import ServedVersion
 from pipelines.loop.state import FeedbackState, JoinState
+from ranking.artifacts.served_log import SHOWN
 from ranking.errors import UsageError
 
 MICROSECONDS = 1_000_000
@@ -93,7 +94,7 @@ class JoinSources:
     feedback: Path
     repository: Path | None = None
     model: str | None = None
-    shown: str = "shown"
+    shown: str = SHOWN
 
 
 def join(sources: JoinSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:

@@ -58,7 +58,7 @@ class JoinState:
         files = sorted(log.glob(f"run-*/{STATE}"))
         if not files:
             if log.exists() and any(path for path in log.iterdir() if not path.name.startswith(".")):
-                raise LogError(f"{log}: is not a log written by 'ranker join': name another folder for --out")
+                raise LogError(f"{log}: is not a log written by 'ranker join': join into a new folder")
             return cls()
         try:
             data = json.loads(files[-1].read_text())

@@ -8,6 +8,8 @@ FORMAT: Final = 1
 """Version of the format."""
 METADATA_KEY: Final = b"ranker.served"
 """Key of a file's metadata that holds JSON about the model and its columns."""
+SHOWN: Final = "shown"
+"""Label of feedback that marks the items that were shown, unless ``ranker join --shown`` names another."""
 MISSING, REQUEST, STORE, BUNDLE, COMPUTED = range(5)
 """Sources of a value: none, the request, the feature store, a table of the bundle, or a counter or history."""
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
+from ranking.artifacts.served_log import SHOWN
 from ranking.schema import Schema, Task
 from ranking.schema.tasks import MAX_FLOAT32
 from service.feedback.answers import AnsweredRequests
@@ -75,7 +76,9 @@ class FeedbackChecks:
     def _raise_rejected(self, faults: list[Fault]) -> None:
         for fault in faults:
             if fault[0] in self._rejected:
-                raise SuspectFeedbackError(*fault)
+                reason, field, explanation = fault
+                setting = f"'{reason}' is one of the reasons of the setting feedback_reject"
+                raise SuspectFeedbackError(reason, field, f"{explanation} ({setting})")
 
     def _request_faults(self, feedback: Feedback, answers: Sequence[object] | None) -> Iterator[Fault]:
         """Yield the faults of all events of a request."""
@@ -85,13 +88,15 @@ class FeedbackChecks:
             yield "unknown_request", "request_id", "this service has not answered such a request recently"
 
     def _value_checks(self, model: str | None) -> Mapping[str, list[ValueCheck]]:
-        """Return the checks of each known label; a value is valid if one of them accepts it."""
+        """Return the checks of each known label, ``SHOWN`` included; a value is valid if one of them accepts it."""
         served = self._models.served
         checks: defaultdict[str, list[ValueCheck]] = defaultdict(list)
         for routing in served.values() if model not in served else [served[model]]:
             for _, version in routing.roles:
                 for name, check in _label_checks(version.ranker.schema):
                     checks[name].append(check)
+        if checks and SHOWN not in checks:
+            checks[SHOWN].append(_check_binary)
         return checks
 
 

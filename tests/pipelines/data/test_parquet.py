@@ -59,6 +59,15 @@ def test_damaged_file_is_named(shop: Shop, name: str, damage: str) -> None:
     assert "restore the file or move it away" in text
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.CSV.gz", "log.tsv"])
+def test_csv_log_is_named_with_the_command_that_converts_it(shop: Shop, name: str) -> None:
+    file = shop.folder / name
+    file.write_text("time,user_id\n")
+    with pytest.raises(LogError) as caught:
+        list(LogReader(file, shop.schema, {}).scan())
+    assert str(caught.value) == f"{file}: is not a Parquet file; 'ranker init' converts a CSV log to Parquet"
+
+
 def test_file_damaged_in_the_middle_is_named(shop: Shop) -> None:
     shop.write(shop.table(10), "part-0.parquet")
     file = shop.write(shop.table(1000), "part-1.parquet")

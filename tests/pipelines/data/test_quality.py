@@ -97,6 +97,7 @@ def test_empty_test_split_is_a_warning(shop: Shop) -> None:
         ([1] * 50 + [0] * 1550 + [1, 0] * 200, "task 'click' has only 50 positive labels in the train split"),
         ([0] * 50 + [1] * 1550 + [1, 0] * 200, "task 'click' has only 50 negative labels in the train split"),
         ([1, 0] * 900 + [1] * 5 + [0] * 195, "task 'click' has only 5 positive labels in the test split"),
+        ([1, 0] * 900 + [1] * 1 + [0] * 199, "task 'click' has only 1 positive label in the test split"),
     ],
 )
 def test_rare_or_absent_class_is_a_warning(shop: Shop, clicks: list[int | None], expected: str) -> None:

@@ -68,6 +68,8 @@ VALID = [
     {"item": "7"},
     {"time": (NOW + MAX_SKEW).isoformat()},
     {"time": (NOW - MAX_AGE).isoformat()},
+    labels(shown=1),
+    labels(shown=0),
 ]
 SUSPECT: list[tuple[dict[str, Any], str, str, str]] = [
     ({"item": "v3"}, "unknown_item", "item", "was not in the answer to this request"),
@@ -76,8 +78,9 @@ SUSPECT: list[tuple[dict[str, Any], str, str, str]] = [
         labels(clicked=1),
         "unknown_label",
         "labels.clicked",
-        "is not a label of the model: is_click, is_seen, rating, seconds",
+        "is not a label of the model: is_click, is_seen, rating, seconds, shown (",
     ),
+    (labels(shown=2), "value", "labels.shown", "must be 0 or 1"),
     (labels(is_click=2), "value", "labels.is_click", "must be 0 or 1"),
     (labels(is_click=0.5), "value", "labels.is_click", "must be 0 or 1"),
     (labels(is_seen=-1), "value", "labels.is_seen", "must be 0 or 1"),
@@ -108,6 +111,7 @@ def test_check_suspect_event_is_rejected_by_its_index_and_field_or_counted(
         FeedbackChecks(models, answers, {reason}).check(message, NOW)
     assert (caught.value.reason, caught.value.field) == (reason, f"events[1].{field}")
     assert text in caught.value.explanation
+    assert f"('{reason}' is one of the reasons of the setting feedback_reject)" in caught.value.explanation
     counted = FeedbackChecks(models, answers, ALL - {reason, "value", "unknown_label"}).check(message, NOW)
     assert sum(counted.values()) == 1
 
@@ -134,7 +138,7 @@ def test_check_uses_the_labels_of_the_named_model_else_of_all_models(models: Mod
     assert checks.check(feedback(labels(seconds=-5), model="shop"), NOW) == {}
     with pytest.raises(SuspectFeedbackError, match=r"events\[0\].labels.buy: is not a label of the model"):
         checks.check(feedback(labels(buy=1), model="feed"), NOW)
-    with pytest.raises(SuspectFeedbackError, match=r"events\[0\].labels.seconds: must be between -1 and 3600$"):
+    with pytest.raises(SuspectFeedbackError, match=r"events\[0\].labels.seconds: must be between -1 and 3600 \("):
         checks.check(feedback(labels(seconds=-5), model="feed"), NOW)
     with pytest.raises(SuspectFeedbackError, match="must be between -1 and 3600 or must be between -10 and 1e"):
         checks.check(feedback(labels(seconds=-11)), NOW)
