@@ -346,7 +346,11 @@ def bench_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker bench``."""
     from pipelines.bench.command import run
 
-    print(run(arguments))
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the measured servers, as Ctrl-C does
+    try:
+        print(run(arguments))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def completion_command(arguments: argparse.Namespace) -> None:

@@ -52,6 +52,24 @@ def test_server_process_pins_cores_and_stops_all_processes(options: list[str]) -
     wait_until(lambda: not is_running(child), "the child process ends")
 
 
+@pytest.mark.system
+def test_server_processes_of_a_benchmark_end_with_its_sigterm() -> None:
+    """Protects the machine of a user: a server that outlives the benchmark keeps a core and its memory."""
+    command = [sys.executable, "-m", "pipelines.cli", "bench", "--quick", "--only", "open"]
+
+    def servers(parent: int) -> list[str]:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [pid for pid in children if b"server_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: servers(process.pid), "the benchmark has started a server")
+        (server,) = servers(process.pid)
+        process.terminate()
+        assert process.communicate()[1].endswith("ranker: interrupted\n")
+    assert process.returncode == 1
+    wait_until(lambda: not is_running(server), "the server ends")
+
+
 def test_server_process_reserves_its_port_before_the_server_starts() -> None:
     bind_like_another_program = """
 import socket, sys
