@@ -87,11 +87,16 @@ def test_follow_waits_for_new_files_until_sigterm(
     address, out = broker.create_topic("follow"), tmp_path / "out"
     command = [sys.executable, "-m", "pipelines.cli", "collect", address, "--to", str(out), "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for number in range(3):
-            broker.send("follow", files[number])
-            wait_until(lambda number=number: out.exists() and collected(out) == files[: number + 1])
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        try:
+            for number in range(3):
+                broker.send("follow", files[number])
+                path = out / files[number][0]  # appears by a rename
+                wait_until(path.exists, f"{path.name} is collected")
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        finally:
+            process.kill()
+    assert collected(out) == files
     assert process.returncode == 0
     assert json.loads(output) == {"files": 3}
 
