@@ -60,10 +60,6 @@ def _write_changes(repo: Path, name: str, changes: Mapping[str, Any]) -> Release
     with repository.lock_model(repo, name):
         previous = _previous(repo, name, changes)
         release = parse_release({**previous.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
-        if release.canary is not None and release.canary.version == release.shadow:
-            raise BundleError(
-                f"version {release.shadow} of {name} cannot be both canary and shadow: use --no-canary or --no-shadow"
-            )
         repository.check_published(repo, name, release)
         for version in _named_versions(release, changes):
             bundle.load(repository.bundle_folder(repo, name, version))

@@ -70,11 +70,6 @@ def test_change_release_without_changes_writes_nothing(repo: Path) -> None:
             "version 3 cannot be both the current version and the canary",
         ),
         ("feed", {"version": 2, "shadow": 2}, "version 2 cannot be both the current version and the shadow"),
-        (
-            "feed",
-            {"version": 1, "canary": {"version": 2, "weight": 0.1}, "shadow": 2},
-            "version 2 of feed cannot be both canary and shadow: use --no-canary or --no-shadow",
-        ),
         ("../feed", {"version": 2}, "name '../feed': use letters, digits"),
         ("feed/../feed", {}, "name 'feed/../feed': use letters, digits"),
     ],
