@@ -74,7 +74,7 @@ def test_scan_removes_torn_files_of_ended_processes_and_keeps_those_of_running_o
     torn, young = file_name(timedelta(minutes=5), ".parquet.part"), file_name(timedelta(), ".parquet.part")
     (tmp_path / torn).write_bytes(b"torn")
     (tmp_path / young).write_bytes(b"not locked yet")
-    running = tmp_path / torn.replace("0123", "3210")
+    running = tmp_path / torn.replace("-0123", "-3210")  # not in the time
     with running.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         folder.scan()
