@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelines.cli.argument_types import duration, kafka_address, location, moment, port, positive_int, store_address
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
+from ranking.artifacts.served_log import SHOWN
 
 BUNDLE = "folder written by 'ranker freeze', or a published version"
 REPOSITORY = "folder of published models"
@@ -133,10 +134,10 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     )
     join.add_argument(
         "--shown",
-        default="shown",
+        default=SHOWN,
         metavar="NAME",
         help="label that marks the items that were shown; the other items of such requests give no rows (default: "
-        "shown)",
+        f"{SHOWN})",
     )
     join.add_argument("--model", help="model whose requests to join (default: the only one in the served log)")
     join.add_argument(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ranking.counters.keys import PartHashes, counter_keys
 from ranking.encoding.vocabulary import IdArray
-from ranking.schema import CategoricalFeature, Counter, PooledFeature, Schema
+from ranking.schema import ID_OWNERS, CategoricalFeature, Counter, PooledFeature, Schema
 
 SAMPLED_ROWS = 2_000_000
 """Maximum number of training rows whose keys are counted; limits the memory to 16 bytes per row and key."""
@@ -95,7 +95,7 @@ class CounterSuggester:
 
 
 def _candidates(schema: Schema) -> Iterator[tuple[str, ...]]:
-    ids = [feature.name for owner in ("user", "item") if (feature := schema.key_feature(owner)) is not None]
+    ids = [feature.name for owner in ID_OWNERS if (feature := schema.key_feature(owner)) is not None]
     parts = [f for f in schema.inputs if not f.training_only and f.name not in ids and f not in schema.derived]
     context = [f.name for f in parts if f.owner == "context" and isinstance(f, CategoricalFeature)]
     items = [f.name for f in parts if f.owner == "item" and isinstance(f, CategoricalFeature | PooledFeature)]

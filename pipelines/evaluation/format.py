@@ -115,9 +115,12 @@ def describe_few(evaluation: Mapping[str, Any]) -> list[str]:
 def _describe_few(tasks: Sequence[str], intervals: Mapping[str, Any] | None) -> list[str]:
     if not tasks or intervals is None or not intervals["draws"] or intervals["units"] < 2:
         return []
-    unit = intervals["unit"]
-    text = f"no intervals for {', '.join(tasks)}: fewer than {MIN_CLASS_UNITS} {unit}s have a positive, or a negative"
-    return [text]
+    return [f"no intervals for {', '.join(tasks)}: {describe_rare_class(intervals['unit'])}"]
+
+
+def describe_rare_class(unit: str) -> str:
+    """Return why a binary task has no intervals; ``unit`` is what the bootstrap draws."""
+    return f"fewer than {MIN_CLASS_UNITS} {unit}s have a positive, or a negative"
 
 
 def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:

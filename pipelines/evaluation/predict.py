@@ -25,11 +25,10 @@ from ranking.errors import LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
 from ranking.metrics import Ids, LabeledScores, SamplingUnits, UnitDraws
 from ranking.model.gate_stats import GateStatistics
-from ranking.schema import Owner, Task
+from ranking.schema import ID_OWNERS, Owner, Task
 
 MAX_ROWS_PER_FILE = 1 << 40
 """Multiplier of the file index in ``Predictions.positions``; no file has more rows than this."""
-OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 PredictBaselines = Callable[[pa.Table, LabeledBatch], Float32]
 """Predicts probabilities or numbers [rows, baselines, tasks] from rows of a log and the same rows encoded."""
@@ -155,7 +154,7 @@ def _predict(
     schema, columns = source.schema, source.schema.columns
     row_slices = tuple(make_slice(name, source.encoder) for name in slices if not simulates_absence(name, schema))
     simulated = any(simulates_absence(name, schema) for name in slices)
-    outputs_without: dict[Owner, list[Float32]] = {o: [] for o in OWNERS if simulated and schema.columns_of(o)}
+    outputs_without: dict[Owner, list[Float32]] = {o: [] for o in ID_OWNERS if simulated and schema.columns_of(o)}
     labels, outputs, users, days, requests, positions = [], [], [], [], [], []
     baseline_outputs = []
     files: dict[str, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.evaluation.differences import LOWER_IS_BETTER
-from ranking.metrics import MIN_CLASS_UNITS
+from pipelines.evaluation.format import describe_rare_class
 
 GUARDED_METRICS = ("auc", "logloss", "rmse")
 """Metrics that block a promotion: ranking quality, quality of the probabilities, and regression error."""
@@ -96,7 +96,7 @@ def describe_lack_of_power(comparison: Mapping[str, Any]) -> str | None:
     positives = [f"{name} {result['positives']:,}" for name, result in tasks.items() if "positives" in result]
     if not positives:
         return f"there is only one {unit}"
-    return f"fewer than {MIN_CLASS_UNITS} {unit}s have a positive, or a negative (positives: {', '.join(positives)})"
+    return f"{describe_rare_class(unit)} (positives: {', '.join(positives)})"
 
 
 def _has_draws(comparison: Mapping[str, Any]) -> bool:

@@ -19,13 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.features.database import BATCH_ROWS
-from pipelines.features.events import MICROSECONDS, OWNERS, Events, has_list, known_until
+from pipelines.features.events import MICROSECONDS, Events, has_list, known_until
 from ranking.counters.keys import root_part
 from ranking.counters.state import CounterState, bucket_numbers, row_type
 from ranking.counters.values import NEVER, Sums, counter_values
 from ranking.encoding.vocabulary import FloatArray, IdArray
 from ranking.errors import ConfigError
-from ranking.schema import Counter, Schema
+from ranking.schema import ID_OWNERS, Counter, Schema
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -102,7 +102,7 @@ class CounterQuery:
         counter, i = self._counter, schema.counters.index(self._counter)
         half_life, windowed, until = counter.half_life_seconds, counter.buckets is not None, known_until(counter)
         root = root_part(counter, schema)
-        owners = {feature.name: owner for owner in OWNERS if (feature := schema.key_feature(owner)) is not None}
+        owners = {feature.name: owner for owner in ID_OWNERS if (feature := schema.key_feature(owner)) is not None}
         columns = {
             "row": "row",
             "t": "t",

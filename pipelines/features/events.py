@@ -33,7 +33,7 @@ from ranking.counters.keys import NO_KEY, CounterKeys, PartHashes, counter_keys
 from ranking.counters.state import bucket_numbers, local_times
 from ranking.encoding.columns import read_column
 from ranking.encoding.vocabulary import IdArray, hash_column, stable_hash
-from ranking.schema import Counter, History, Owner, Schema, Task
+from ranking.schema import ID_OWNERS, Counter, History, Schema, Task
 from ranking.schema.counters import DAY
 
 MICROSECONDS = 1_000_000
@@ -42,7 +42,6 @@ GROUP_ROWS = 262_144
 """Least number of rows of a row group of the events."""
 MAX_CACHED_HASHES = 1_000_000
 """Maximum number of ids whose hashes are remembered between the chunks of a log."""
-OWNERS: tuple[Owner, Owner] = ("user", "item")
 
 
 class HashCache:
@@ -220,7 +219,7 @@ class _Extractor:
         if any(entry.delay_seconds is None for entry in (*schema.counters, *schema.histories)):
             columns["day"] = self._start(local_times(times, self.zone) // (DAY * MICROSECONDS), DAY)
         hashes = PartHashes.from_table(rows, schema, self._hash_ids)
-        for owner in OWNERS:
+        for owner in ID_OWNERS:
             feature = schema.key_feature(owner)
             if feature is not None and feature.name in hashes.singles:
                 columns[owner] = hashes.singles[feature.name]

@@ -16,9 +16,7 @@ from ranking.artifacts.atomic_files import check_writable, os_error_text
 from ranking.encoding.columns import canonical_ids
 from ranking.errors import LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker, score_table
-from ranking.schema import Owner
-
-OWNERS: tuple[Owner, Owner] = ("user", "item")
+from ranking.schema import ID_OWNERS
 
 
 def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] | None = None) -> dict[str, int]:
@@ -45,7 +43,9 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     reader = LogReader(logs, ranker.schema, dict(ranker.tables), labels=False)
     draft, quarantine = out.with_name(f".{out.name}.draft"), out.with_name(f"{out.name}.quarantine.jsonl")
     counts, included = {"scored": 0, "bad": 0}, 0
-    id_columns = {owner: str(ranker.schema.id_column(owner)) for owner in OWNERS if ranker.known_ids(owner) is not None}
+    id_columns = {
+        owner: str(ranker.schema.id_column(owner)) for owner in ID_OWNERS if ranker.known_ids(owner) is not None
+    }
     progress = Progress("scoring", unit="rows")
     writer = None
     try:

@@ -32,7 +32,7 @@ def data(run_data: RunData) -> Section:
                 "train": f"before {timestamp(logs.validation_from)}",
                 "validation": f"from {timestamp(logs.validation_from)}",
                 "test": f"from {timestamp(logs.test_from)}"
-                + (f" until before {timestamp(logs.test_until)}" if logs.test_until else ""),
+                + (f", before {timestamp(logs.test_until)}" if logs.test_until else ""),
             },
             "duplicates": survey["duplicates"],
             "bad": sorted(survey["bad"].items(), key=lambda pair: (-pair[1], pair[0])),

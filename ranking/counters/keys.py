@@ -12,7 +12,7 @@ from ranking.encoding.batch import RaggedIds
 from ranking.encoding.columns import read_column
 from ranking.encoding.encoder import hash_lists
 from ranking.encoding.vocabulary import IdArray, hash_column, mix_hashes
-from ranking.schema import Counter, PooledFeature, Schema
+from ranking.schema import ID_OWNERS, Counter, PooledFeature, Schema
 
 NO_KEY = 0
 """Key of rows in which a part of the key is null."""
@@ -114,7 +114,7 @@ def counter_keys(counter: Counter, hashes: PartHashes) -> CounterKeys:
 
 def root_part(counter: Counter, schema: Schema) -> str | None:
     """Return the part of the key by which a store groups the sums: the user id, else the item id, else None."""
-    for owner in ("user", "item"):
+    for owner in ID_OWNERS:
         feature = schema.key_feature(owner)
         if feature is not None and feature.name in counter.of:
             return feature.name

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from ranking.encoding.columns import canonical_ids, cast_ids, coalesce, to_canonical
 from ranking.errors import InvalidInputError
-from ranking.schema import InputFeature, NumberFeature, NumericFeature, Owner, Schema
+from ranking.schema import ID_OWNERS, InputFeature, NumberFeature, NumericFeature, Owner, Schema
 
 
 class FeatureTable:
@@ -85,10 +85,9 @@ class LazyFeatureTables(Mapping[Owner, FeatureTable]):
     """
 
     def __init__(self, folder: Path, schema: Schema) -> None:
-        owners: tuple[Owner, Owner] = ("user", "item")
-        self._keys = {owner: str(schema.id_column(owner)) for owner in owners}
+        self._keys = {owner: str(schema.id_column(owner)) for owner in ID_OWNERS}
         self._files = {  # Opened here because the folder may be deleted before the first access.
-            owner: pq.ParquetFile(file) for owner in owners if (file := folder / f"{owner}s.parquet").exists()
+            owner: pq.ParquetFile(file) for owner in ID_OWNERS if (file := folder / f"{owner}s.parquet").exists()
         }
         for owner, file in self._files.items():
             if self._keys[owner] not in file.schema_arrow.names:

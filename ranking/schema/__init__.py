@@ -3,7 +3,7 @@
 The schema is a pydantic model that users write in ``ranker.toml``. It applies to logs, model, bundle and HTTP requests.
 """
 
-from ranking.schema.base import MODEL_NAME, ColumnName, ListOf, Name, Owner, StrictModel, Widths
+from ranking.schema.base import ID_OWNERS, MODEL_NAME, ColumnName, ListOf, Name, Owner, StrictModel, Widths
 from ranking.schema.counters import Counter, History
 from ranking.schema.features import (
     BagFeature,
@@ -24,6 +24,7 @@ from ranking.schema.schema import Columns, Schema
 from ranking.schema.tasks import MAX_OBJECTIVE_WEIGHT, Objective, Task
 
 __all__ = [
+    "ID_OWNERS",
     "MAX_OBJECTIVE_WEIGHT",
     "MODEL_NAME",
     "BagFeature",

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 Owner = Literal["user", "item", "context"]
 """Entity that a feature describes."""
+ID_OWNERS: tuple[Owner, Owner] = ("user", "item")
+"""Owners that have ids: all but the context."""
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 """Pattern of a model name, which is a folder name in the repository and a path segment in URLs."""
 

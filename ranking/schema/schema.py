@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ranking.schema.base import ColumnName, ListOf, ModelName, Owner, StrictModel
+from ranking.schema.base import ID_OWNERS, ColumnName, ListOf, ModelName, Owner, StrictModel
 from ranking.schema.counters import Counter as ImpressionCounter
 from ranking.schema.counters import History, check_counter, check_history, derived_features
 from ranking.schema.features import (
@@ -293,9 +293,8 @@ class Schema(StrictModel):
         These are features with one value per row, ``new_user``, ``new_item`` and ``missing``. A feature of the same
         name takes precedence.
         """
-        owners: tuple[Owner, ...] = ("user", "item")
-        others = [f"new_{owner}" for owner in owners if self.id_feature(owner) is not None]
-        others += ["missing"] if any(map(self.columns_of, owners)) else []
+        others = [f"new_{owner}" for owner in ID_OWNERS if self.id_feature(owner) is not None]
+        others += ["missing"] if any(map(self.columns_of, ID_OWNERS)) else []
         single = [f.name for f in self.inputs if not isinstance(f, PooledFeature) and not f.training_only]
         return [*single, *(name for name in others if name not in single)]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ranking.artifacts.served_log import source_column
 from ranking.encoding.vocabulary import Vocabulary
-from ranking.schema import InputFeature, NumberFeature, Owner
+from ranking.schema import ID_OWNERS, InputFeature, NumberFeature, Owner
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
 from service.served.arrays import concat_arrays, ids_from_list, to_binary, to_id_type
@@ -22,8 +22,6 @@ from service.served.record import ServedRequest
 
 TIME = pa.timestamp("us", "UTC")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-ENTITIES: tuple[Owner, ...] = ("user", "item")
-"""Owners with ids."""
 HashUser = Callable[[int | str], str]
 
 
@@ -55,7 +53,7 @@ class ServedColumns:
                     counter = counters.index(name) if name in counters else None
                     id_type = _id_type(model, feature)
                     self.features.append(FeatureColumn(name, owner, feature, id_type, counter, name in histories))
-        self._id_types = {owner: _owner_id_type(model, owner) for owner in ENTITIES}
+        self._id_types = {owner: _owner_id_type(model, owner) for owner in ID_OWNERS}
         clock = None if ranker.derived is None else ranker.derived.clock
         self._zone = None if clock is None else clock.zone
 
