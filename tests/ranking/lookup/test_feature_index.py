@@ -315,6 +315,6 @@ def test_second_process_shares_the_mapped_index(tmp_path: Path) -> None:
     for process in (first, second):
         process.communicate()
     opened, looked_up, whole = shared[0], shared[3], alone[5]
-    assert whole > size, "the first process reads all of the index"
+    assert whole > 0.9 * size, "the first process reads the index; the system may take some pages back meanwhile"
     assert opened < 0.01 * size
     assert looked_up < 0.2 * size
