@@ -20,7 +20,7 @@ from pydantic import (
 from pipelines.config.consistency import require_consistent
 from pipelines.config.toml import read_toml
 from pipelines.config.types import Range, Timestamp
-from pipelines.config.uri import Uri
+from pipelines.config.uri import Uri, Uris
 from ranking.errors import ConfigError
 from ranking.model.mmoe import ModelConfig
 from ranking.schema import CrossFeature, ListOf, NumberFeature, Objective, Schema, StrictModel
@@ -41,7 +41,8 @@ class LogsConfig(StrictModel):
     Relative paths start at the folder of the ranker.toml. URIs are allowed.
 
     Attributes:
-        path: Parquet file, or folder of Parquet files with or without hive partitions.
+        path: Parquet file, or folder of Parquet files with or without hive partitions; or a list of them, where a later
+            one replaces rows of earlier ones with the same request and item.
         users: Parquet table of user features by id; not needed if the log contains all of them.
         items: Parquet table of item features by id; not needed if the log contains all of them.
         train_from: inclusive start of the training split; earlier rows are not read.
@@ -52,7 +53,7 @@ class LogsConfig(StrictModel):
         max_bad_rows: maximum fraction of bad rows.
     """
 
-    path: Uri
+    path: Uris
     users: Uri | None = None
     items: Uri | None = None
     train_from: Timestamp | None = None
@@ -346,6 +347,12 @@ def load_config(file: Path, overrides: Sequence[str] = (), *, stored: bool = Fal
         raise ConfigError(f"{file}: {error}{suffix}") from None
     base = file.absolute().parent
     logs = config.logs
-    locations = {key: getattr(logs, key) for key in ("path", "users", "items")}
-    absolute = {key: base / location for key, location in locations.items() if isinstance(location, Path)}
+    absolute = {key: _absolute(base, getattr(logs, key)) for key in ("path", "users", "items")}
     return config.model_copy(update={"logs": logs.model_copy(update=absolute)})
+
+
+def _absolute(base: Path, where: Uris | None) -> Uris | None:
+    """Return locations with relative paths below ``base``."""
+    if isinstance(where, tuple):
+        return tuple(base / part if isinstance(part, Path) else part for part in where)
+    return base / where if isinstance(where, Path) else where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -34,8 +34,33 @@ Uri = Annotated[Path | str, BeforeValidator(parse_uri)]
 """A local path, or a URI as text."""
 
 
-def redact_uri(where: Uri) -> str:
-    """Return a location as text for messages: a URI without its password and options."""
+def parse_uris(value: Any) -> Any:
+    """Return a location, or several of them as a tuple.
+
+    Raises:
+        PydanticCustomError: the value is neither text nor a list of different texts.
+    """
+    if not isinstance(value, list | tuple):
+        return parse_uri(value)
+    locations = tuple(parse_uri(entry) for entry in value)
+    if not locations or len(set(locations)) < len(locations):
+        raise PydanticCustomError("locations", "must name at least one location, and each of them once")
+    return locations
+
+
+Uris = Annotated[Path | str | tuple[Path | str, ...], BeforeValidator(parse_uris)]
+"""A location, or several of them."""
+
+
+def split_uris(where: Uris) -> tuple[Uri, ...]:
+    """Return the locations, also of a single one."""
+    return where if isinstance(where, tuple) else (where,)
+
+
+def redact_uri(where: Uris) -> str:
+    """Return locations as text for messages: a URI without its password and options."""
+    if isinstance(where, tuple):
+        return ", ".join(map(redact_uri, where))
     if isinstance(where, Path):
         return str(where)
     parts = urlsplit(where)

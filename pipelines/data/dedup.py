@@ -30,13 +30,23 @@ class DuplicateFilter:
         """Return whether each row [rows] is the first of its kind, and remember all rows."""
         hashes = hash_rows(table)
         unique, first = np.unique(hashes, return_index=True)
-        new = np.ones(len(unique), np.bool_)
-        for seen in self._seen:
-            new &= seen[np.minimum(np.searchsorted(seen, unique), len(seen) - 1)] != unique
+        new = ~self.contains(unique)
         result = np.zeros(len(hashes), np.bool_)
         result[first[new]] = True
         self._remember(unique[new])
         return result
+
+    def contains(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Return whether each hash [rows] was remembered."""
+        found = np.zeros(len(hashes), np.bool_)
+        for seen in self._seen:
+            found |= seen[np.minimum(np.searchsorted(seen, hashes), len(seen) - 1)] == hashes
+        return found
+
+    def add(self, hashes: Hashes) -> None:
+        """Remember hashes [rows]."""
+        unique = np.unique(hashes)
+        self._remember(unique[~self.contains(unique)])
 
     def _remember(self, hashes: Hashes) -> None:
         if not len(hashes):

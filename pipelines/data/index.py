@@ -55,7 +55,7 @@ class IndexedChunk:
     Attributes:
         chunk: its position.
         rows_by_split: number of usable rows per split.
-        excluded: positions in the chunk of bad rows and exact duplicates, ascending.
+        excluded: positions in the chunk of bad and dropped rows, ascending.
     """
 
     chunk: Chunk

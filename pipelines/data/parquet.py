@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
-from pipelines.config.uri import HINT, Uri, open_uri, redact_uri, single_line
+from pipelines.config.uri import HINT, Uri, Uris, open_uri, redact_uri, single_line
 from ranking.errors import LogError
 
 CHUNK_ROWS = 16_384
@@ -35,6 +35,7 @@ class LogFile:
         path: path on ``filesystem``.
         filesystem: filesystem of the file.
         keys: keys and values of its hive partition.
+        source: position of its location if a log has several.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LogFile:
     path: str
     filesystem: FileSystem = field(repr=False)
     keys: dict[str, Any]
+    source: int = 0
 
     @property
     def folder(self) -> PurePosixPath:
@@ -161,8 +163,29 @@ def check_unique_names(names: Sequence[str], file: str) -> None:
             raise LogError(f"{file}: {count} columns have the name '{name}': rename or remove all but one")
 
 
-def find_files(where: Uri) -> list[LogFile]:
-    """Return the files of a log, sorted by path.
+def find_log_files(where: Uris) -> list[LogFile]:
+    """Return the files of a log in the order of its locations and paths; names start with the number of the location.
+
+    A location among several may be a folder without files, such as that of a joined log before the first window closes.
+
+    Raises:
+        LogError: there is no log at a location, or it cannot be reached, or a location is inside another one.
+    """
+    if not isinstance(where, tuple):
+        return find_files(where)
+    files: dict[str, LogFile] = {}
+    for source, location in enumerate(where):
+        for file in find_files(location, allow_empty=len(where) > 1):
+            if file.display_name in files:
+                raise LogError(f"{redact_uri(location)}: is read twice; name separate locations in logs.path")
+            files[file.display_name] = replace(file, name=f"{source}/{file.name}", source=source)
+    if not files:
+        raise LogError(f"{redact_uri(where)}: contain no Parquet file; name a folder that does")
+    return list(files.values())
+
+
+def find_files(where: Uri, *, allow_empty: bool = False) -> list[LogFile]:
+    """Return the files at one location, sorted by path.
 
     As in Spark, paths that start with "." or "_" and empty marker files are ignored. An empty *.parquet file is not
     ignored, because it is a damaged file.
@@ -181,6 +204,8 @@ def find_files(where: Uri) -> list[LogFile]:
     except (OSError, pa.ArrowException) as error:
         raise LogError(f"{redact_uri(where)}: cannot be listed ({single_line(error)}); {HINT}") from None
     paths = sorted(info.path for info in infos if _is_data(info, root))
+    if not paths and allow_empty:
+        return []
     if not paths:
         raise LogError(f"{redact_uri(where)}: contains no Parquet file; name a folder that does")
     files = []

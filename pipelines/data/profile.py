@@ -64,6 +64,7 @@ class LogProfile:
     Attributes:
         rows: number of usable rows per split.
         duplicates: number of exact duplicates that were dropped.
+        replaced: number of rows that a later folder of the log replaces.
         bad: number of bad rows per reason.
         first_bad: position of the first bad row, for messages; None without bad rows.
         nulls: number of null values per feature, after the look-up in the side tables.
@@ -77,6 +78,7 @@ class LogProfile:
     features: FeatureInspector
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     duplicates: int = 0
+    replaced: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     first_bad: str | None = None
     nulls: Counter[str] = field(default_factory=Counter)
@@ -91,6 +93,7 @@ class LogProfile:
         return {
             "rows": dict(self.rows),
             "duplicates": self.duplicates,
+            "replaced": self.replaced,
             "bad": dict(self.bad),
             "label_bounds": self.label_bounds,
             "null_rate": {name: count / max(total, 1) for name, count in self.nulls.items()},
@@ -104,6 +107,8 @@ class LogProfile:
         """Return the profile as text for the terminal."""
         lines = ["rows: " + ", ".join(f"{split} {count:,}" for split, count in self.rows.items())]
         lines.append(f"exact duplicates dropped: {self.duplicates:,}")
+        if self.replaced:
+            lines.append(f"rows replaced by later folders of logs.path: {self.replaced:,}")
         lines.append(f"bad rows dropped: {self.bad.total():,}")
         lines += [f"  {count:,} × {reason}" for reason, count in self.bad.most_common()]
         lines.append("mean label by split (the rate of a binary label; after the transform, if any):")
@@ -156,6 +161,7 @@ def profile_log(
         for chunk in reader.scan(TimeRange(since=logs.train_from)):
             progress.advance(chunk.rows.num_rows)
             profile.duplicates += chunk.duplicates
+            profile.replaced += chunk.replaced
             profile.bad.update(chunk.bad["reason"].to_pylist())
             write_bad_rows(chunk.bad, stream)
             if profile.first_bad is None:

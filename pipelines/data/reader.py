@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby, repeat
 from pathlib import PurePosixPath
@@ -20,13 +20,14 @@ from pyarrow.fs import FileType
 from pydantic_core import to_json
 
 from pipelines.config.config import LogsConfig
-from pipelines.config.uri import Uri, open_uri, redact_uri, single_line
+from pipelines.config.uri import Uri, Uris, open_uri, redact_uri, single_line
 from pipelines.data.dated_table import feature_table
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.joined import JoinedColumns, JoinedFile
 from pipelines.data.log_schema import ColumnChecker, bad_row_reasons, required_columns
-from pipelines.data.parquet import LogFile, OpenFile, find_files
+from pipelines.data.parquet import LogFile, OpenFile, find_files, find_log_files
+from pipelines.data.replaced_rows import ReplacedRows
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
@@ -41,20 +42,22 @@ class ScannedChunk:
     Attributes:
         rows: usable rows, completed with the side tables.
         bad: unusable rows: ``file``, position in the file (``file_row``), ``reason``, and the ``row`` as JSON text.
-        duplicates: number of exact duplicates that were dropped.
         file: name of the file in messages.
         chunk: position of the chunk in the log.
-        excluded: positions in the chunk of bad rows and exact duplicates, ascending.
+        excluded: positions in the chunk of bad and dropped rows, ascending.
         positions: positions of ``rows`` in the file [rows] int64.
+        duplicates: number of exact duplicates that were dropped.
+        replaced: number of rows that were dropped because a later location has the same request and item.
     """
 
     rows: pa.Table
     bad: pa.Table
-    duplicates: int
     file: str
     chunk: Chunk
     excluded: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
+    duplicates: int = 0
+    replaced: int = 0
 
 
 def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
@@ -88,7 +91,8 @@ class LogReader:
     """Reader of one log.
 
     Args:
-        path: Parquet file or folder, local or on another filesystem.
+        path: Parquet file or folder, local or on another filesystem; or several of them, of which later ones replace
+            rows of earlier ones.
         schema: columns that every file must have.
         tables: side tables that complete the rows.
         labels: whether labels, masks and weights are read too; scoring does not need them.
@@ -103,7 +107,7 @@ class LogReader:
 
     def __init__(
         self,
-        path: Uri,
+        path: Uris,
         schema: Schema,
         tables: dict[Owner, FeatureTable],
         *,
@@ -114,8 +118,9 @@ class LogReader:
         self.until = until
         self._tables = tables
         self._labels = labels
-        self._files = {file.name: file for file in find_files(path)}
+        self._files = {file.name: file for file in find_log_files(path)}
         self._joined: JoinedColumns | None = None
+        self._replaced: ReplacedRows | None = None
 
     @property
     def files(self) -> list[LogFile]:
@@ -129,23 +134,30 @@ class LogReader:
 
         Args:
             time_range: the rows to read.
-            drop_duplicates: whether exact duplicates within a partition are dropped.
+            drop_duplicates: whether exact duplicates within a partition are dropped. Rows that a later location
+                replaces always are.
 
         Raises:
             LogError: a file cannot be read, or a column is missing or has the wrong type; names the file.
         """
         columns, time_range = self._column_checker(), time_range.before(self.until)
+        replaced = self._replaced_rows()
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             for file in partition:
                 for chunk, table, joined, first_row in self._read(file, columns, time_range):
                     selected = self._positions_in_range(table, time_range)
+                    candidates = _take(table, selected)
+                    superseded = replaced.find(file, candidates)
                     new = np.ones(len(selected), np.bool_)
                     if drop_duplicates:
-                        new = seen.first_seen(_take(table, selected))
-                    rows, duplicates = selected[new], selected[~new]
+                        new = seen.first_seen(candidates)
+                    kept = new & ~superseded
+                    rows, dropped = selected[kept], selected[~kept]
                     table = _join(_take(table, rows), None if joined is None else _take(joined, rows))
-                    yield self._clean(table, rows, duplicates, chunk, first_row, file.display_name)
+                    scanned = self._clean(table, rows, dropped, chunk, first_row, file.display_name)
+                    duplicates = int(np.count_nonzero(~new))
+                    yield replace(scanned, duplicates=duplicates, replaced=len(dropped) - duplicates)
 
     def with_schema(self, schema: Schema) -> LogReader:
         """Return a reader of the same files that checks rows against another schema."""
@@ -231,11 +243,17 @@ class LogReader:
         schema = self._schema.logged
         return ColumnChecker(schema, labels=self._labels, side_columns=side_columns, files=files)
 
+    def _replaced_rows(self) -> ReplacedRows:
+        """Return the rows that other rows replace; found once, because every scan needs the same."""
+        if self._replaced is None:
+            self._replaced = ReplacedRows(list(self._files.values()), self._schema)
+        return self._replaced
+
     def _partitions(self) -> list[list[LogFile]]:
         """Group the files by folder."""
-        folders: dict[PurePosixPath, list[LogFile]] = {}
+        folders: dict[tuple[int, PurePosixPath], list[LogFile]] = {}
         for file in self._files.values():
-            folders.setdefault(file.folder, []).append(file)
+            folders.setdefault((file.source, file.folder), []).append(file)
         return list(folders.values())
 
     def _read(
@@ -323,7 +341,7 @@ class LogReader:
         self,
         table: pa.Table,
         selected: npt.NDArray[np.int64],
-        duplicates: npt.NDArray[np.int64],
+        dropped: npt.NDArray[np.int64],
         chunk: Chunk,
         first_row: int,
         file: str,
@@ -345,9 +363,9 @@ class LogReader:
                 "row": pa.array(rows, pa.string()),
             }
         )
-        excluded = np.sort(np.concatenate([bad_positions, duplicates])).astype(np.int32)
+        excluded = np.sort(np.concatenate([bad_positions, dropped])).astype(np.int32)
         positions = first_row + selected[good.to_numpy(zero_copy_only=False)]
-        return ScannedChunk(completed.filter(good), bad_rows, len(duplicates), file, chunk, excluded, positions)
+        return ScannedChunk(completed.filter(good), bad_rows, file, chunk, excluded, positions)
 
 
 def _take(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.config.config import EvaluationConfig
 from pipelines.config.uri import Uri
-from pipelines.data.parquet import find_files
+from pipelines.data.parquet import find_log_files
 from pipelines.evaluation.baselines.fit import Baselines, fit_baselines
 from pipelines.evaluation.baselines.measure import measure_baselines
 from pipelines.evaluation.differences import UPWARD_BIASED, bootstrap_metrics
@@ -80,7 +80,7 @@ def evaluate(
             raise UsageError(f"{source.name} has no slice '{name}': choose from {', '.join(schema.sliceable)}")
     statistics = GateStatistics(schema.tasks, source.num_experts)
     log_range = source.log_range(logs)
-    find_files(log_range.path)  # a wrong path is reported before the baselines are fitted
+    find_log_files(log_range.path)  # a wrong path is reported before the baselines are fitted
     fitted = fit_baselines(source) if baselines else None
     predict_baselines = fitted.predict if isinstance(fitted, Baselines) else None
     predictions = predict(source, log_range, settings.slices, statistics, predict_baselines)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pipelines.config.config import Config, EvaluationConfig, LogsConfig
-from pipelines.config.uri import Uri
+from pipelines.config.uri import Uri, Uris
 from pipelines.data.reader import load_tables
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from pipelines.runs.run import RunFolder
@@ -41,7 +41,7 @@ class LogRange:
         features: computed columns of counters and histories of a run, which are used if they contain this log.
     """
 
-    path: Uri
+    path: Uris
     time_range: TimeRange = ALL_TIME
     features: Path | None = None
 

@@ -35,6 +35,7 @@ def data(run_data: RunData) -> Section:
                 + (f", before {timestamp(logs.test_until)}" if logs.test_until else ""),
             },
             "duplicates": survey["duplicates"],
+            "replaced": survey.get("replaced", 0),  # surveys of earlier versions have no such key
             "bad": sorted(survey["bad"].items(), key=lambda pair: (-pair[1], pair[0])),
             "nulls": nulls[:MAX_NULL_FEATURES],
             "more_nulls": len(nulls) - len(nulls[:MAX_NULL_FEATURES]),

@@ -113,6 +113,21 @@ def test_absolute_paths_are_unchanged(config_file: Path) -> None:
     assert load_config(config_file, ["logs.path=/data/log"]).logs.path == Path("/data/log")
 
 
+def test_several_locations_start_at_the_folder_of_the_file_and_are_unchanged_after_writing(
+    config_file: Path, tmp_path: Path
+) -> None:
+    config = load_config(config_file, ["logs.path=['log', '/data/joined', 's3://bucket/log']"])
+    assert config.logs.path == (config_file.parent / "log", Path("/data/joined"), "s3://bucket/log")
+    config.write(tmp_path / "config.toml")
+    assert load_config(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize("value", ["[]", "['log', 'log']", "['log', 5]"])
+def test_invalid_list_of_locations_is_named(config_file: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"logs\.path.*: must "):
+        load_config(config_file, [f"logs.path={value}"])
+
+
 def test_uris_are_unchanged_after_writing_and_loading(config_file: Path, tmp_path: Path) -> None:
     uri = "s3://bucket/a//b?endpoint_override=localhost:9000&scheme=http"
     config = load_config(config_file, [f"logs.path='{uri}'", "logs.items='gs://bucket/items.parquet'"])

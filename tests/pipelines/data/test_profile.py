@@ -261,7 +261,7 @@ def test_timestamp_far_off_is_reported_as_missing_days(shop: Shop) -> None:
 def test_to_json_has_counts_null_rates_and_label_means(shop: Shop) -> None:
     table = shop.with_value(shop.table(100), "item_id", 5, None)
     data = json.loads(json.dumps(profile_table(shop, table).to_json()), parse_constant=reject_constant)
-    assert set(data) == {"rows", "duplicates", "bad", "label_bounds", "null_rate", "labels"}
+    assert set(data) == {"rows", "duplicates", "replaced", "bad", "label_bounds", "null_rate", "labels"}
     assert data["rows"] == {"train": 79, "validation": 10, "test": 10}
     assert data["bad"] == {"the item id is null": 1}
     assert data["null_rate"]["age"] == pytest.approx(table["age"].null_count / 99, abs=0.011)
