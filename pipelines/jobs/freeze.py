@@ -136,11 +136,12 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> Frozen
         "model": config.model.model_dump(mode="json"),
         "evaluation": config.evaluation.model_dump(mode="json"),
     }
-    calibration = run.load_calibration()
-    ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
     reader = LogReader(config.logs.path, schema, tables, until=config.logs.test_until)
     with joined_columns(reader, encoder.schema, run.features if schema.derived else None) as joined:
         held_out = _held_out(reader.with_joined(joined), config.logs)
+    details["time_zone"] = getattr(held_out.schema.field(schema.columns.time).type, "tz", None)
+    calibration = run.load_calibration()
+    ranker = frozen(model, encoder, tables, config.objective, details, routed, calibration)
     difference = largest_difference(model, ranker, held_out, calibration)
     if not difference <= TOLERANCE:  # also true for NaN
         raise BundleError(

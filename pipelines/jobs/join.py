@@ -12,7 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from pipelines.config.uri import single_line
 from pipelines.console import Progress
 from pipelines.features.database import empty_database
 from pipelines.loop.attribution import MAX_SKEW, Attribution, LabelColumns
@@ -23,7 +25,7 @@ from pipelines.loop.served_files import Candidates, ServedFile, choose_model, fi
 from pipelines.loop.served_version import ServedVersion
 from pipelines.loop.state import FeedbackState, JoinState
 from ranking.artifacts.served_log import SHOWN
-from ranking.errors import UsageError
+from ranking.errors import LogError, UsageError
 
 MICROSECONDS = 1_000_000
 
@@ -127,7 +129,7 @@ def join(sources: JoinSources, log: Path, window: int, until: datetime | None = 
         files = [file for file in new if file.model == model]
         if not files:
             return counts
-        versions = _open_versions(files, sources.repository)
+        versions = _in_one_zone(_open_versions(files, sources.repository), log)
         labels = LabelColumns.of([version.schema for version in versions.values()])
         with (
             TemporaryDirectory(prefix="ranker-join-") as work,
@@ -157,6 +159,25 @@ def _open_versions(files: Sequence[ServedFile], repository: Path | None) -> dict
     ordered = sorted(folders.values(), key=lambda file: (len(file.version), file.version))
     return {
         file.version: ServedVersion.open(repository or file.repository, file.model, file.version) for file in ordered
+    }
+
+
+def _in_one_zone(versions: Mapping[str, ServedVersion], log: Path) -> dict[str, ServedVersion]:
+    """Return versions whose rows have times of one kind: with or without a time zone, as the rows in the log have.
+
+    Versions with counters name the zone of their training log. Others of an earlier format do not.
+    """
+    newest = list(versions.values())[-1]
+    zone = newest.zone
+    for file in sorted(log.glob("run-*/day=*/*.parquet"))[:1]:
+        try:
+            stored = pq.read_schema(file)
+        except (OSError, pa.ArrowException) as error:
+            raise LogError(f"{file}: cannot be read ({single_line(error)}); restore it") from None
+        if newest.schema.columns.time in stored.names:
+            zone = stored.field(newest.schema.columns.time).type.tz
+    return {
+        name: version if version.schema.derived else replace(version, zone=zone) for name, version in versions.items()
     }
 
 

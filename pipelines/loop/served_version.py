@@ -1,4 +1,4 @@
-"""A published version as the join needs it: its schema, the tables of its bundle, and the clock of its counters."""
+"""A published version as the join needs it: its schema, the tables of its bundle, and the time zone of its log."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ServedVersion:
     Attributes:
         schema: its schema.
         tables: features of users and items by id.
-        clock: time of its counters; None if it has none.
+        zone: time zone of the log that it was trained on; None if that has none.
     """
 
     schema: Schema
     tables: Mapping[Owner, FeatureTable]
-    clock: StateClock | None
+    zone: str | None
 
     @classmethod
     def open(cls, repository: Path, model: str, version: str) -> ServedVersion:
@@ -51,21 +51,18 @@ class ServedVersion:
                 "with --repository, or move its files of the served log away"
             )
         with as_bundle_error(folder):
-            schema = Schema.model_validate(json.loads(read_regular(folder / "manifest.json"))["schema"])
-            clock = StateClock.read(folder / COUNTERS) if schema.derived else None
-            return cls(schema, LazyFeatureTables(folder, schema), clock)
+            manifest = json.loads(read_regular(folder / "manifest.json"))
+            schema = Schema.model_validate(manifest["schema"])
+            # Bundles of earlier versions name no time zone; without counters their rows were in UTC.
+            zone = manifest.get("details", {}).get("time_zone", "UTC")
+            zone = StateClock.read(folder / COUNTERS).zone if schema.derived else zone
+            return cls(schema, LazyFeatureTables(folder, schema), zone)
 
     def times(self, times: IdArray) -> pa.Array:
-        """Convert times in microseconds to the type of the log's time column.
-
-        That is the time zone of the counters' log, local time if that log has no time zone, and UTC without counters.
-        """
-        if self.clock is None or self.clock.zone is not None:
-            return pa.array(times, pa.timestamp("us", "UTC" if self.clock is None else self.clock.zone))
+        """Convert times in microseconds to the time zone of the log, or to local time if it has none."""
+        if self.zone is not None:
+            return pa.array(times, pa.timestamp("us", self.zone))
         steps, inverse = np.unique(times // STEP, return_inverse=True)
-        offsets = [self._local(step) - step * STEP for step in steps.tolist()]
+        clock = StateClock(0, None)
+        offsets = [clock.at(datetime.fromtimestamp(step * STEP / 1e6, UTC)) - step * STEP for step in steps.tolist()]
         return pa.array(times + np.array(offsets, np.int64)[inverse], pa.timestamp("us"))
-
-    def _local(self, step: int) -> int:
-        assert self.clock is not None
-        return self.clock.at(datetime.fromtimestamp(step * STEP / 1e6, UTC))

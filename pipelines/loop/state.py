@@ -14,6 +14,13 @@ STATE = "_join.json"
 FORMAT = 1
 
 
+def is_joined_log(log: Path) -> bool:
+    """Return whether a folder is a joined log, or can become one: it is missing or empty."""
+    if any(log.glob(f"run-*/{STATE}")):
+        return True
+    return not log.exists() or (log.is_dir() and all(path.name.startswith(".") for path in log.iterdir()))
+
+
 @dataclass(frozen=True)
 class FeedbackState:
     """Events of a file of feedback.
@@ -57,8 +64,11 @@ class JoinState:
         """
         files = sorted(log.glob(f"run-*/{STATE}"))
         if not files:
-            if log.exists() and any(path for path in log.iterdir() if not path.name.startswith(".")):
-                raise LogError(f"{log}: is not a log written by 'ranker join': join into a new folder")
+            if not is_joined_log(log):
+                raise LogError(
+                    f"{log}: is not a log written by 'ranker join': join into a folder beside it, and name both in "
+                    f"logs.path, such as path = ['{log.name}', 'joined']"
+                )
             return cls()
         try:
             data = json.loads(files[-1].read_text())

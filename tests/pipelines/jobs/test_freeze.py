@@ -182,6 +182,7 @@ def test_bundle_contains_schema_objective_tables_and_training_details(run: RunFo
     assert ranker.objective == config.objective
     assert set(ranker.tables) == {"user", "item"}
     assert ranker.details["training"]["seed"] == config.training.seed
+    assert ranker.details["time_zone"] is None
     assert ranker.details["model"]["experts"] == config.model.experts
     assert set(ranker.details["flops"]) == {"dense", "frozen", "per_task"}
 

@@ -67,6 +67,34 @@ def test_a_feature_that_a_version_lacks_is_null_in_its_rows(loop: LoopFolders) -
     assert sum(chunk.rows.num_rows for chunk in LogReader(loop.log, schema, {}).scan()) == 2
 
 
+@pytest.mark.parametrize(("zone", "kind"), [(None, None), ("Europe/Berlin", "Europe/Berlin"), ("absent", "UTC")])
+def test_times_are_in_the_time_zone_of_the_training_log(loop: LoopFolders, zone: str | None, kind: str | None) -> None:
+    set_zone(loop, zone)
+    loop.serve({"r": (0, ["a"])})
+    loop.join()
+    (file,) = loop.log.rglob("*.parquet")
+    assert pq.read_schema(file).field("ts").type == pa.timestamp("us", kind)
+
+
+def test_times_are_of_one_kind_in_a_log_that_an_earlier_version_began(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.join()
+    set_zone(loop, None)
+    loop.serve({"s": (0, ["a"])})
+    loop.join()
+    assert {pq.read_schema(file).field("ts").type for file in loop.log.rglob("*.parquet")} == {
+        pa.timestamp("us", "UTC")
+    }
+
+
+def set_zone(loop: LoopFolders, zone: str | None) -> None:
+    """Let version 1 name the time zone of its training log; "absent": as a bundle that names none."""
+    manifest = loop.repository / "feed" / "1" / "manifest.json"
+    document = json.loads(manifest.read_text())
+    document["details"] = {} if zone == "absent" else {"time_zone": zone}
+    manifest.write_text(json.dumps(document))
+
+
 # Labels.
 
 
