@@ -20,7 +20,15 @@ from pipelines.cli.argument_types import (
     port,
     positive_int,
 )
-from pipelines.cli.loop_arguments import BUNDLE, JSON, REPOSITORY, add_loop_commands, add_loop_folders
+from pipelines.cli.loop_arguments import (
+    BUNDLE,
+    JSON,
+    REPOSITORY,
+    add_counter_flag,
+    add_loop_commands,
+    add_loop_folders,
+    add_store,
+)
 
 CONFIG = "path of the ranker.toml"
 RUN = "folder written by 'ranker train'"
@@ -181,6 +189,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="remove versions other than the N newest, except served ones (default: keep all)",
     )
+    add_counter_flag(publish)
 
     release = command("release", "show or change which versions of a published model are served")
     release.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
@@ -219,6 +228,7 @@ def build_parser() -> argparse.ArgumentParser:
     release.add_argument(
         "--default", action="store_true", help="make the model the one that answers requests that name no model"
     )
+    add_store(release)
 
     daily = command("daily", "train on a new day, and publish the model unless it is worse than the served one")
     daily.add_argument("config", type=Path, metavar="CONFIG", help=CONFIG)
@@ -255,6 +265,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DURATION",
         help="with --served and --feedback: first join the requests whose window has closed; see 'ranker join'",
     )
+    add_counter_flag(daily)
     daily.add_argument("--fresh", action="store_true", help="train from scratch, such as after a change of features")
     _add_embeddings(daily)
     _add_overrides(daily)

@@ -53,6 +53,7 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     load_counters = command("load", "write the counters of a published model to a feature store", counter_actions)
     load_counters.set_defaults(command="counters load")
     load_counters.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
+    add_counter_flag(load_counters)
     _add_store(load_counters, COUNTED_MODEL)
     apply_counters = command(
         "apply", "add the impressions of a log to the counters in a feature store", counter_actions
@@ -148,6 +149,22 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
 
 def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
     """Add the address, the model and the prefix of the keys in a store; ``model`` is the help of ``--model``."""
+    parser.add_argument("--model", help=model)
+    add_store(parser)
+
+
+def add_counter_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of commands that replace counters."""
+    parser.add_argument(
+        "--allow-poorer-counters",
+        action="store_true",
+        help="continue even if the counters lack more than a tenth of the impressions of those that they replace, or "
+        "are older (default: do not)",
+    )
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add the address and the prefix of the keys in a store."""
     parser.add_argument(
         "--to",
         type=store_address,
@@ -155,7 +172,6 @@ def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
         default=os.environ.get("RANKER_STORE"),
         help="address of the store, such as redis://HOST:PORT/DB (default: the variable RANKER_STORE)",
     )
-    parser.add_argument("--model", help=model)
     parser.add_argument(
         "--prefix",
         default=DEFAULT_KEY_PREFIX,

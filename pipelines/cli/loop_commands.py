@@ -6,9 +6,13 @@ import argparse
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.cli.output import dump_json
 from ranking.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipelines.config.uri import Uris
 
 
 def load_command(arguments: argparse.Namespace) -> None:
@@ -28,7 +32,8 @@ def counters_load_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.load_counters import load_counters
 
     url = _store(arguments)
-    print(dump_json(load_counters(arguments.repository, url, arguments.model, arguments.prefix)))
+    options = {"allow_poorer_counters": arguments.allow_poorer_counters}
+    print(dump_json(load_counters(arguments.repository, url, arguments.model, arguments.prefix, **options)))
 
 
 def counters_apply_command(arguments: argparse.Namespace) -> None:
@@ -87,22 +92,28 @@ def join_command(arguments: argparse.Namespace) -> None:
     print(dump_json(counts.to_json()) if arguments.json else counts.to_text())
 
 
-def join_before(arguments: argparse.Namespace, model: str, log: Path | str) -> None:
-    """Add what was served to the log of ``ranker daily``, if the arguments name the folders.
+def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> None:
+    """Add what was served to the last location of the log of ``ranker daily``, if the arguments name the folders.
 
     Raises:
-        UsageError: only some of the arguments are given, or the log is not in a local folder.
+        UsageError: only some of the arguments are given, or the location is not a local folder of ``ranker join``.
     """
     given = [value is not None for value in (arguments.served, arguments.feedback, arguments.window)]
     if not any(given):
         return
     if not all(given):
         raise UsageError("--served, --feedback and --window belong together: give all of them, or none")
-    if not isinstance(log, Path):
-        raise UsageError("--served adds rows to logs.path, which must be a local folder; run 'ranker join' separately")
+    from pipelines.config.uri import redact_uri, split_uris
     from pipelines.console import print_status
     from pipelines.jobs.join import JoinSources, join
+    from pipelines.loop.state import is_joined_log
 
+    log = split_uris(logs)[-1]
+    if not isinstance(log, Path) or not is_joined_log(log):
+        raise UsageError(
+            f"{redact_uri(log)}: --served adds rows to the last folder of logs.path, which must be a local one for "
+            "'ranker join' alone; add such a folder, for example path = ['log', 'joined']"
+        )
     sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, model)
     print_status(join(sources, log, arguments.window).to_text())
 

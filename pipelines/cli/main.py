@@ -240,7 +240,13 @@ def publish_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker publish``."""
     from pipelines.jobs.publish import publish
 
-    name, version = publish(arguments.bundle, arguments.repository, arguments.name, arguments.keep)
+    name, version = publish(
+        arguments.bundle,
+        arguments.repository,
+        arguments.name,
+        arguments.keep,
+        allow_poorer_counters=arguments.allow_poorer_counters,
+    )
     print(arguments.repository / name / str(version))
 
 
@@ -255,7 +261,8 @@ def daily_command(arguments: argparse.Namespace) -> None:
     if last < first:
         raise UsageError(f"--last-day {last} is before the first day, {first}")
     join_before(arguments, config.name, config.logs.path)
-    options = {name: getattr(arguments, name) for name in ("margin", "publish_without_power", "fresh", "embeddings")}
+    names = ("margin", "publish_without_power", "allow_poorer_counters", "fresh", "embeddings")
+    options = {name: getattr(arguments, name) for name in names}
     where = arguments.runs, arguments.repository
 
     def run_day(day: date) -> dict[str, Any]:
@@ -269,14 +276,19 @@ def daily_command(arguments: argparse.Namespace) -> None:
 def release_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker release``."""
     from pipelines.jobs.release import change_release
+    from pipelines.jobs.rollback import current_version, describe_counters
 
     options = {name: getattr(arguments, name) for name in ("version", "pinned", "canary", "shadow")}
     changes = {name: value for name, value in options.items() if value is not None}
     for name in ("canary", "shadow"):
         if getattr(arguments, f"no_{name}"):
             changes[name] = None
-    release = change_release(arguments.repository, arguments.name, changes, make_default=arguments.default)
+    where = arguments.repository, arguments.name
+    previous = current_version(*where) if "version" in changes else None
+    release = change_release(*where, changes, make_default=arguments.default)
     print(dump_json(release.to_json()))
+    if previous not in (None, release.version):
+        describe_counters(*where, previous, release.version, arguments.to, arguments.prefix)
 
 
 def score_command(arguments: argparse.Namespace) -> None:

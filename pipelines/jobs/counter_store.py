@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from redis.cluster import RedisCluster
 
@@ -15,6 +16,7 @@ from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.feature_store_keys import counter_prefix
 from ranking.artifacts.store_address import redact_address
 from ranking.counters.features import DerivedFeatures
+from ranking.counters.stored_sums import StateValue
 from ranking.errors import OutputError, UsageError
 from ranking.frozen.ranker import FrozenRanker
 
@@ -30,6 +32,7 @@ class CounterStore:
     Attributes:
         start: start of all keys.
         state: key of the sums over all keys.
+        loaded: key of the sums over all keys as they were loaded.
         applied: key of the set of applied chunks of logs.
         client: Redis client.
 
@@ -42,7 +45,7 @@ class CounterStore:
         self._url = url
         self.client = connect(url)
         self.start = counter_prefix(prefix, model, clustered=isinstance(self.client, RedisCluster))
-        self.state, self.applied = f"{self.start}state", f"{self.start}applied"
+        self.state, self.loaded, self.applied = (f"{self.start}{name}" for name in ("state", "loaded", "applied"))
 
     @property
     def address(self) -> str:
@@ -56,6 +59,20 @@ class CounterStore:
             yield
         except STORE_ERRORS as error:
             raise OutputError(f"{self.address}: cannot be written ({single_line(error)}); {hint}") from None
+
+
+def read_state(store: CounterStore, key: str) -> StateValue | None:
+    """Read the sums over all keys; None if the store has none, or damaged ones.
+
+    Raises:
+        OutputError: the store cannot be reached.
+    """
+    with store.errors("fix the store, then try again"):
+        value: Any = store.client.get(key)
+    try:
+        return None if value is None else StateValue.decode(value)
+    except ValueError:
+        return None
 
 
 def load_served(path: Path, model: str | None) -> tuple[str, FrozenRanker, DerivedFeatures]:

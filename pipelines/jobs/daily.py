@@ -21,6 +21,7 @@ from pipelines.evaluation.compare import compare
 from pipelines.evaluation.format import describe_intervals, format_comparison
 from pipelines.evaluation.promotion import describe_lack_of_power, find_regressions
 from pipelines.evaluation.sources import resolve_scorers
+from pipelines.jobs.counter_loss import Coverage, require_coverage
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.publish import publish
 from pipelines.jobs.refresh_counters import refresh_counters
@@ -48,6 +49,7 @@ def daily(
     *,
     margin: float,
     publish_without_power: bool = False,
+    allow_poorer_counters: bool = False,
     fresh: bool = False,
     embeddings: RowType = "float32",
     command: Sequence[str] = (),
@@ -61,6 +63,7 @@ def daily(
         day: the test split of both models; later rows are not read.
         margin: tolerated loss of a metric against the served model, as a share of its value.
         publish_without_power: publish a model even if the day has too few labels to tell whether it is worse.
+        allow_poorer_counters: publish counters that lack much of those of the served version.
         fresh: train from scratch instead of from the run of the served model.
         embeddings: type of the rows of embedding tables in the bundle.
         command: arguments of the command line, stored in the run.
@@ -74,7 +77,7 @@ def daily(
     Raises:
         QualityGateError: the model is worse than the served one by more than the margin, or the day has too few labels
             to tell. It is not published, but the served model is published again with the counters of the day, if it
-            has counters or histories.
+            has counters or histories. Or the counters lack much of those of the served version: nothing is published.
         LogError: the log has no row of the day, or no row of it has a label.
         UsageError: the day is not later than that of the served run, or no day is left to train on.
         RankerError: a step failed.
@@ -94,6 +97,7 @@ def daily(
     )
     comparison, regressions, no_power = None, [], None
     if served is not None:
+        _compare_counters(repository.bundle_folder(repo, name, served), run, day, allow_poorer_counters)
         comparison = _compare(repository.bundle_folder(repo, name, served), run)
         regressions, no_power = find_regressions(comparison, margin), describe_lack_of_power(comparison)
         print_status(format_comparison({**comparison, "a": f"version {served} of {name}", "b": str(folder)}))
@@ -112,7 +116,7 @@ def daily(
     if regressions or (no_power is not None and not publish_without_power):
         assert served is not None
         assert comparison is not None
-        refreshed = _refresh_counters(repository.bundle_folder(repo, name, served), run, repo)
+        refreshed = _refresh_counters(repository.bundle_folder(repo, name, served), run, repo, allow_poorer_counters)
         _record(folder, record | {"refreshed": refreshed})
         continued = "" if refreshed is None else f" Version {refreshed} is version {served} with the counters of {day}."
         if regressions:
@@ -126,7 +130,7 @@ def daily(
     if not (folder / BUNDLE).exists():
         write_report(folder)  # becomes part of the bundle
         freeze_run(folder, folder / BUNDLE, embeddings)
-    _, version = publish(folder / BUNDLE, repo)
+    _, version = publish(folder / BUNDLE, repo, allow_poorer_counters=allow_poorer_counters)
     return _record(folder, record | {"version": version})
 
 
@@ -156,11 +160,30 @@ def run_days(first: date, last: date, run_day: Callable[[date], dict[str, Any]])
         raise QualityGateError(f"not published, see the messages above: {', '.join(rejected)}")
 
 
-def _refresh_counters(served: Path, run: RunFolder, repo: Path) -> int | None:
+def _compare_counters(served: Path, run: RunFolder, day: date, allow: bool) -> None:
+    """Check that the counters of a run do not lack much of those of the served version.
+
+    Raises:
+        QualityGateError: they do.
+    """
+    old, new = Coverage.of_version(served), Coverage.of_state(run.counters, run.load_config().serving_schema)
+    if old is None or new is None:
+        return
+    try:
+        note = require_coverage(old.losses(new), str(served), str(run.path), allow=allow)
+    except QualityGateError as error:
+        raise QualityGateError(f"{day} is not published: {error}. The run is kept in {run.path}") from None
+    if note is not None:
+        print_status(note)
+
+
+def _refresh_counters(served: Path, run: RunFolder, repo: Path, allow_poorer_counters: bool) -> int | None:
     """Publish the served bundle with the counters of a run, unless an interrupted job already did."""
     out = run.path / REFRESHED
     published = _version_of(out, repo, served.parent.name)
-    return refresh_counters(served, run, out, repo) if published is None else published
+    if published is not None:
+        return published
+    return refresh_counters(served, run, out, repo, allow_poorer_counters=allow_poorer_counters)
 
 
 def _version_of(bundle: Path, repo: Path, name: str) -> int | None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelines.console import Progress
-from pipelines.jobs.counter_store import CounterStore, load_served
+from pipelines.console import Progress, print_status
+from pipelines.jobs.counter_loss import FLAG, Coverage, require_coverage
+from pipelines.jobs.counter_store import CounterStore, load_served, read_state
 from pipelines.jobs.counter_values import counters_by_root, encode_roots, with_roots
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import combine
+from ranking.counters.features import DerivedFeatures
 from ranking.counters.stored_sums import HEADER, StateValue, decode_value, definition, encode_records
+from ranking.errors import QualityGateError
 
 BATCH_SIZE = 5_000
 """Number of values per command."""
 
 
-def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[str, Any]:
+def load_counters(
+    path: Path, url: str, model: str | None, prefix: str, *, allow_poorer_counters: bool = False
+) -> dict[str, Any]:
     """Write the sums of all counters, grouped by user, item or key, then remove those of an earlier load.
 
     The service uses the new values together, from the last command on; until then it uses the sums of its bundle.
@@ -29,6 +35,7 @@ def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[
         url: address of the store, see ``ranking.artifacts.store_address``.
         model: name of the model; default: the default model of the repository.
         prefix: prefix of the keys.
+        allow_poorer_counters: load also if much of what was loaded before is lost, or if the sums are older.
 
     Returns:
         The address, the key pattern, the time of the state, and the number and bytes of values.
@@ -36,11 +43,13 @@ def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[
     Raises:
         BundleError: the model cannot be read.
         OutputError: the store cannot be reached or rejects a command.
+        QualityGateError: the sums are older than those that were loaded before, or lack much of them.
         UsageError: the address has an unsupported option, or the model has no counters.
     """
     name, ranker, derived = load_served(path, model)
     assert derived.clock is not None
     store, generation = CounterStore(url, prefix, name), time.time_ns()
+    _compare(store, derived, allow=allow_poorer_counters)
     written = size = 0
     progress = Progress("loading counters", unit="values")
     with store.errors("the service uses the counters of its bundle: fix the store and load again"):
@@ -66,6 +75,7 @@ def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[
         state = StateValue(generation, derived.clock.until, derived.clock.until, base)
         with store.client.pipeline(transaction=True) as pipeline:
             pipeline.set(store.state, state.encode())
+            pipeline.set(store.loaded, state.encode())
             pipeline.delete(store.applied)
             pipeline.execute()
         removed = _remove_obsolete(store, generation)
@@ -74,12 +84,46 @@ def load_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[
     return result | {"values": written, "bytes": size, "removed": removed}
 
 
+def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
+    """Report what the sums of a version lack of those in the store.
+
+    They are compared with the sums that were loaded: what was applied since then can be applied again.
+
+    Raises:
+        QualityGateError: the sums are older than those that were loaded, or lack much of them.
+    """
+    coverage = Coverage.of_bundle(new)
+    assert coverage is not None
+    state = read_state(store, store.state)
+    if state is None:
+        return
+    loaded = read_state(store, store.loaded) or state  # stores of earlier versions have no such value
+    if loaded.generation != state.generation:
+        loaded = state
+    old = Coverage.of_store(loaded, new.schema.counters, coverage.clock.zone)
+    if coverage.clock.until < old.clock.until and not allow:
+        raise QualityGateError(
+            f"the version has counters until {coverage.clock.text}, but {store.address} was loaded with those until "
+            f"{old.clock.text}: what came in between would be lost. Publish a newer version, or use {FLAG} and then "
+            "'ranker counters apply' with the log since then"
+        )
+    note = require_coverage(old.losses(coverage), store.address, "the version", allow=allow)
+    if note is not None:
+        print_status(note)
+    if coverage.clock.until < state.until:
+        live = replace(coverage.clock, until=state.until)
+        print_status(
+            f"the counters in {store.address} go back from {live.text} to {coverage.clock.text}: 'ranker counters "
+            "follow' adds what was served since then again, and 'ranker counters apply' a log"
+        )
+
+
 def _remove_obsolete(store: CounterStore, generation: int) -> int:
     """Remove the values of other generations and return their number."""
     removed = 0
     keys: list[bytes] = []
     for key in store.client.scan_iter(match=_pattern(store.start), count=BATCH_SIZE):
-        if key.decode() not in (store.state, store.applied):
+        if key.decode() not in (store.state, store.loaded, store.applied):
             keys.append(key)
         if len(keys) == BATCH_SIZE:
             removed += _remove_batch(store, keys, generation)

@@ -6,14 +6,22 @@ import shutil
 from pathlib import Path
 
 from pipelines.console import print_status
+from pipelines.jobs.counter_loss import Coverage, require_coverage
 from ranking.artifacts import bundle, checksums, repository
 from ranking.artifacts.atomic_files import atomic_directory, fsync, os_error_text
 from ranking.artifacts.default_model import record_first_model
 from ranking.artifacts.release import CURRENT, Release
-from ranking.errors import OutputError
+from ranking.errors import BundleError, OutputError
 
 
-def publish(source: Path, repo: Path, name: str | None = None, keep: int | None = None) -> tuple[str, int]:
+def publish(
+    source: Path,
+    repo: Path,
+    name: str | None = None,
+    keep: int | None = None,
+    *,
+    allow_poorer_counters: bool = False,
+) -> tuple[str, int]:
     """Copy a bundle into a repository as its next version, and make it the current version unless another is pinned.
 
     A crash at any point leaves a valid repository: the copy becomes a version by one rename, and current.json is
@@ -24,6 +32,7 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
         repo: the repository.
         name: name of the model; default: the name in the bundle.
         keep: number of newest versions to keep, besides those that current.json names; default: all.
+        allow_poorer_counters: publish even if the counters lack much of those of the current version.
 
     Returns:
         The name of the model and the version.
@@ -31,11 +40,15 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
     Raises:
         BundleError: the checksums do not match, the name is invalid, or current.json is damaged.
         OutputError: the repository cannot be written.
+        QualityGateError: the counters lack much of those of the current version.
     """
     ranker = bundle.load(source)
     name = ranker.schema.name if name is None else name
     repository.check_model_name(name)
-    _current_release(repo, name)  # fail before the copy if current.json is damaged
+    release = _current_release(repo, name)  # fails before the copy if current.json is damaged
+    if release is not None:
+        served = repository.bundle_folder(repo, name, release.version)
+        _compare_counters(served, Coverage.of_bundle(ranker.derived), source, allow_poorer_counters or release.pinned)
     with repository.staging_dir(repo, name) as work:
         with atomic_directory(work / "new") as draft:
             shutil.copytree(source, draft, dirs_exist_ok=True)
@@ -64,6 +77,23 @@ def publish(source: Path, repo: Path, name: str | None = None, keep: int | None 
 def _current_release(repo: Path, name: str) -> Release | None:
     """Return the release of the model; None if nothing is published."""
     return repository.read_release(repo, name) if (repo / name / CURRENT).exists() else None
+
+
+def _compare_counters(served: Path, new: Coverage | None, source: Path, allow: bool) -> None:
+    """Report what the counters of a bundle lack of those of the current version, unless that is damaged.
+
+    Raises:
+        QualityGateError: they lack much of it.
+    """
+    try:
+        old = Coverage.of_version(served)
+    except BundleError as error:
+        print_status(f"the counters are not compared with those of the current version: {error}")
+        return
+    if old is not None and new is not None:
+        note = require_coverage(old.losses(new), str(served), str(source), allow=allow)
+        if note is not None:
+            print_status(note)
 
 
 def _retire(repo: Path, name: str, keep: int, release: Release, work: Path) -> None:

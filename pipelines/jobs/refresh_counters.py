@@ -12,7 +12,9 @@ from ranking.artifacts import bundle
 from ranking.schema import Schema
 
 
-def refresh_counters(served: Path, run: RunFolder, out: Path, repo: Path) -> int | None:
+def refresh_counters(
+    served: Path, run: RunFolder, out: Path, repo: Path, *, allow_poorer_counters: bool = False
+) -> int | None:
     """Publish the served bundle with the state of a run's counters and histories in place of its own.
 
     Args:
@@ -20,6 +22,7 @@ def refresh_counters(served: Path, run: RunFolder, out: Path, repo: Path) -> int
         run: run on the newer log.
         out: folder for the new bundle; used as it is if it exists.
         repo: the repository.
+        allow_poorer_counters: see ``publish``.
 
     Returns:
         The new version; None if the model has neither counters nor histories, or the run defines others.
@@ -36,7 +39,7 @@ def refresh_counters(served: Path, run: RunFolder, out: Path, repo: Path) -> int
         return None
     if not out.exists():
         bundle.replace_state(served, run.counters, out)
-    _, version = publish(out, repo)
+    _, version = publish(out, repo, allow_poorer_counters=allow_poorer_counters)
     return version
 
 

@@ -332,3 +332,27 @@ def test_day_that_is_not_published_still_continues_the_counters(
     assert counted.published == [1, 2], "the counters of a day are published once"
     assert counted.daily(TENTH, *POISON, "--margin", "1.0") == 0
     assert counted.published == [1, 2, 3]
+
+
+def test_log_without_its_past_is_not_published(counted: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects the counters of all users against a folder that lost its files, or was named in place of the history."""
+    for number in range(1, 8):
+        shutil.rmtree(counted.partition(date(2026, 1, number)))
+    assert counted.daily(TENTH, "--fresh", *LENIENT) == 3
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "2026-01-10 is not published: " in message
+    assert f"has poorer counters than {counted.repository}/feed/1" in message
+    assert "--allow-poorer-counters" in message
+    assert counted.published == [1]
+    assert counted.daily(TENTH, "--fresh", "--margin", "1.0", "--allow-poorer-counters") == 0
+    assert counted.published == [1, 2]
+
+
+def test_served_rows_are_not_joined_into_a_log_of_another_program(
+    first: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = ["--served", "served", "--feedback", "feedback", "--window", "1h"]
+    assert first.daily(TENTH, *served) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"ranker: {first.folder}/logs/log: --served adds rows to the last folder of logs.path")
+    assert "path = ['log', 'joined']" in message

@@ -7,8 +7,10 @@ import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from ranking.artifacts import bundle
 from tests.support.command import ranker
 from tests.support.ports import free_port
 from tests.support.processes import started_service
@@ -17,6 +19,13 @@ GUIDE = Path(__file__).parents[3] / "docs" / "loop.md"
 BLOCK = re.compile(r"^```(bash|python)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 UNTIL = re.compile(r"^until \S+Z: ", re.MULTILINE)
 """The time of the run."""
+
+
+def counters_of(version: Path) -> dict[str, float]:
+    """Return the number of impressions in each counter of a version."""
+    derived = bundle.load(version).derived
+    assert derived is not None
+    return {name: float(state.base["count"].sum()) for name, state in derived.counters.items()}
 
 
 def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,5 +54,10 @@ def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path, monkeypat
                     printed += out
                 case words:
                     pytest.fail(f"the guide has another command: {words}")
+    first, second = (counters_of(Path("repository") / "feed" / version) for version in ("1", "2"))
+    rows = len(pq.read_table("joined", partitioning=None))
+    assert rows == 6_000
+    for name, counted in first.items():
+        assert second[name] == counted + rows, "training counts the history and what was served"
     for quoted in (text for kind, text in blocks if not kind):
         assert UNTIL.sub("", quoted) in UNTIL.sub("", printed)
