@@ -15,7 +15,7 @@ from pipelines.config.uri import Uri
 from pipelines.console import Progress, print_status
 from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
-from pipelines.jobs.counter_store import CounterStore, load_served
+from pipelines.jobs.counter_store import CounterStore, load_served, read_state
 from pipelines.jobs.counter_values import counters_by_root, decode_roots, encode_roots, with_roots
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import Records, combine, impression_records, within_window
@@ -99,12 +99,7 @@ class ChunkWriter:
         Raises:
             OutputError: the store holds no state, or a state without one of the counters.
         """
-        with self.store.errors(self._hint):
-            value: Any = self.store.client.get(self.store.state)
-        try:
-            state = None if value is None else StateValue.decode(value)
-        except ValueError:
-            state = None
+        state = read_state(self.store, self.store.state, self._hint)
         counters = [counter for counters in self._groups.values() for counter in counters]
         if state is None or any(definition(counter) not in state.base for counter in counters):
             reason = "holds no counters" if state is None else "holds other counters than the current version"

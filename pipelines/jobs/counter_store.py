@@ -61,13 +61,18 @@ class CounterStore:
             raise OutputError(f"{self.address}: cannot be written ({single_line(error)}); {hint}") from None
 
 
-def read_state(store: CounterStore, key: str) -> StateValue | None:
+def read_state(store: CounterStore, key: str, hint: str = "fix the store, then try again") -> StateValue | None:
     """Read the sums over all keys; None if the store has none, or damaged ones.
+
+    Args:
+        store: the store.
+        key: ``state`` or ``loaded`` of the store.
+        hint: end of the message of an error.
 
     Raises:
         OutputError: the store cannot be reached.
     """
-    with store.errors("fix the store, then try again"):
+    with store.errors(hint):
         value: Any = store.client.get(key)
     try:
         return None if value is None else StateValue.decode(value)
