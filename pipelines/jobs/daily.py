@@ -33,7 +33,6 @@ from ranking.artifacts import repository
 from ranking.artifacts.atomic_files import write_json
 from ranking.artifacts.bundle import COUNTERS
 from ranking.artifacts.checksums import CHECKSUM_FILE
-from ranking.artifacts.release import CURRENT
 from ranking.errors import LogError, QualityGateError, UsageError
 from ranking.frozen.embedding_rows import RowType
 
@@ -87,7 +86,8 @@ def daily(
     if version is not None:
         print_status(f"{day} is already published")
         return _record(folder, json.loads((folder / RECORD).read_text()) | {"version": version})
-    served = repository.read_release(repo, name).version if (repo / name / CURRENT).exists() else None
+    release = repository.find_release(repo, name)
+    served = None if release is None else release.version
     earlier = None if served is None or fresh else _run_of(repository.bundle_folder(repo, name, served), runs)
     config = config.model_copy(update={"logs": _splits(config.logs, day, earlier)})
     _require_rows(config, day)

@@ -10,7 +10,7 @@ from pipelines.jobs.counter_loss import Coverage, require_coverage
 from ranking.artifacts import bundle, checksums, repository
 from ranking.artifacts.atomic_files import atomic_directory, fsync, os_error_text
 from ranking.artifacts.default_model import record_first_model
-from ranking.artifacts.release import CURRENT, Release
+from ranking.artifacts.release import Release
 from ranking.errors import BundleError, OutputError
 
 
@@ -45,7 +45,7 @@ def publish(
     ranker = bundle.load(source)
     name = ranker.schema.name if name is None else name
     repository.check_model_name(name)
-    release = _current_release(repo, name)  # fails before the copy if current.json is damaged
+    release = repository.find_release(repo, name)  # fails before the copy if current.json is damaged
     if release is not None:
         served = repository.bundle_folder(repo, name, release.version)
         _compare_counters(served, Coverage.of_bundle(ranker.derived), source, allow_poorer_counters or release.pinned)
@@ -56,7 +56,7 @@ def publish(
         with repository.lock_model(repo, name):
             version = max(repository.list_versions(repo, name), default=0) + 1
             _move(work / "new", repository.bundle_folder(repo, name, version))
-            previous = _current_release(repo, name)
+            previous = repository.find_release(repo, name)
             if previous is not None and previous.pinned:
                 print_status(
                     f"{name} is pinned to version {previous.version}: "
@@ -72,11 +72,6 @@ def publish(
             if keep is not None:
                 _retire(repo, name, keep, release, work)
     return name, version
-
-
-def _current_release(repo: Path, name: str) -> Release | None:
-    """Return the release of the model; None if nothing is published."""
-    return repository.read_release(repo, name) if (repo / name / CURRENT).exists() else None
 
 
 def _compare_counters(served: Path, new: Coverage | None, source: Path, allow: bool) -> None:

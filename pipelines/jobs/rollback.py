@@ -9,16 +9,16 @@ from pipelines.console import print_status
 from pipelines.jobs.counter_loss import FLAG, Coverage, describe_losses
 from pipelines.jobs.counter_store import CounterStore, read_state
 from ranking.artifacts import repository
-from ranking.artifacts.release import CURRENT
 from ranking.errors import BundleError, RankerError
 
 
 def current_version(repo: Path, name: str) -> int | None:
     """Return the current version of a model; None if there is none, or the release is damaged."""
     try:
-        return repository.read_release(repo, name).version if (repo / name / CURRENT).exists() else None
+        release = repository.find_release(repo, name)
     except BundleError:
         return None
+    return None if release is None else release.version
 
 
 def describe_counters(repo: Path, name: str, before: int, after: int, url: str | None, prefix: str) -> None:

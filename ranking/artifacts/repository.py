@@ -99,6 +99,15 @@ def read_release(repository: Path, name: str) -> Release:
     return parse_release(document, str(file))
 
 
+def find_release(repository: Path, name: str) -> Release | None:
+    """Return the release of a model; None if nothing is published.
+
+    Raises:
+        BundleError: ``current.json`` is damaged.
+    """
+    return read_release(repository, name) if (repository / name / CURRENT).exists() else None
+
+
 def read_fallbacks(repository: Path, name: str) -> list[int]:
     """Return the published versions that may be served if the release cannot be loaded, newest first.
 
