@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ranking.artifacts.bundle import COUNTERS, as_bundle_error
+from pipelines.console import print_status
+from ranking.artifacts.bundle import COUNTERS, as_bundle_error, parse_schema
 from ranking.counters.combine import Records, within_window
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.state import StateClock
@@ -97,8 +98,9 @@ class Coverage:
         Raises:
             BundleError: the version is damaged.
         """
+        file = folder / "manifest.json"
         with as_bundle_error(folder):
-            schema = Schema.model_validate(json.loads(read_regular(folder / "manifest.json"))["schema"])
+            schema = parse_schema(json.loads(read_regular(file))["schema"], file)
         return cls.of_state(folder / COUNTERS, schema)
 
     @classmethod
@@ -134,11 +136,14 @@ def describe_losses(losses: Iterable[Loss]) -> str:
     return ", ".join(map(str, losses))
 
 
-def require_coverage(losses: list[Loss], before: str, after: str, *, allow: bool) -> str | None:
-    """Return a note about losses; None without any.
+def require_coverage(
+    old: Coverage | None, new: Coverage | None, before: str | Path, after: str | Path, *, allow: bool
+) -> None:
+    """Print what a new state lacks of the one that it replaces.
 
     Args:
-        losses: what ``after`` lacks of ``before``.
+        old: coverage of the state that is replaced.
+        new: coverage of the new state.
         before: name of the state that is replaced.
         after: name of the new state.
         allow: whether any loss is accepted.
@@ -146,12 +151,12 @@ def require_coverage(losses: list[Loss], before: str, after: str, *, allow: bool
     Raises:
         QualityGateError: more than ``TOLERATED`` of a counter or history would be lost.
     """
-    if not losses:
-        return None
+    losses = [] if old is None or new is None else old.losses(new)
     large = [loss for loss in losses if not loss.is_tolerated]
     if large and not allow:
         raise QualityGateError(
             f"{after} has poorer counters than {before} (impressions, or ids of histories): {describe_losses(large)}. "
             f"Users and items would lose their past; {FIX}"
         )
-    return f"{after} has poorer counters than {before}: {describe_losses(losses)}"
+    if losses:
+        print_status(f"{after} has poorer counters than {before}: {describe_losses(losses)}")

@@ -167,14 +167,10 @@ def _compare_counters(served: Path, run: RunFolder, day: date, allow: bool) -> N
         QualityGateError: they do.
     """
     old, new = Coverage.of_version(served), Coverage.of_state(run.counters, run.load_config().serving_schema)
-    if old is None or new is None:
-        return
     try:
-        note = require_coverage(old.losses(new), str(served), str(run.path), allow=allow)
+        require_coverage(old, new, served, run.path, allow=allow)
     except QualityGateError as error:
         raise QualityGateError(f"{day} is not published: {error}. The run is kept in {run.path}") from None
-    if note is not None:
-        print_status(note)
 
 
 def _refresh_counters(served: Path, run: RunFolder, repo: Path, allow_poorer_counters: bool) -> int | None:

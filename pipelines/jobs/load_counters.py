@@ -107,9 +107,7 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
             f"{old.clock.text}: what came in between would be lost. Publish a newer version, or use {FLAG} and then "
             "'ranker counters apply' with the log since then"
         )
-    note = require_coverage(old.losses(coverage), store.address, "the version", allow=allow)
-    if note is not None:
-        print_status(note)
+    require_coverage(old, coverage, store.address, "the version", allow=allow)
     if coverage.clock.until < state.until:
         live = replace(coverage.clock, until=state.until)
         print_status(

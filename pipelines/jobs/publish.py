@@ -85,10 +85,7 @@ def _compare_counters(served: Path, new: Coverage | None, source: Path, allow: b
     except BundleError as error:
         print_status(f"the counters are not compared with those of the current version: {error}")
         return
-    if old is not None and new is not None:
-        note = require_coverage(old.losses(new), str(served), str(source), allow=allow)
-        if note is not None:
-            print_status(note)
+    require_coverage(old, new, served, source, allow=allow)
 
 
 def _retire(repo: Path, name: str, keep: int, release: Release, work: Path) -> None:
