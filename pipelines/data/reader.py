@@ -120,7 +120,7 @@ class LogReader:
         self._labels = labels
         self._files = {file.name: file for file in find_log_files(path)}
         self._joined: JoinedColumns | None = None
-        self._replaced: ReplacedRows | None = None
+        self._replaced = ReplacedRows(list(self._files.values()), schema)  # copies of the reader share what it finds
 
     @property
     def files(self) -> list[LogFile]:
@@ -141,14 +141,13 @@ class LogReader:
             LogError: a file cannot be read, or a column is missing or has the wrong type; names the file.
         """
         columns, time_range = self._column_checker(), time_range.before(self.until)
-        replaced = self._replaced_rows()
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             for file in partition:
                 for chunk, table, joined, first_row in self._read(file, columns, time_range):
                     selected = self._positions_in_range(table, time_range)
                     candidates = _take(table, selected)
-                    superseded = replaced.find(file, candidates)
+                    superseded = self._replaced.find(file, candidates)
                     new = np.ones(len(selected), np.bool_)
                     if drop_duplicates:
                         new = seen.first_seen(candidates)
@@ -242,12 +241,6 @@ class LogReader:
         files = list(self._files.values())
         schema = self._schema.logged
         return ColumnChecker(schema, labels=self._labels, side_columns=side_columns, files=files)
-
-    def _replaced_rows(self) -> ReplacedRows:
-        """Return the rows that other rows replace; found once, because every scan needs the same."""
-        if self._replaced is None:
-            self._replaced = ReplacedRows(list(self._files.values()), self._schema)
-        return self._replaced
 
     def _partitions(self) -> list[list[LogFile]]:
         """Group the files by folder."""

@@ -7,6 +7,7 @@ joined log: it has the features that were served.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,18 +33,12 @@ class ReplacedRows:
         schema: schema that names the columns.
 
     Raises:
-        LogError: a file cannot be read.
+        LogError: a file cannot be read when the first rows are looked up.
     """
 
     def __init__(self, files: Sequence[LogFile], schema: Schema) -> None:
+        self._files = files
         self._columns = (schema.columns.request or REQUEST, schema.columns.item)
-        self._keys_of: dict[int, DuplicateFilter] = {}
-        several = len({file.source for file in files}) > 1
-        with_ids = [file for file in files if several and self._has_ids(file)]
-        first = min((file.source for file in with_ids), default=0)
-        for file in with_ids:
-            if file.source > first:
-                self._remember(file)
 
     def find(self, file: LogFile, table: pa.Table) -> npt.NDArray[np.bool_]:
         """Return whether a later folder replaces each row [rows] of a table from a file."""
@@ -56,6 +51,18 @@ class ReplacedRows:
             replaced &= hashes != 0
         return replaced
 
+    @cached_property
+    def _keys_of(self) -> dict[int, DuplicateFilter]:
+        """Hashes of request and item of each folder that may replace rows of an earlier one."""
+        keys: dict[int, DuplicateFilter] = {}
+        several = len({file.source for file in self._files}) > 1
+        with_ids = [file for file in self._files if several and self._has_ids(file)]
+        first = min((file.source for file in with_ids), default=0)
+        for file in with_ids:
+            if file.source > first:
+                self._remember(file, keys.setdefault(file.source, DuplicateFilter()))
+        return keys
+
     def _has_ids(self, file: LogFile) -> bool:
         try:
             with file.open() as parquet:
@@ -63,8 +70,7 @@ class ReplacedRows:
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None
 
-    def _remember(self, file: LogFile) -> None:
-        keys = self._keys_of.setdefault(file.source, DuplicateFilter())
+    def _remember(self, file: LogFile, keys: DuplicateFilter) -> None:
         try:
             with file.open() as parquet:
                 for group in range(len(parquet.row_group_sizes)):
