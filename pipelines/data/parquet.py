@@ -169,7 +169,7 @@ def find_log_files(where: Uris) -> list[LogFile]:
     A location among several may be a folder without files, such as that of a joined log before the first window closes.
 
     Raises:
-        LogError: there is no log at a location, or it cannot be reached, or a location is inside another one.
+        LogError: a location has no log, cannot be reached, or is inside another one.
     """
     if not isinstance(where, tuple):
         return find_files(where)
