@@ -6,6 +6,7 @@ A model that is trained on a part of the log has the sums of this part only. Pub
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,15 @@ from ranking.counters.values import MICROSECONDS, decay
 from ranking.errors import QualityGateError
 from ranking.regular_files import read_regular
 from ranking.schema import Counter, History, Schema
+from ranking.schema.counters import seconds_of
 
 TOLERATED = 0.1
 """Share of the impressions of a counter, or of the ids of a history, that may be lost: old days leave a log, users are
 forgotten."""
+TOLERATED_TIME = 0.25
+"""Share of the time that a counter or history covers that may be lost: a log that keeps a week loses a day each day."""
+HALF_LIVES = 4
+"""Half-lives after which an impression hardly counts."""
 FLAG = "--allow-poorer-counters"
 FIX = (
     "train on the whole history: name it and the joined log in logs.path, such as path = ['log', 'joined']; or use "
@@ -42,19 +48,26 @@ class Loss:
         name: name of the counter or history.
         before: impressions in the sums of the counter, or ids in the lists of the history.
         after: the same in the new state.
+        since: start of the new state if too much time before it is lost, else None.
     """
 
     name: str
     before: float
     after: float
+    since: str | None = None
 
     @property
     def is_tolerated(self) -> bool:
-        """Whether at most ``TOLERATED`` is lost."""
-        return self.after >= (1 - TOLERATED) * self.before
+        """Whether at most ``TOLERATED`` and ``TOLERATED_TIME`` are lost."""
+        return self.since is None and self.after >= (1 - TOLERATED) * self.before
 
     def __str__(self) -> str:
-        return f"{self.name} {self.after:,.0f} instead of {self.before:,.0f}"
+        parts = []
+        if self.after < self.before:
+            parts.append(f"{self.after:,.0f} instead of {self.before:,.0f}")
+        if self.since is not None:
+            parts.append(f"none before {self.since}")
+        return f"{self.name} {' and '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -108,21 +121,42 @@ class Coverage:
         """Return that of the sums in a store, which has no histories."""
         known = {definition(counter): counter for counter in counters if definition(counter) in state.base}
         base = {key: (counter, decode_records(counter, state.base[key])) for key, counter in known.items()}
-        return cls(StateClock(state.until, zone), base, {})
+        return cls(StateClock(state.until, zone, state.since), base, {})
 
     def losses(self, new: Coverage) -> list[Loss]:
-        """Return what another state lacks of this one, for counters and histories that both have.
+        """Return what another state lacks of this one.
 
-        Both are compared as of the later of their times, so that windows and half-lives do not count as a loss.
+        Both are compared as of the later of their times, so that windows and half-lives do not count as a loss. Of
+        counters and histories that only the new state has, such as those with another window, the time is compared.
         """
         now = max(self.clock.until, new.clock.until)
-        pairs = [
-            (new.base[key][0].name, _impressions(*old, now, self.clock), _impressions(*new.base[key], now, new.clock))
-            for key, old in self.base.items()
-            if key in new.base
-        ]
-        pairs += [(history.name, count, new.ids[history]) for history, count in self.ids.items() if history in new.ids]
-        return [Loss(name, before, after) for name, before, after in pairs if after < before]
+        losses = []
+        for key, (counter, records) in new.base.items():
+            before = _impressions(*self.base[key], now, self.clock) if key in self.base else 0.0
+            after = _impressions(counter, records, now, new.clock)
+            losses.append(Loss(counter.name, before, after, self._lost_time(new.clock, now - _reach(counter))))
+        for history, count in new.ids.items():
+            since = self._lost_time(new.clock, self.clock.since or 0)
+            losses.append(Loss(history.name, self.ids.get(history, 0), count, since))
+        return [loss for loss in losses if loss.after < loss.before or loss.since is not None]
+
+    def _lost_time(self, new: StateClock, start: float) -> str | None:
+        """Return the start of a new state if more than ``TOLERATED_TIME`` of this one's time from ``start`` on is lost.
+
+        None if the first impression of either is unknown.
+        """
+        if self.clock.since is None or new.since is None:
+            return None
+        start, end = max(start, self.clock.since), self.clock.until
+        lost = min(new.since, end) - start
+        return new.text_of(new.since) if lost > TOLERATED_TIME * (end - start) else None
+
+
+def _reach(counter: Counter) -> float:
+    """Return the microseconds after which an impression does not count, or hardly; infinite for a plain counter."""
+    if counter.window is not None:
+        return seconds_of(counter.window) * MICROSECONDS
+    return HALF_LIVES * counter.half_life_seconds * MICROSECONDS if counter.half_life_seconds else math.inf
 
 
 def _impressions(counter: Counter, base: Records, now: int, clock: StateClock) -> float:

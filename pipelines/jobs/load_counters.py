@@ -72,7 +72,8 @@ def load_counters(
             definition(counter): encode_records(counter, derived.counters[counter.name].base).tobytes()
             for counter in ranker.schema.counters
         }
-        state = StateValue(generation, derived.clock.until, derived.clock.until, base)
+        clock = derived.clock
+        state = StateValue(generation, clock.until, clock.until, base, clock.since)
         with store.client.pipeline(transaction=True) as pipeline:
             pipeline.set(store.state, state.encode())
             pipeline.set(store.loaded, state.encode())
@@ -94,6 +95,7 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
     """
     coverage = Coverage.of_bundle(new)
     assert coverage is not None
+    coverage = replace(coverage, ids={})  # a store has no histories
     state = read_state(store, store.state)
     if state is None:
         return

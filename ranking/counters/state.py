@@ -3,7 +3,8 @@
 NAME/keys.npy, starts.npy   index from keys to rows, see ``lookup.id_index``; with a window, from keys and buckets
 NAME/rows.npy               one record of ``row_type`` per key (with a window: per key and bucket), then an empty record
 NAME/base.npy               the same sums over all keys: one record, or one per bucket
-meta.json                   ``until``: time of the last impression in microseconds; ``zone``: time zone of the log
+meta.json                   ``until`` and ``since``: times of the last and first impression in microseconds; ``zone``:
+                            time zone of the log
 """
 
 from __future__ import annotations
@@ -49,16 +50,22 @@ class StateClock:
     Attributes:
         until: time of the last impression in microseconds since 1970; UTC, or local time if the log has no time zone.
         zone: time zone of the log's time column; None if it has none.
+        since: time of the first impression, like ``until``; None if it is unknown.
     """
 
     until: int
     zone: str | None
+    since: int | None = None
 
     @property
     def text(self) -> str:
         """``until`` in ISO 8601: with an offset of 0 (Z), or without one if the log has no time zone."""
-        time = datetime(1970, 1, 1) + timedelta(microseconds=self.until)
-        return time.isoformat(timespec="seconds") + ("" if self.zone is None else "Z")
+        return self.text_of(self.until)
+
+    def text_of(self, time: int) -> str:
+        """Return a time like ``until`` as text, see ``text``."""
+        text = (datetime(1970, 1, 1) + timedelta(microseconds=time)).isoformat(timespec="seconds")
+        return text + ("" if self.zone is None else "Z")
 
     @property
     def date(self) -> date:
@@ -83,7 +90,8 @@ class StateClock:
             OSError, ValueError, LookupError: the file cannot be read or is not that of a state.
         """
         meta = json.loads(read_regular(folder / META))
-        return cls(int(meta["until"]), meta["zone"])
+        since = meta.get("since")
+        return cls(int(meta["until"]), meta["zone"], None if since is None else int(since))
 
     def write(self, folder: Path) -> None:
         """Write the time of a state."""

@@ -28,8 +28,13 @@ HEADER = struct.Struct("<Bq")
 """Format and generation: values of another generation than that of the state are obsolete."""
 STATE = struct.Struct("<qq")
 """Times in microseconds of the last impression in the sums, and of the last one when the state was loaded."""
+TIME = struct.Struct("<q")
+"""A time in microseconds."""
 SECTION = struct.Struct("<qI")
 """Definition of the counter, and number of bytes of its records."""
+
+SINCE = -1
+"""In place of a definition, which is never negative: the section with the time of the first impression in microseconds."""
 
 
 def definition(counter: Counter) -> int:
@@ -90,17 +95,20 @@ class StateValue:
         until: time of the last impression in microseconds.
         loaded_until: the same when the state was loaded; ``ranker counters apply`` adds later impressions.
         base: stored sums over all keys by definition.
+        since: time of the first impression in microseconds; None if it is unknown.
     """
 
     generation: int
     until: int
     loaded_until: int
     base: Mapping[int, bytes]
+    since: int | None = None
 
     def encode(self) -> bytes:
         """Return the value."""
         header = HEADER.pack(FORMAT, self.generation) + STATE.pack(self.until, self.loaded_until)
-        return header + _encode_sections(self.base.items())
+        since = {} if self.since is None else {SINCE: TIME.pack(self.since)}
+        return header + _encode_sections((since | dict(self.base)).items())
 
     @staticmethod
     def decode(value: bytes) -> StateValue:
@@ -111,7 +119,9 @@ class StateValue:
         """
         generation = _generation(value, HEADER.size + STATE.size)
         until, loaded_until = STATE.unpack_from(value, HEADER.size)
-        return StateValue(generation, until, loaded_until, dict(_sections(value, HEADER.size + STATE.size)))
+        base = dict(_sections(value, HEADER.size + STATE.size))
+        since = base.pop(SINCE, None)
+        return StateValue(generation, until, loaded_until, base, None if since is None else _time(since))
 
 
 def decode_value(value: bytes, generation: int) -> list[tuple[int, bytes]] | None:
@@ -121,6 +131,12 @@ def decode_value(value: bytes, generation: int) -> list[tuple[int, bytes]] | Non
         ValueError: it is not the value of a root.
     """
     return list(_sections(value, HEADER.size)) if _generation(value, HEADER.size) == generation else None
+
+
+def _time(data: bytes) -> int:
+    if len(data) != TIME.size:
+        raise ValueError("the time of the first impression is damaged")
+    return int(TIME.unpack(data)[0])
 
 
 def _generation(value: bytes, header_size: int) -> int:

@@ -68,9 +68,47 @@ def test_counters_of_the_recent_log_alone_lose_the_history(tmp_path: Path) -> No
     losses = coverage(tmp_path / "a", HISTORY).losses(coverage(tmp_path / "b", RECENT))
     by_name = {loss.name: loss for loss in losses}
     assert (by_name["user_id"].before, by_name["user_id"].after) == (400, 20)
-    assert str(by_name["user_id"]) == "user_id 20 instead of 400"
+    assert str(by_name["user_id"]) == "user_id 20 instead of 400 and none before 2025-06-15T20:53:56Z"
     assert not by_name["user_id"].is_tolerated
     assert "clicked" in by_name
+
+
+def test_richer_counters_that_start_later_lose_the_history(tmp_path: Path) -> None:
+    """Impressions alone do not show that a log starts anew."""
+    anew = draw_events(800, 1, text=True, end=NOW + 7 * DAY).slice(200)
+    losses = coverage(tmp_path / "a", HISTORY).losses(coverage(tmp_path / "b", anew))
+    (loss,) = [loss for loss in losses if loss.name == "user_id"]
+    assert (loss.before, loss.after) == (400, 600)
+    assert str(loss).startswith("user_id none before 2025-06-1")
+    assert not loss.is_tolerated
+
+
+def test_a_log_that_keeps_some_days_loses_nothing_that_counts(tmp_path: Path) -> None:
+    start = int(HISTORY["time"].cast(pa.int64()).to_numpy().min())
+    kept = BOTH.filter(pa.array(BOTH["time"].cast(pa.int64()).to_numpy() >= start + DAY))
+    losses = coverage(tmp_path / "a", HISTORY).losses(coverage(tmp_path / "b", kept))
+    assert [loss for loss in losses if loss.since is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "lost"), [({}, True), ({"window": "2d"}, False), ({"half_life": "6h"}, False), ({"half_life": "9d"}, True)]
+)
+def test_time_is_lost_as_far_as_a_counter_reaches_back(tmp_path: Path, entry: dict[str, str], lost: bool) -> None:
+    """Also if the counter is defined anew, so that its impressions cannot be compared."""
+    schema = Schema.model_validate(COUNTED | {"counters": [{"of": ["user_id"], "labels": ["click"], **entry}]})
+    late = HISTORY.slice(200)
+    write_state(tmp_path / "b", schema, late, make_tables(text=True))
+    new = Coverage.of_bundle(DerivedFeatures.open(tmp_path / "b", schema))
+    assert new is not None
+    losses = [loss for loss in coverage(tmp_path / "a", HISTORY).losses(new) if loss.name == "user_id"]
+    assert [loss.since is not None for loss in losses] == ([True] if lost else [])
+
+
+def test_states_of_earlier_versions_are_compared_without_time(tmp_path: Path) -> None:
+    old = coverage(tmp_path / "a", HISTORY)
+    old = replace(old, clock=replace(old.clock, since=None))
+    anew = draw_events(800, 1, text=True, end=NOW + 7 * DAY).slice(200)
+    assert [loss for loss in old.losses(coverage(tmp_path / "b", anew)) if loss.since is not None] == []
 
 
 @settings(max_examples=20)
