@@ -261,7 +261,7 @@ def load_settings(
     except ValidationError as error:
         invalid = {str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}
         where = [source for source, values in sources.items() if invalid & values.keys()] or ["settings"]
-        raise ConfigError(f"{' and '.join(where)}: {format_validation_error(error, merged)}") from None
+        raise ConfigError(f"{' and '.join(where)}: {format_validation_error(error, merged, Settings)}") from None
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:

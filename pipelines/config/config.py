@@ -342,7 +342,7 @@ def load_config(file: Path, overrides: Sequence[str] = (), *, stored: bool = Fal
         if not stored:
             require_consistent(config)
     except ValidationError as error:
-        raise ConfigError(f"{file}: {format_validation_error(error, data)}{suffix}") from None
+        raise ConfigError(f"{file}: {format_validation_error(error, data, Config)}{suffix}") from None
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}{suffix}") from None
     base = file.absolute().parent

@@ -12,6 +12,7 @@ from ranking.errors import ConfigError, UsageError
 
 PARQUET_MAGIC = b"PAR1"
 """First bytes of every Parquet file."""
+HOW_TO_WRITE_VALUES = "write text in quotes, numbers like 0.001 and dates like 2026-01-09"
 DEEP_KEY = re.compile(r"""(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
 """A key with more than 32 parts. The memory that tomllib needs for a key grows with the square of its parts."""
 
@@ -47,12 +48,22 @@ def read_toml(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: not valid TOML: not UTF-8 text; name a ranker.toml") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+        raise ConfigError(f"{file}: not valid TOML: {error}{_invalid_line(text, str(error))}") from None
     except RecursionError:
         raise ConfigError(f"{file}: not a ranker.toml: lists or tables are nested too deeply") from None
     for override in overrides:
         _apply(data, override)
     return data
+
+
+def _invalid_line(text: str, error: str) -> str:
+    """Return the line that an error of tomllib names, as the rest of the message; empty if it names none."""
+    found = re.search(r"\(at line (\d+), column \d+\)", error)
+    if found is None:
+        return ""
+    line = text.split("\n")[int(found[1]) - 1].strip()
+    is_value = error.startswith(("Invalid value", "Expected newline"))
+    return f": {line:.80}" + (f"; {HOW_TO_WRITE_VALUES}" if is_value else "")
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

@@ -96,7 +96,7 @@ def override(config: Config, values: Mapping[str, Any]) -> Config:
     try:
         overridden = type(config).model_validate(document)
     except ValidationError as error:
-        raise ConfigError(format_validation_error(error, document)) from None
+        raise ConfigError(format_validation_error(error, document, type(config))) from None
     require_consistent(overridden)
     return overridden
 

@@ -34,7 +34,7 @@ SECTION = struct.Struct("<qI")
 """Definition of the counter, and number of bytes of its records."""
 
 SINCE = -1
-"""In place of a definition, which is never negative: the section with the time of the first impression in microseconds."""
+"""In place of a definition, which is never negative: section with the time of the first impression in microseconds."""
 
 
 def definition(counter: Counter) -> int:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from ranking.schema.base import ListOf, Name, Owner, StrictModel
 from ranking.schema.features import (
@@ -31,9 +31,10 @@ def seconds_of(duration: str) -> int:
     return int(duration[:-1]) * UNITS[duration[-1]]
 
 
-def _check_duration(text: str) -> str:
-    if not re.fullmatch(r"\d{1,6}[smhd]", text):
-        raise ValueError(f"{text!r} is not a duration: write a number and s, m, h or d, such as 1h or 7d")
+def _check_duration(text: Any) -> str:
+    if not isinstance(text, str) or not re.fullmatch(r"\d{1,6}[smhd]", text):
+        shown = repr(text) if isinstance(text, str | int | float) else "this"
+        raise ValueError(f"{shown} is not a duration: write a number and s, m, h or d in quotes, such as '1h' or '7d'")
     return text
 
 
@@ -43,7 +44,7 @@ def _check_positive(text: str) -> str:
     return text
 
 
-Duration = Annotated[str, AfterValidator(_check_duration)]
+Duration = Annotated[str, BeforeValidator(_check_duration)]
 """Duration as a whole number of seconds, minutes, hours or days."""
 PositiveDuration = Annotated[Duration, AfterValidator(_check_positive)]
 
@@ -283,7 +284,9 @@ def _check_computed_column(entry: str, feature: InputFeature) -> None:
 def _part(entry: str, name: str, parts: dict[str, Feature]) -> InputFeature:
     part = parts.get(name)
     if part is None:
-        raise ValueError(f"{entry}: of names '{name}', which is not a declared feature; choose from {', '.join(parts)}")
+        names = [f.name for f in parts.values() if isinstance(f, CategoricalFeature | PooledFeature)]
+        choice = ", ".join(names) or "there is none"
+        raise ValueError(f"{entry}: of names '{name}', which is not a declared feature; choose from {choice}")
     if isinstance(part, CrossFeature):
         raise ValueError(f"{entry}: of names '{name}', a {part.kind} feature: name its parts")
     if part.training_only:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from datetime import date, time
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+
+from ranking.schema.models_at import models_at
 
 MESSAGES = {
     "int_type": "must be a whole number",
@@ -17,9 +20,9 @@ MESSAGES = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "string_type": "must be text in quotes",
-    "tuple_type": "must be a list",
-    "model_type": "must be a table of keys and values",
-    "model_attributes_type": "must be a table of keys and values",
+    "tuple_type": "must be a list{example}",
+    "model_type": "must be a table of keys and values{example}",
+    "model_attributes_type": "must be a table of keys and values{example}",
     "dict_type": "must be a table of keys and values",
     "literal_error": "choose {expected}",
     "greater_than": "must be greater than {gt:g}",
@@ -29,16 +32,23 @@ MESSAGES = {
 }
 """Messages of pydantic error types."""
 
+MISSING = {
+    "hash_buckets": "; give the number of rows of its embedding table, such as hash_buckets = 100000",
+    "boundaries": "; give the increasing limits between the buckets, such as boundaries = [1, 10, 100]",
+}
+"""What to write for missing keys."""
+
 ARRAYS_OF_TABLES = {(key,): f"[[{key}]]" for key in ("counters", "histories", "features", "tasks")}
 """Lists that TOML writes as arrays of tables."""
 
 
-def format_validation_error(error: ValidationError, data: Any) -> str:
+def format_validation_error(error: ValidationError, data: Any, model: type[BaseModel] | None = None) -> str:
     """Format a pydantic error as one line that names keys and features as the configuration does, not by index.
 
     Args:
         error: the validation error.
         data: the configuration that was validated.
+        model: model of the configuration, for suggestions.
     """
     errors = error.errors()
     containers = {problem["loc"][:depth] for problem in errors for depth in range(len(problem["loc"]))}
@@ -48,7 +58,7 @@ def format_validation_error(error: ValidationError, data: Any) -> str:
             continue  # pydantic counts only valid entries, so a list of invalid entries is "too short".
         path, branch, is_present = _locate(problem, data)
         if is_present:  # Otherwise the value is the default from another key, which is reported itself.
-            problems.append(": ".join([*([".".join(path)] if path else []), _message(problem, branch)]))
+            problems.append(": ".join([*([".".join(path)] if path else []), _message(problem, branch, model)]))
     return "; ".join(problems)
 
 
@@ -80,16 +90,17 @@ def _quoted_key(key: str) -> str:
     return key if re.fullmatch(r"[\w-]+", key) else f'"{key}"'
 
 
-def _message(problem: Any, branch: str) -> str:
-    loc = problem["loc"]
+def _message(problem: Any, branch: str, model: type[BaseModel] | None) -> str:
+    loc, example = problem["loc"], ""
     got = f"(got {_format_value(problem['input'])})"
     match problem["type"]:
         case "extra_forbidden":
-            return f"unknown key{branch}"
+            similar = difflib.get_close_matches(str(loc[-1]), _keys(model, loc[:-1]), 1, cutoff=0.75)
+            return f"unknown key{branch}" + (f"; did you mean '{similar[0]}'?" if similar else "")
         case "missing" if loc in ARRAYS_OF_TABLES:
             return f"missing; declare at least one, each under {ARRAYS_OF_TABLES[loc]}"
         case "missing":
-            return "missing; choose user, item or context" if loc[-1] == "owner" else "missing"
+            return f"missing{MISSING.get(loc[-1]) or _choices(model, loc)}"
         case "too_short" if loc in ARRAYS_OF_TABLES:
             return f"declare at least one, each under {ARRAYS_OF_TABLES[loc]}"
         case "too_short":
@@ -100,7 +111,8 @@ def _message(problem: Any, branch: str) -> str:
         case "string_too_short":
             return "must not be empty"
         case "union_tag_not_found" if not isinstance(problem["input"], dict):
-            return f"must be a table with a kind {got}"
+            example = f", such as {{ kind = {got[5:-1]} }}" if isinstance(problem["input"], str) else ""
+            return f"must be a table with a kind{example} {got}"
         case "union_tag_not_found" if loc[0] == "features":
             return "kind is missing; choose categorical, bag, sequence, numeric, buckets or cross"
         case "union_tag_not_found":
@@ -111,17 +123,45 @@ def _message(problem: Any, branch: str) -> str:
         case "value_error":
             return str(problem["ctx"]["error"])
         case kind if kind in MESSAGES:
-            return f"{MESSAGES[kind].format(**problem.get('ctx', {}))} {got}"
+            if kind == "tuple_type" and isinstance(problem["input"], str | int | float):
+                example = f", such as [{got[5:-1]}]"
+            elif kind.startswith("model"):
+                example = _example(model, loc)
+            return f"{MESSAGES[kind].format(**problem.get('ctx', {}), example=example)} {got}"
         case _:
             return f"{problem['msg']} {got}"
+
+
+def _keys(model: type[BaseModel] | None, place: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that a table may have."""
+    return [] if model is None else [key for found in models_at(model, place) for key in found.model_fields]
+
+
+def _choices(model: type[BaseModel] | None, place: tuple[int | str, ...]) -> str:
+    """Return the values that a missing key may have, as the rest of a message; empty if they are not listed."""
+    fields = [] if model is None else [found.model_fields.get(str(place[-1])) for found in models_at(model, place[:-1])]
+    kinds = [field.annotation for field in fields if field is not None and get_origin(field.annotation) is Literal]
+    choices = ", ".join(dict.fromkeys(str(value) for kind in kinds for value in get_args(kind)))
+    return f"; choose {' or '.join(choices.rsplit(', ', 1))}" if choices else ""
+
+
+def _example(model: type[BaseModel] | None, place: tuple[int | str, ...]) -> str:
+    """Return a table that a place may hold, as the rest of a message; empty if no key has a number or text."""
+    models = [] if model is None else models_at(model, place)
+    for key, field in models[0].model_fields.items() if len(models) == 1 else ():
+        if isinstance(field.default, int | float | str):
+            return f", such as {{ {key} = {_format_value(field.default)} }}"
+    return ""
 
 
 def _format_value(value: Any) -> str:
     """Return a value approximately as TOML writes it, truncated."""
     if isinstance(value, dict):
         return "a table"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_format_value, value[:20])):.58}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, date | time):
         return value.isoformat()
     return f"{value!r:.60}"

@@ -14,4 +14,4 @@ def validation_message(model: type[BaseModel], data: Any) -> str:
     """Validate invalid data and return the message for the user."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate(data)
-    return format_validation_error(caught.value, data)
+    return format_validation_error(caught.value, data, model)

@@ -124,7 +124,7 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     try:
         return Keys.model_validate(data).keys
     except ValidationError as error:
-        raise ConfigError(f"{file}: {format_validation_error(error, data)}") from None
+        raise ConfigError(f"{file}: {format_validation_error(error, data, Keys)}") from None
 
 
 def create_key(

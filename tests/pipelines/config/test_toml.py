@@ -48,6 +48,21 @@ def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     text = error_message(file)
     assert text.startswith(f"{file}: not valid TOML: ")
     assert "line 2" in text
+    assert text.endswith(": path == 3; write text in quotes, numbers like 0.001 and dates like 2026-01-09")
+
+
+@pytest.mark.parametrize("value", ["log", ".001", "2026-1-9"])
+def test_message_shows_the_line_of_an_invalid_value(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "ranker.toml"
+    file.write_text(f'name = "shop"\nkey = {value}\n')
+    assert f": key = {value}; write text in quotes" in error_message(file)
+
+
+@pytest.mark.parametrize(("text", "end"), [("a = 1\n[a]\n", ": [a]"), ("a = [1,", "(at end of document)")])
+def test_message_of_other_toml_errors_shows_at_most_the_line(tmp_path: Path, text: str, end: str) -> None:
+    file = tmp_path / "ranker.toml"
+    file.write_text(text)
+    assert error_message(file).endswith(end)
 
 
 def test_file_that_is_not_utf_8_is_rejected(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_a_log_that_keeps_some_days_loses_nothing_that_counts(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("entry", "lost"), [({}, True), ({"window": "2d"}, False), ({"half_life": "6h"}, False), ({"half_life": "9d"}, True)]
+    ("entry", "lost"),
+    [({}, True), ({"window": "2d"}, False), ({"half_life": "6h"}, False), ({"half_life": "9d"}, True)],
 )
 def test_time_is_lost_as_far_as_a_counter_reaches_back(tmp_path: Path, entry: dict[str, str], lost: bool) -> None:
     """Also if the counter is defined anew, so that its impressions cannot be compared."""

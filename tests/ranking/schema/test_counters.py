@@ -120,8 +120,14 @@ HISTORY: dict[str, Any] = {"of": "item_id", "label": "click"}
         ({"prior": 0.0}, "counters (entry 1).prior: must be greater than 0"),
         ({"as_of": "day", "delay": "1h"}, "give either as_of or delay"),
         ({"as_of": "hour"}, "counters (entry 1).as_of: choose 'day'"),
-        ({"delay": "1 hour"}, "'1 hour' is not a duration: write a number and s, m, h or d, such as 1h or 7d"),
-        ({"delay": 3600}, "counters (entry 1).delay: must be text in quotes (got 3600)"),
+        (
+            {"delay": "1 hour"},
+            "'1 hour' is not a duration: write a number and s, m, h or d in quotes, such as '1h' or '7d'",
+        ),
+        (
+            {"delay": 3600},
+            "counters (entry 1).delay: 3600 is not a duration: write a number and s, m, h or d in quotes",
+        ),
         ({"window": "0d"}, "counters (entry 1).window: must be longer than 0 seconds"),
         ({"window": "25h"}, "window = '25h' must be whole hours up to a day, and whole days beyond"),
         ({"window": "90m"}, "window = '90m' must be whole hours"),

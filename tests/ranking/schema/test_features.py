@@ -80,7 +80,8 @@ def test_invalid_cross_is_rejected(changes: dict[str, Any], reason: str) -> None
 
 def test_cross_without_hash_buckets_is_rejected() -> None:
     assert message({k: v for k, v in CROSS.items() if k != "hash_buckets"}) == (
-        "features.'item_tab'.hash_buckets: missing"
+        "features.'item_tab'.hash_buckets: missing; give the number of rows of its embedding table, such as "
+        "hash_buckets = 100000"
     )
 
 

@@ -119,7 +119,7 @@ def test_dumped_schema_reads_back_equal(schema: Schema, hand_schema: Schema, for
             document([categorical("price", kind="numeric", dim=8)]),
             "features.'price'.dim: unknown key of kind 'numeric'",
         ),
-        (document(tasks=[binary("like", wieght=2.0)]), "tasks.'like'.wieght: unknown key"),
+        (document(tasks=[binary("like", wieght=2.0)]), "tasks.'like'.wieght: unknown key; did you mean 'weight'?"),
     ],
     ids=["top level", "feature", "only feature", "key of another kind", "task"],
 )

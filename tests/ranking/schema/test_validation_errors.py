@@ -49,7 +49,7 @@ def test_message_of_an_invalid_feature_key(changes: dict[str, Any], expected: st
         ({**TAB, "name": 5}, "features (entry 2).name: must be text in quotes (got 5)"),
         ({**TAB, "name": "my tab"}, "features.'my tab'.name: 'my tab' is not a valid name: use the letters "),
         ({"name": "tab", "owner": "context"}, "features.'tab': kind is missing; choose categorical, bag, "),
-        ({**TAB, "kind": "bag", "default": "x"}, "features.'tab'.default: must be a list (got 'x')"),
+        ({**TAB, "kind": "bag", "default": "x"}, "features.'tab'.default: must be a list, such as ['x'] (got 'x')"),
         ({**TAB, "kind": "bag", "default": [1.5]}, "features.'tab'.default (entry 1): must be an id: "),
         (
             {**TAB, "kind": "buckets", "boundaries": []},
@@ -60,6 +60,16 @@ def test_message_of_an_invalid_feature_key(changes: dict[str, Any], expected: st
             {"name": "tab", "kind": "cross", "of": ["age"], "hash_buckets": 9},
             "features.'tab'.of: must hold at least 2 entries (got ['age'])",
         ),
+        (
+            {"name": "tab", "kind": "cross", "of": ["age", "tab"]},
+            "features.'tab'.hash_buckets: missing; give the number of rows of its embedding table, such as",
+        ),
+        ({"name": "tab", "kind": "numeric"}, "features.'tab'.owner: missing; choose user, item or context"),
+        (
+            {**AGE, "name": "tab", "transfrm": "log1p"},
+            "features.'tab'.transfrm: unknown key of kind 'numeric'; did you",
+        ),
+        ({**TAB, "hash_bucket": 5}, "features.'tab'.hash_bucket: unknown key of kind 'categorical'; did you mean"),
     ],
 )
 def test_message_identifies_a_list_entry_by_name_or_position(feature: Any, expected: str) -> None:
@@ -73,7 +83,9 @@ def test_message_identifies_a_list_entry_by_name_or_position(feature: Any, expec
     [
         ({"features": []}, "features: declare at least one, each under [[features]]"),
         ({"tasks": AGE}, "tasks: must be a list of tables: write each under [[tasks]]"),
-        ({"columns": "time"}, "columns: must be a table of keys and values (got 'time')"),
+        ({"columns": "t"}, "columns: must be a table of keys and values, such as { time = 'time' } (got 't')"),
+        ({"tasks": [{"name": "click", "weight": 2.0}]}, "tasks.'click'.kind: missing; choose binary or regression"),
+        ({"task": []}, "task: unknown key; did you mean 'tasks'?"),
         ({"name": "-shop"}, "name: '-shop' is not a valid model name: use letters, digits, '_' and '-', and"),
         ({"a.b": 1}, 'a.b": unknown key'),
     ],
@@ -95,9 +107,12 @@ def test_message_of_a_missing_key() -> None:
         ({"dropout": 1}, "dropout: must be less than 1 (got 1)"),
         ({"dropout": -0.5}, "dropout: must be at least 0 (got -0.5)"),
         ({"dropout": float("nan")}, "dropout: must be a finite number (got nan)"),
-        ({"expert_layers": 64}, "expert_layers: must be a list (got 64)"),
+        ({"expert_layers": 64}, "expert_layers: must be a list, such as [64] (got 64)"),
         ({"expert_layers": ["64"]}, "expert_layers (entry 1): must be a whole number (got '64')"),
-        ({"gate": "softmax"}, "gate: must be a table with a kind (got 'softmax')"),
+        ({"expert_layers": [64, {"a": 1}]}, "expert_layers (entry 2): must be a whole number (got a table)"),
+        ({"gate": "softmax"}, "gate: must be a table with a kind, such as { kind = 'softmax' } (got 'softmax')"),
+        ({"gate": {"entropy_wieght": 1.0}}, "gate.entropy_wieght: unknown key of kind 'dselect_k'; did you mean"),
+        ({"dropout": [True, None, date(2026, 1, 9)]}, "dropout: must be a number (got [true, null, 2026-01-09])"),
         ({"gate": {"k": "2"}}, "gate.k: must be a whole number (got '2')"),
         ({"gate": {"similarity_same": 0.1}}, "gate: similarity_same and similarity_different compare examples"),
     ],
