@@ -67,11 +67,14 @@ def port(text: str) -> int:
 
 
 def day(text: str) -> date:
-    """Convert a date."""
+    """Convert a date from 1970 on, to which days can be added."""
     try:
-        return date.fromisoformat(text)
+        value = date.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a date such as 2026-01-11") from None
+    if not 1970 <= value.year < date.max.year:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date from 1970 to {date.max.year - 1}")
+    return value
 
 
 def moment(text: str) -> datetime:

@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=fraction,
         help="degree of conflict between tasks, from 0 to 1 (default: each task mixes its own experts)",
     )
+    synthetic.add_argument("--first-day", type=day, metavar="DATE", help="first day of the log (default: 2026-01-01)")
     kuairand = command("kuairand", "convert the original files of KuaiRand (CSV or Parquet)", sources)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
     kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)

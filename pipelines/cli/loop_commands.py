@@ -62,7 +62,8 @@ def counters_follow_command(arguments: argparse.Namespace) -> None:
 
 def forget_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker forget``."""
-    from pipelines.jobs.forget import forget, forget_in_store, read_user_key
+    from pipelines.console import print_status
+    from pipelines.jobs.forget import forget, forget_in_store, found_any, read_user_key
 
     folders = {"served": arguments.served, "feedback": arguments.feedback, "logs": arguments.log}
     if not any(folders.values()) and arguments.repository is None:
@@ -73,6 +74,9 @@ def forget_command(arguments: argparse.Namespace) -> None:
         store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
         removed["store_keys"] = forget_in_store(arguments.user, *store)
     print(dump_json(removed))
+    if not found_any(removed):
+        hashed = "" if key is not None else ", or --user-key-file if the service hashes ids"
+        print_status(f"nothing of user '{arguments.user}' was found: check the id{hashed}")
 
 
 def collect_command(arguments: argparse.Namespace) -> None:

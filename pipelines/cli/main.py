@@ -90,9 +90,10 @@ def demo_command(arguments: argparse.Namespace) -> None:
 
 def synthetic_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker logs synthetic``."""
-    from pipelines.datasets.synthetic import generate
+    from pipelines.datasets.synthetic import FIRST_DAY, generate
 
-    generate(arguments.out, arguments.rows, arguments.seed, arguments.conflict)
+    first_day = arguments.first_day or FIRST_DAY
+    generate(arguments.out, arguments.rows, arguments.seed, arguments.conflict, first_day=first_day)
     print(arguments.out / "ranker.toml")
 
 

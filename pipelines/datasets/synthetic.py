@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ DAYS = 10
 """Number of days in the log: eight train, one validates and one tests."""
 MIN_EPOCH_STEPS = 150
 """Number of steps that gates need to select their experts."""
-FIRST_DAY = datetime(2026, 1, 1)
+FIRST_DAY = date(2026, 1, 1)
+"""First day of the log by default."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def generate(
     *,
     users: int | None = None,
     items: int | None = None,
+    first_day: date = FIRST_DAY,
 ) -> None:
     """Write ``out/ranker.toml``, ``out/log/``, ``out/users.parquet`` and ``out/items.parquet``.
 
@@ -95,6 +97,7 @@ def generate(
             Default: every task mixes its two experts in its own way.
         users: number of users; default: one per 20 impressions, at least 50.
         items: number of items; default: one per 100 impressions, at least 50.
+        first_day: day of the first impressions.
 
     Raises:
         OutputError: ``out`` is not empty, or cannot be written.
@@ -108,7 +111,7 @@ def generate(
     second = np.sort(random.integers(DAYS * 86_400, size=rows))
     surface = random.choice(3, rows, p=[0.6, 0.3, 0.1])
     log: dict[str, Any] = {
-        "time": np.datetime64(FIRST_DAY, "ms") + (second * 1000).astype("timedelta64[ms]"),
+        "time": np.datetime64(first_day, "ms") + (second * 1000).astype("timedelta64[ms]"),
         "user_id": user_table["user_id"].take(pa.array(user)),
         "item_id": item_table["item_id"].take(pa.array(item)),
         "surface": pa.array(np.array(["home", "search", "related"])[surface]),
@@ -116,7 +119,7 @@ def generate(
     }
     x = np.hstack([user_factors[user], item_factors[item], user_factors[user] * item_factors[item], np.eye(3)[surface]])
     log |= _labels(x, conflict, random)
-    write_logs(out, _config(rows), pa.table(log), users=user_table, items=item_table)
+    write_logs(out, _config(rows, first_day), pa.table(log), users=user_table, items=item_table)
 
 
 def _power_law(count: int, exponent: float) -> Array:
@@ -248,7 +251,7 @@ def _batch_size(rows: int) -> int:
     return min(512, max(32, 1 << max(0, limit.bit_length() - 1)))
 
 
-def _config(rows: int) -> dict[str, Any]:
+def _config(rows: int, first_day: date) -> dict[str, Any]:
     log1p = {"transform": "log1p"}
     features = [
         feature("user_id", "categorical", "user"),
@@ -276,13 +279,12 @@ def _config(rows: int) -> dict[str, Any]:
         )
         for truth in TRUTHS
     ]
-    first = FIRST_DAY.date()
     return {
         "name": "feed",
         "columns": {"time": "time", "user": "user_id", "item": "item_id"},
         "logs": {
-            "validation_from": f"{first.replace(day=DAYS - 1)}T00:00:00",
-            "test_from": f"{first.replace(day=DAYS)}T00:00:00",
+            "validation_from": f"{first_day + timedelta(days=DAYS - 2)}T00:00:00",
+            "test_from": f"{first_day + timedelta(days=DAYS - 1)}T00:00:00",
         },
         "model": {"gate": {"kind": "dselect_k"}},
         "training": {"batch_size": _batch_size(rows)},

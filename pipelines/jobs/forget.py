@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,11 @@ def forget(
         count = _total("removing requests", files, lambda file: remove_parquet_rows(file, USER, selected))
         removed["served_requests"] = count
     return removed
+
+
+def found_any(removed: Mapping[str, Any]) -> bool:
+    """Return whether anything was removed, see ``forget``."""
+    return any(found_any(value) if isinstance(value, Mapping) else value for value in removed.values())
 
 
 def forget_in_store(user: str, path: Path, url: str, model: str | None, prefix: str) -> int:

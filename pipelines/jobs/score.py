@@ -46,6 +46,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     id_columns = {
         owner: str(ranker.schema.id_column(owner)) for owner in ID_OWNERS if ranker.known_ids(owner) is not None
     }
+    empty = {feature.column: None for feature in ranker.schema.inputs if not feature.training_only}
     progress = Progress("scoring", unit="rows")
     writer = None
     try:
@@ -55,6 +56,8 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                 names = [c for c in (columns.user, columns.item, columns.time) if c in chunk.rows.column_names]
                 with as_log_error(chunk.file):
                     rows = ranker.derive(chunk.rows)
+                    for column in [name for name in empty if rows[name].null_count < rows.num_rows]:
+                        del empty[column]
                     included += ranker.derived.count_included(chunk.rows) if ranker.derived is not None else 0
                     scored = score_table(ranker.score_completed(rows, selected)[0], selected)
                 table = pa.table({c: chunk.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
@@ -83,6 +86,10 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     progress.close()
     if counts["bad"]:
         print_status(f"{counts['bad']:,} bad rows were not scored, see {quarantine}")
+    if empty:
+        print_status(
+            f"no row has a value of {', '.join(empty)}: is this a log of this model? Missing values were scored as such"
+        )
     if included and ranker.derived is not None and ranker.derived.clock is not None:
         print_status(
             f"{included:,} rows are not after {ranker.derived.clock.text}, the end of the counters: their counters and "

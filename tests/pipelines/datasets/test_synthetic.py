@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,17 @@ def test_generate_with_another_seed_gives_another_log(tmp_path: Path) -> None:
 
 
 # Files.
+
+
+def test_first_day_moves_times_and_splits_only(tmp_path: Path) -> None:
+    generate(tmp_path / "usual", 2000)
+    generate(tmp_path / "other", 2000, first_day=date(2027, 12, 27))
+    usual, other = (pq.read_table(tmp_path / name / "log", partitioning=None) for name in ("usual", "other"))
+    moved = pc.subtract(other["time"], usual["time"]).unique().to_pylist()
+    assert moved == [date(2027, 12, 27) - date(2026, 1, 1)]
+    assert other.drop(["time"]) == usual.drop(["time"])
+    logs = load_config(tmp_path / "other" / "ranker.toml").logs
+    assert (logs.validation_from, logs.test_from) == (datetime(2028, 1, 4), datetime(2028, 1, 5))
 
 
 def test_generate_writes_daily_partitions_side_tables_and_config(logs: Path) -> None:

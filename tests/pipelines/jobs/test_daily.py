@@ -233,10 +233,11 @@ def test_day_before_the_served_day_is_rejected(first: Feed, capsys: pytest.Captu
     assert "2026-01-09, the run of the served version, trained until 2026-01-08" in capsys.readouterr().err
 
 
-def test_invalid_date_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("text", ["2026-02-30", "1969-12-31", "9999-12-31"])
+def test_invalid_date_is_rejected(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["daily", "x.toml", "--repository", "r", "--runs", "s", "--day", "2026-02-30"])
-    assert "'2026-02-30' is not a date" in capsys.readouterr().err
+        main(["daily", "x.toml", "--repository", "r", "--runs", "s", "--day", text])
+    assert f"'{text}' is not a date" in capsys.readouterr().err
 
 
 def test_running_service_switches_to_the_new_version(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,9 @@ def content(loop: Path) -> dict[str, Any]:
 
 def test_forget_removes_the_rows_of_one_user_everywhere_and_only_those(loop: Path) -> None:
     before = content(loop)
-    code, out, _ = ranker("forget", "u1", *arguments(loop))
+    code, out, err = ranker("forget", "u1", *arguments(loop))
     assert code == 0
+    assert "was found" not in err
     assert json.loads(out) == {"feedback_lines": 3, "log_rows": {str(loop / "log"): 2}, "served_requests": 4}
     kept = {name: [row for row in rows if row["user_id"] != "u1"] for name, rows in before.items() if "parquet" in name}
     assert content(loop) == kept | {"feedback-1.jsonl": ["r1", "r2"]}
@@ -82,11 +83,12 @@ def test_forget_removes_the_rows_of_one_user_everywhere_and_only_those(loop: Pat
 def test_forget_repeated_removes_nothing_more(loop: Path) -> None:
     ranker("forget", "u1", *arguments(loop))
     files = {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()}
-    code, out, _ = ranker("forget", "u1", *arguments(loop))
+    code, out, err = ranker("forget", "u1", *arguments(loop))
     assert (code, json.loads(out)) == (
         0,
         {"feedback_lines": 0, "log_rows": {str(loop / "log"): 0}, "served_requests": 0},
     )
+    assert "nothing of user 'u1' was found: check the id, or --user-key-file if the service hashes ids" in err
     assert {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()} == files
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +30,13 @@ def counters_of(version: Path) -> dict[str, float]:
     return {name: float(state.base["count"].sum()) for name, state in derived.counters.items()}
 
 
+def exported(line: str) -> dict[str, str]:
+    """Return the variables that a line of shell exports."""
+    names = re.findall(r"(\w+)=", line)
+    printed = subprocess.run(["bash", "-c", f"{line}; printenv {' '.join(names)}"], check=True, stdout=subprocess.PIPE)
+    return dict(zip(names, printed.stdout.decode().splitlines(), strict=True))
+
+
 def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the example that users follow; everything but the service runs in this process."""
     blocks = BLOCK.findall(GUIDE.read_text().partition("## Example\n")[2].partition("\n## ")[0])
@@ -38,9 +47,9 @@ def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path, monkeypat
     with ExitStack() as stack:
         for line in commands.replace("8000", port).splitlines():
             match shlex.split(line):
-                case ["export", *settings]:
-                    for setting in settings:
-                        monkeypatch.setenv(*setting.split("=", 1))
+                case ["export", *_]:
+                    for name, value in exported(line).items():
+                        monkeypatch.setenv(name, value)
                 case ["ranker", "serve", repository, *options, "&"]:
                     service = stack.enter_context(started_service(Path(repository), options))
                 case ["python", "application.py"]:
@@ -49,7 +58,7 @@ def test_commands_of_the_guide_print_the_quoted_output(tmp_path: Path, monkeypat
                     service.process.terminate()
                     service.process.wait()
                 case ["ranker", *arguments]:
-                    code, out, err = ranker(*arguments)
+                    code, out, err = ranker(*map(os.path.expandvars, arguments))
                     assert code == 0, err
                     printed += out
                 case words:
