@@ -15,7 +15,7 @@ from pipelines.data.reader import LogReader, as_log_error
 from ranking.artifacts.atomic_files import check_writable, os_error_text
 from ranking.encoding.columns import canonical_ids
 from ranking.errors import LogError, OutputError
-from ranking.frozen.ranker import FrozenRanker, score_table
+from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import ID_OWNERS
 
 
@@ -25,7 +25,8 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     Args:
         ranker: the ranker.
         logs: Parquet file or folder; labels are not needed.
-        out: Parquet file for the ids of each row, its time (if any) and a column per task.
+        out: Parquet file for the ids of each row, its time (if any), a column per task and ``score``, by which a
+            service sorts.
         tasks: tasks to score; default: all.
 
     Returns:
@@ -59,7 +60,7 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                     for column in [name for name in empty if rows[name].null_count < rows.num_rows]:
                         del empty[column]
                     included += ranker.derived.count_included(chunk.rows) if ranker.derived is not None else 0
-                    scored = score_table(ranker.score_completed(rows, selected)[0], selected)
+                    scored = ranker.to_table(ranker.score_completed(rows, selected)[0], selected)
                 table = pa.table({c: chunk.rows[c] for c in names} | {c: scored[c] for c in scored.column_names})
                 writer = writer or pq.ParquetWriter(draft, table.schema)
                 writer.write_table(_cast(table, writer.schema, chunk.file))

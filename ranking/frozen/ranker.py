@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ranking.frozen.graph import FrozenGraph
     from ranking.gates.config import GateConfig
 
+SCORE = "score"
+"""Column of the score that sorts candidates."""
 SCORE_ROWS = 4096
 """Rows scored per batch, which bounds the memory that a large table needs."""
 
@@ -120,7 +122,7 @@ class FrozenRanker:
             tasks: names of the tasks to score; default all. Experts that none of them selected do not run.
 
         Returns:
-            One float32 column per task, in the order of ``tasks``.
+            One float32 column per task, in the order of ``tasks``, and ``score``, see ``to_table``.
 
         Raises:
             InvalidInputError: an unknown task, a column that is missing or of the wrong type, a NaN or infinite value
@@ -129,7 +131,25 @@ class FrozenRanker:
         selected = self.tasks(tasks)
         self._require_columns(table.column_names)
         scores, _ = self.score_completed(self.complete(table), selected)
-        return score_table(scores, selected)
+        return self.to_table(scores, selected)
+
+    def to_table(self, scores: Float32, tasks: Sequence[Task]) -> pa.Table:
+        """Return scores [rows, tasks] as a table with a column per task and ``score``, by which a service sorts.
+
+        A task with the name ``score`` keeps its column; the table then lacks the other one.
+        """
+        table = score_table(scores, tasks)
+        if SCORE in table.column_names:
+            return table
+        return table.append_column(SCORE, pa.array(scores.astype(np.float64) @ self.objective_weights(tasks)))
+
+    def objective_weights(self, tasks: Sequence[Task]) -> npt.NDArray[np.float64]:
+        """Return the weight of each task [tasks] in the score that sorts candidates.
+
+        The weights are those of the objective for these tasks if one is not 0, else 1 for the first task.
+        """
+        weights = np.array([self.objective.get(task.name, 0.0) for task in tasks])
+        return weights if weights.any() else np.eye(1, len(tasks))[0]
 
     def _require_columns(self, names: Sequence[str]) -> None:
         """Check that each feature has a column, in the rows or in a table of its owner.

@@ -152,8 +152,7 @@ def objective_weights(
 ) -> npt.NDArray[np.float64]:
     """Return the weight of each task [tasks] in the objective.
 
-    The weights are those of the request, else those of the bundle for the scored tasks if one is not 0, else 1 for the
-    first task.
+    The weights are those of the request, else those of the bundle.
 
     Raises:
         InvalidRequestError: the request weights a task that is not scored.
@@ -163,6 +162,4 @@ def objective_weights(
         if task not in names:
             reason = f"is not among the tasks that are scored: {', '.join(names)}"
             raise InvalidRequestError(f"objective.{task}", reason)
-    bundle_objective = {task: weight for task, weight in ranker.objective.items() if weight and task in names}
-    objective = requested or bundle_objective or {names[0]: 1.0}
-    return np.array([objective.get(name, 0.0) for name in names])
+    return np.array([requested.get(name, 0.0) for name in names]) if requested else ranker.objective_weights(tasks)

@@ -60,7 +60,7 @@ def test_scores_equal_the_library_in_the_order_of_the_log(ranker: FrozenRanker, 
     counts = score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
     scored = pq.read_table(tmp_path / "scores.parquet")
     assert (counts["scored"], counts["bad"]) == (day.num_rows, 0)
-    assert scored.column_names == [*IDS, *TASKS]
+    assert scored.column_names == [*IDS, *TASKS, "score"]
     assert scored.select(IDS).to_pylist() == day.select(IDS).to_pylist()
     assert same_scores(scored, ranker, day)
 
@@ -92,7 +92,7 @@ def test_duplicates_are_scored(ranker: FrozenRanker, day: pa.Table, tmp_path: Pa
 def test_scores_have_the_requested_tasks_in_order(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
     score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet", ["watch_time", "click"])
     scored = pq.read_table(tmp_path / "scores.parquet")
-    assert scored.column_names == [*IDS, "watch_time", "click"]
+    assert scored.column_names == [*IDS, "watch_time", "click", "score"]
     expected = ranker.score(day)
     for task in ("watch_time", "click"):
         assert np.allclose(scored[task].to_numpy(), expected[task].to_numpy(), rtol=0, atol=1e-6)
@@ -116,6 +116,16 @@ def test_unseen_users_and_items_are_counted(ranker: FrozenRanker, day: pa.Table,
     assert counts == {"scored": 4, "bad": 0, "unseen_users": 4, "unseen_items": 4}
 
 
+def test_columns_without_any_value_are_named(
+    ranker: FrozenRanker, day: pa.Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nulls = day.set_column(day.column_names.index("hour"), "hour", pa.nulls(day.num_rows, pa.int64()))
+    score_log(ranker, write(nulls, tmp_path), tmp_path / "scores.parquet")
+    assert "no row has a value of hour: is this a log of this model?" in capsys.readouterr().err
+    score_log(ranker, write(day, tmp_path), tmp_path / "scores.parquet")
+    assert "no row has a value" not in capsys.readouterr().err
+
+
 def test_unknown_users_and_items_are_scored(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
     strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
     strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
@@ -126,7 +136,7 @@ def test_unknown_users_and_items_are_scored(ranker: FrozenRanker, day: pa.Table,
 def test_time_and_user_columns_are_optional(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
     timeless = day.drop_columns(["time"])
     score_log(ranker, write(timeless, tmp_path), tmp_path / "scores.parquet")
-    assert pq.read_table(tmp_path / "scores.parquet").column_names == ["user_id", "item_id", *TASKS]
+    assert pq.read_table(tmp_path / "scores.parquet").column_names == ["user_id", "item_id", *TASKS, "score"]
 
 
 def test_scores_replace_an_existing_file(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
@@ -284,4 +294,4 @@ def test_output_has_the_available_ids_before_the_scores(shop: Shop) -> None:
     for ids in (["user_id", "item_id", "time"], ["user_id", "item_id"], ["item_id", "time"], ["item_id"]):
         log = write(rows.select([*ids, "tab"]), shop.folder)
         score_log(ranker, log, shop.folder / "scores.parquet")
-        assert pq.read_table(shop.folder / "scores.parquet").column_names == [*ids, "click", "watch"]
+        assert pq.read_table(shop.folder / "scores.parquet").column_names == [*ids, "click", "watch", "score"]

@@ -33,13 +33,13 @@ def with_all_columns(ranker: FrozenRanker, table: pa.Table) -> pa.Table:
 
 
 def table_scores(table: pa.Table) -> np.ndarray[Any, Any]:
-    return np.stack([column.to_numpy() for column in table.columns], 1)
+    return np.stack([table[name].to_numpy() for name in table.column_names if name != "score"], 1)
 
 
 def test_score_returns_one_float32_column_per_task(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
     scores = hand_ranker.score(draw_rows(10, 1))
-    assert scores.column_names == ["click", "like", "watch", "rating"]
-    assert [field.type for field in scores.schema] == [pa.float32()] * 4
+    assert scores.column_names == ["click", "like", "watch", "rating", "score"]
+    assert [field.type for field in scores.schema] == [pa.float32()] * 4 + [pa.float64()]
     assert scores.num_rows == 10
     probabilities = table_scores(scores.select(["click", "like"]))
     assert ((probabilities > 0) & (probabilities < 1)).all()
@@ -48,15 +48,37 @@ def test_score_returns_one_float32_column_per_task(hand_ranker: FrozenRanker, dr
 def test_score_returns_columns_in_requested_order(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
     all_tasks = hand_ranker.score(draw_rows(10, 1))
     selected = hand_ranker.score(draw_rows(10, 1), tasks=["rating", "click"])
-    assert selected.column_names == ["rating", "click"]
+    assert selected.column_names == ["rating", "click", "score"]
     np.testing.assert_allclose(table_scores(selected), table_scores(all_tasks.select(["rating", "click"])), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        ({"like": 2.0, "rating": -1.0}, {"like": 2.0, "rating": -1.0}),
+        ({"watch": 1.0}, {"click": 1.0}),
+        ({}, {"click": 1.0}),
+    ],
+)
+def test_score_is_the_weighted_sum_of_the_tasks(
+    hand_ranker: FrozenRanker, draw_rows: DrawRows, objective: dict[str, float], expected: dict[str, float]
+) -> None:
+    ranker = replace(hand_ranker, objective=objective)
+    scores = ranker.score(draw_rows(10, 1), tasks=["click", "like", "rating"])
+    total = sum(weight * scores[task].to_numpy().astype(float) for task, weight in expected.items())
+    np.testing.assert_allclose(scores["score"].to_numpy(), total, rtol=1e-12)
+
+
+def test_task_with_the_name_score_keeps_its_column(hand_ranker: FrozenRanker) -> None:
+    task = hand_ranker.schema.tasks[0].model_copy(update={"name": "score"})
+    assert hand_ranker.to_table(np.array([[0.5]], np.float32), [task]).to_pydict() == {"score": [0.5]}
 
 
 @pytest.mark.parametrize("empty", [pa.table({}), pa.table({"item_id": pa.array([], pa.int64())})])
 def test_score_of_no_rows_returns_empty_table(hand_ranker: FrozenRanker, empty: pa.Table) -> None:
     scores = hand_ranker.score(with_all_columns(hand_ranker, empty), tasks=["like", "click"])
     assert scores.num_rows == 0
-    assert scores.schema == pa.schema([("like", pa.float32()), ("click", pa.float32())])
+    assert scores.schema == pa.schema([("like", pa.float32()), ("click", pa.float32()), ("score", pa.float64())])
 
 
 def test_score_of_unknown_task_raises_with_known_tasks(hand_ranker: FrozenRanker, draw_rows: DrawRows) -> None:
