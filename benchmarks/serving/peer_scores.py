@@ -56,7 +56,7 @@ class ScoreCheck:
         columns, ids = self._ranker.schema.columns, request["items"]["id"]
         shared = {columns.user: request["user"]["id"], **request["context"]}
         table = pa.table({columns.item: ids} | {name: [value] * len(ids) for name, value in shared.items()})
-        return dict(zip(ids, self._ranker.score(table).to_pylist(), strict=True))
+        return dict(zip(ids, self._ranker.score(table).drop(["score"]).to_pylist(), strict=True))
 
 
 def compare(name: str, items: Sequence[Mapping[str, Any]], expected: Expected) -> None:

@@ -55,7 +55,7 @@ def ids(prefix: str, values: list[Any], *, text: bool) -> list[Any]:
 def expected(repository: Path, table: pa.Table) -> np.ndarray[Any, Any]:
     """Scores of the library [candidates, tasks]."""
     scores = ranking.load(repository / "counted" / "1").score(table)
-    return np.stack([column.to_numpy() for column in scores.columns], 1)
+    return np.stack([scores[task].to_numpy() for task in scores.column_names if task != "score"], 1)
 
 
 def log_rows(user: Any, items: list[Any], kind: pa.DataType) -> pa.Table:

@@ -59,11 +59,11 @@ class ServedGate:
         return TOLERANCES[self.gate]
 
     def assert_scores_match(self, response: dict[str, Any], ids: list[str], expected: pa.Table) -> None:
-        scores = {item["id"]: item["scores"] for item in response["items"]}
-        assert expected.column_names == self.ranker.schema.task_names
+        items = {item["id"]: item for item in response["items"]}
         for row, item_id in enumerate(ids):
-            for task in expected.column_names:
-                assert scores[item_id][task] == pytest.approx(expected[task][row].as_py(), abs=self.tolerance)
+            assert items[item_id]["score"] == pytest.approx(expected["score"][row].as_py(), abs=100 * self.tolerance)
+            for task in self.ranker.schema.task_names:
+                assert items[item_id]["scores"][task] == pytest.approx(expected[task][row].as_py(), abs=self.tolerance)
 
 
 @pytest.fixture(scope="module", params=[PER_TASK_GATE, *PER_EXAMPLE_GATES])

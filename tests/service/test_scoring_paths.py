@@ -189,7 +189,7 @@ def rank(served: Served, content: bytes, content_type: str = "application/json")
 def library_scores(served: Served, table: pa.Table) -> pa.Table | None:
     """Return the scores by the library, or None if it rejects the rows."""
     try:
-        return served.ranker.score(table)
+        return served.ranker.score(table).drop(["score"])
     except InvalidInputError:
         return None
 

@@ -120,7 +120,8 @@ def write_state(folder: Path, schema: Schema, events: pa.Table, tables: dict[Own
         kind = pa.large_list(events["item_id"].type)
         items = pa.array([values[-history.max_length :] for values in lists.values()], kind)
         write_history_state(folder, history, np.array(list(lists), np.int64), items)
-    StateClock(int(times[-1]), ZONE, int(times[0])).write(folder)
+    first, last = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
+    StateClock(last, ZONE, first).write(folder)
 
 
 def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> FrozenRanker:

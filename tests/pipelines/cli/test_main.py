@@ -228,7 +228,7 @@ def test_score_prints_the_number_of_scored_and_bad_rows(workflow: Workflow) -> N
     scored = pq.read_table(workflow.folder / "scores.parquet")
     counts = {"scored": scored.num_rows, "bad": 0, "unseen_users": 0, "unseen_items": 0}
     assert data == {"out": f"{workflow.folder}/scores.parquet", **counts}
-    assert scored.column_names == ["user_id", "item_id", "time", "like", "click"]
+    assert scored.column_names == ["user_id", "item_id", "time", "like", "click", "score"]
 
 
 # Gates.

@@ -152,7 +152,7 @@ def test_generated_config_has_every_feature_kind_and_owner_and_no_label_as_featu
 
 @pytest.mark.parametrize(("rows", "size"), [(2_000, 32), (20_000, 64), (100_000, 512), (1_000_000, 512)])
 def test_generated_batch_size_grows_with_the_log(rows: int, size: int) -> None:
-    assert synthetic._config(rows)["training"] == {"batch_size": size}
+    assert synthetic._config(rows, synthetic.FIRST_DAY)["training"] == {"batch_size": size}
 
 
 def test_profile_of_generated_log_has_no_bad_rows(large: Path) -> None:

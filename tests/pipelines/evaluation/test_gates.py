@@ -158,7 +158,7 @@ class TestFrozen:
         dense = to_probabilities(outputs.numpy(), ranker.schema.tasks)
         frozen = ranker.score(test_rows)
         assert frozen.num_rows == len(dense) > 100
-        for i, task in enumerate(frozen.column_names):
+        for i, task in enumerate(ranker.schema.task_names):
             assert frozen[task].to_numpy() == pytest.approx(dense[:, i], abs=TOLERANCE), task
 
     @every_gate

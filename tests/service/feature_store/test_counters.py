@@ -95,7 +95,7 @@ def library_scores(ranker: FrozenRanker, user: str) -> np.ndarray[Any, Any]:
     time = pa.array([AT] * len(items), pa.timestamp("us", ZONE))
     table = pa.table({"time": time, "user_id": [user] * len(items), "item_id": items, "tab": ["home"] * len(items)})
     result = ranker.score(table)
-    return np.stack([column.to_numpy() for column in result.columns], 1)
+    return np.stack([result[task].to_numpy() for task in ranker.schema.task_names], 1)
 
 
 def applied_ranker(repository: Path, later: Path, folder: Path) -> FrozenRanker:
