@@ -1,13 +1,14 @@
 # Start with `make demo`, which runs the whole loop, and `make test`, which runs all tests.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# Compiling all modules would take as long as the rest of the installation: Python compiles those that it imports.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
 # Every file is checked against the hashes of the lock file. The project itself has none.
 LOCKED := $(PIP) --require-hashes --requirement
 # Index of PyTorch's CPU builds. It is used only for PyTorch, and only if pip's index has no CPU build.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test test-fast test-all coverage soak lint audit sbom licenses lock bench bench-peers bench-train clean
+.PHONY: demo serve test test-fast test-all coverage soak lint lint-code lint-types lint-lanes audit sbom licenses lock bench bench-peers bench-train clean
 
 # Compiled modules are kept even if the environment says otherwise: tests start hundreds of programs.
 unexport PYTHONDONTWRITEBYTECODE
@@ -56,12 +57,18 @@ coverage: test-all
 soak: .venv/dev
 	RANKER_SOAK_SECONDS=600 $(BIN)/pytest -s -m nightly tests/service/test_soak.py
 
-lint: .venv/dev
+lint: lint-code lint-types lint-lanes
+
+lint-code: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/vocabulary.py
+
+lint-types: .venv/dev
+	$(BIN)/mypy
+
+lint-lanes: .venv/dev
 	$(BIN)/pytest --collect-only -qq --lint-lanes
 
 # Checks the locked packages for known vulnerabilities. pip-audit does not read the files that a lock file includes, so that
