@@ -6,7 +6,6 @@ from itertools import count
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 from tests.pipelines.killed_ranker import killed_ranker
 from tests.support.loop_folders import HOUR, LoopFolders
@@ -18,7 +17,6 @@ def row_ids(log: Path) -> list[str]:
     return sorted(name for file in files for name in pq.ParquetFile(file).read(["request_id"])[0].to_pylist())
 
 
-@pytest.mark.system
 def test_killed_join_leaves_the_old_or_the_new_rows(tmp_path: Path) -> None:
     """Protects the joined log: each join adds requests and is killed before a later change than the previous one."""
     loop = LoopFolders(tmp_path)

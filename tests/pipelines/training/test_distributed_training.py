@@ -131,7 +131,6 @@ def test_two_ranks_with_an_odd_batch_size_raise_a_config_error(
 LONG_SETTINGS = (*SETTINGS, "training.epochs=300")
 
 
-@pytest.mark.system
 def test_killed_rank_stops_all_ranks_and_one_process_resumes(logs: Path, tmp_path: Path) -> None:
     """Protects a distributed run of which one process dies, such as for lack of memory."""
     run = RunFolder(tmp_path / "run")
