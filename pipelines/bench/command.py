@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.bench import report
-from pipelines.bench.benchmark import run_benchmark
-from pipelines.bench.sizes import FULL, QUICK
+from pipelines.bench.benchmark import PARTS, run_benchmark
+from pipelines.bench.sizes import FULL, QUICK, SHORT
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import OutputError, UsageError
+
+SHORT_PARTS = ("engines", "http", "open")
+"""Parts that are measured by default: cost of scoring, latency and throughput."""
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -26,13 +29,14 @@ def run(arguments: argparse.Namespace) -> str:
         OutputError: the file cannot be written.
         RankerError: the bundle cannot be loaded, or a measurement failed.
     """
-    sizes = QUICK if arguments.quick else FULL
+    sizes = QUICK if arguments.quick else FULL if arguments.full else SHORT
+    parts = arguments.only or (tuple(PARTS) if arguments.full else SHORT_PARTS)
     if arguments.items is not None:
         if arguments.bundle is not None:
             raise UsageError("--items sets the size of the reference model: omit it, or omit BUNDLE")
         sizes = replace(sizes, items=arguments.items)
     results = {} if arguments.json is None else read_results(arguments.json)
-    for result in run_benchmark(arguments.bundle, sizes, arguments.threads, arguments.only):
+    for result in run_benchmark(arguments.bundle, sizes, arguments.threads, parts):
         results |= result
         if arguments.json is not None:
             write_results(arguments.json, results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,19 @@ FULL = Sizes(
     retrying_clients=(16, 600, 2500),
     warmup_seconds=0.3,
 )
+SHORT = replace(
+    FULL,
+    items=100_000,
+    candidates=(10, 100, 500),
+    clients=(1, 32),
+    open_candidates=(100,),
+    shares=(0.5, 0.9),
+    turns=1,
+    load_seconds=1.0,
+    open_seconds=3.0,
+    overload_seconds=10.0,
+)
+"""One turn of the usual sizes."""
 QUICK = Sizes(
     items=2_000,
     users=100,

@@ -345,7 +345,7 @@ def build_parser() -> argparse.ArgumentParser:
     revoke.add_argument("file", type=Path, metavar="FILE", help=KEY_FILE)
     revoke.add_argument("name", metavar="NAME", help="name of the key")
 
-    bench = command("bench", "measure the cost of scoring and serving on this machine")
+    bench = command("bench", "measure the cost of scoring and serving on this machine, in about a minute")
     bench.add_argument(
         "bundle",
         type=Path,
@@ -357,9 +357,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--only",
         choices=BENCH_PARTS,
         nargs="+",
-        default=BENCH_PARTS,
         metavar="PART",
-        help=f"parts to measure, of {', '.join(BENCH_PARTS)} (default: all)",
+        help=f"parts to measure, of {', '.join(BENCH_PARTS)} (default: engines, http and open; with --full all)",
     )
     bench.add_argument(
         "--threads",
@@ -368,7 +367,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="cores of the measured process; load comes from the other cores (default: 1)",
     )
     bench.add_argument("--items", type=positive_int, help="items of the reference model (default: 1000000)")
-    bench.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
+    amount = bench.add_mutually_exclusive_group()
+    amount.add_argument(
+        "--full", action="store_true", help="measure more sizes in three turns: about a quarter of an hour"
+    )
+    amount.add_argument("--quick", action="store_true", help="measure tiny sizes, to test the benchmark itself")
     bench.add_argument(
         "--json",
         type=Path,

@@ -1,6 +1,6 @@
 """A service under overload and under attack: other clients are answered, and its queue and its memory are bounded.
 
-``ranker bench --only overload attacks`` measures how well it does; the nightly forms check the ratios of that.
+``ranker bench --full --only overload attacks`` measures how well it does; the nightly forms check the ratios of that.
 """
 
 from __future__ import annotations

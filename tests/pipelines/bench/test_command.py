@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipelines.bench import benchmark, command, report
-from pipelines.bench.sizes import FULL, QUICK
+from pipelines.bench.sizes import FULL, QUICK, SHORT
 from pipelines.cli.arguments import BENCH_PARTS
 from pipelines.cli.main import main
 from ranking.errors import RankerError
@@ -45,8 +45,11 @@ def test_bench_without_arguments_measures_the_reference_model_and_prints_tables(
     calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench"]) == 0
+    results = {part: serving_results()[part] for part in ("engines", "http", "open")}
+    assert capsys.readouterr().out.strip() == report.format_tables(results).strip()
+    assert main(["bench", "--full"]) == 0
     assert capsys.readouterr().out.strip() == report.format_tables(serving_results()).strip()
-    assert calls == [(None, FULL, 1, list(BENCH_PARTS))]
+    assert calls == [(None, SHORT, 1, list(results)), (None, FULL, 1, list(BENCH_PARTS))]
 
 
 def test_bench_json_keeps_parts_that_are_not_measured(calls: list[Any], tmp_path: Path) -> None:
