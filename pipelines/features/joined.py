@@ -35,6 +35,8 @@ Numbers = npt.NDArray[np.float32]
 
 WORK = ".events"
 """Name of the folder of temporary files."""
+MISSING_START = 0.01
+"""Share of the time of a log without its first impressions in which it still counts as whole."""
 
 
 def write_joined_columns(
@@ -125,7 +127,7 @@ def _compute(
         return numbers, {history.name: nothing for history in schema.histories}
     numbers, lists = {}, {}
     if earlier is not None and not _precedes(earlier.clock, events):
-        if earlier.clock is not None:
+        if earlier.clock is not None and not _is_whole(earlier.clock, events):
             print_status(
                 f"the log does not start after the log of the model, which ends at {earlier.clock.text}: its counters "
                 "and histories start empty and count only the impressions of this log"
@@ -160,6 +162,16 @@ def _precedes(clock: StateClock | None, events: Events) -> bool:
     if clock is None or events.span is None:
         return False
     return clock.until < events.span[0] and (clock.zone is None) == (events.zone is None)
+
+
+def _is_whole(clock: StateClock, events: Events) -> bool:
+    """Return whether a log has the impressions from the start of a state on, without at most ``MISSING_START``.
+
+    The first impressions of the log may have been those of a user who was forgotten.
+    """
+    if clock.since is None or events.span is None:
+        return False
+    return events.span[0] - clock.since <= MISSING_START * (clock.until - clock.since)
 
 
 def _new_numbers(file: Path, columns: int, rows: int) -> Numbers:

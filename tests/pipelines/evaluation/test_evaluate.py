@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ranking
+from pipelines.cli.main import main
 from pipelines.config.config import EvaluationConfig
 from pipelines.evaluation.evaluate import evaluate, evaluate_all, evaluate_predictions
 from pipelines.evaluation.predict import Predictions, predict
@@ -216,6 +217,17 @@ def test_bundle_on_a_part_of_its_training_log_says_that_counters_start_empty(
     evaluate(bundle_scorer(ranking.load(bundle), "bundle"), day)
     (message,) = [line for line in capsys.readouterr().err.splitlines() if "counters" in line and "start empty" in line]
     assert "ends at 2026-01-10T23:" in message
+
+
+def test_log_without_a_forgotten_user_is_not_said_to_start_empty(
+    bundle: Path, logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(logs / "log", tmp_path / "log")
+    (user,) = pq.read_table(logs / "log" / "date=2026-01-01", columns=["user_id"], partitioning=None)["user_id"][:1]
+    assert main(["forget", user.as_py(), "--log", str(tmp_path / "log")]) == 0
+    capsys.readouterr()
+    evaluate(bundle_scorer(ranking.load(bundle), "bundle"), tmp_path / "log")
+    assert "start empty" not in capsys.readouterr().err
 
 
 def test_gauc_by_user_day_equals_gauc_on_one_day_only(bundle: Path, logs: Path, day: Path) -> None:
