@@ -171,9 +171,15 @@ def describe_losses(losses: Iterable[Loss]) -> str:
 
 
 def require_coverage(
-    old: Coverage | None, new: Coverage | None, before: str | Path, after: str | Path, *, allow: bool
+    old: Coverage | None,
+    new: Coverage | None,
+    before: str | Path,
+    after: str | Path,
+    *,
+    allow: bool,
+    report: bool = True,
 ) -> None:
-    """Print what a new state lacks of the one that it replaces.
+    """Check that a new state lacks little of the one that it replaces.
 
     Args:
         old: coverage of the state that is replaced.
@@ -181,6 +187,7 @@ def require_coverage(
         before: name of the state that is replaced.
         after: name of the new state.
         allow: whether any loss is accepted.
+        report: whether to print an accepted loss.
 
     Raises:
         QualityGateError: more than ``TOLERATED`` of a counter or history would be lost.
@@ -192,5 +199,5 @@ def require_coverage(
             f"{after} has poorer counters than {before} (impressions, or ids of histories): {describe_losses(large)}. "
             f"Users and items would lose their past; {FIX}"
         )
-    if losses:
+    if losses and report:
         print_status(f"{after} has poorer counters than {before}: {describe_losses(losses)}")

@@ -51,7 +51,7 @@ def describe_counters(repo: Path, name: str, before: int, after: int, url: str |
         return
     command = f"'ranker counters load {repo} --model {name} {FLAG}' replaces them with those of version {after}"
     if url is None:
-        print_status(f"a feature store keeps the counters that it has; {command}. --to shows what it holds")
+        print_status(f"with a feature store: it keeps the counters that it has; {command}. --to shows what it holds")
         return
     try:
         store = CounterStore(url, prefix, name)

@@ -58,7 +58,7 @@ class Release(StrictModel):
             version=version,
             pinned=self.pinned,
             canary=None if self.canary and self.canary.version == version else self.canary,
-            shadow=None if self.shadow == version else self.shadow,
+            shadow=None if self.shadow in (version, self.canary and self.canary.version) else self.shadow,
         )
 
     @model_validator(mode="after")

@@ -153,10 +153,12 @@ def write_release(repository: Path, name: str, release: Release) -> None:
     The version that was current before becomes a fallback, see ``Fallbacks``.
 
     Raises:
-        BundleError: a version of the release is not published.
+        BundleError: a version of the release is not published, or has two roles.
         OutputError: ``current.json`` cannot be written.
     """
     check_published(repository, name, release)
+    if release.canary is not None and release.canary.version == release.shadow:
+        raise BundleError(f"version {release.shadow} cannot be both the canary and the shadow: remove one of them")
     _update_fallbacks(repository, name, release.version)
     write_json(release.to_json(), repository / name / CURRENT)
 

@@ -152,7 +152,9 @@ class ModelRegistry:
         """
         versions = self.get(name).versions
         if version not in versions:
-            raise ModelNotFoundError(f"version {version} of '{name}' is not served; served: {', '.join(versions)}")
+            raise ModelNotFoundError(
+                f"version {version} of '{name}' is not served; served: {', '.join(sorted(versions, key=int))}"
+            )
         return versions[version]
 
     @property

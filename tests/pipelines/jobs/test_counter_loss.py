@@ -226,7 +226,7 @@ def test_rollback_says_what_the_counters_and_the_store_hold(
     text = capsys.readouterr().err
     assert "the counters of version 1 count until 2025-06-15T14:43:02Z, those of version 2 until 2025-06-17" in text
     assert "user_id 400 instead of 420" in text
-    assert "a feature store keeps the counters that it has" in text
+    assert "with a feature store: it keeps the counters that it has" in text
     main(["release", str(repo), "counted", "--version", "2"])
     capsys.readouterr()
     assert main(["release", str(repo), "counted", "--version", "1", "--to", empty_redis.url]) == 0

@@ -70,6 +70,11 @@ def test_change_release_without_changes_writes_nothing(repo: Path) -> None:
             "version 3 cannot be both the current version and the canary",
         ),
         ("feed", {"version": 2, "shadow": 2}, "version 2 cannot be both the current version and the shadow"),
+        (
+            "feed",
+            {"canary": {"version": 1, "weight": 0.1}, "shadow": 1},
+            "version 1 cannot be both the canary and the shadow: remove one of them",
+        ),
         ("../feed", {"version": 2}, "name '../feed': use letters, digits"),
         ("feed/../feed", {}, "name 'feed/../feed': use letters, digits"),
     ],

@@ -33,5 +33,7 @@ def test_release_versions_are_unique_and_begin_with_the_current_one() -> None:
 def test_promoted_version_is_no_longer_canary_or_shadow() -> None:
     release = Release(version=3, pinned=True, canary=Canary(version=4, weight=0.1), shadow=5)
     assert release.promoted(4) == Release(version=4, pinned=True, shadow=5)
+    both = Release(version=3, canary=Canary(version=4, weight=0.1), shadow=4)  # earlier versions accepted it
+    assert both.promoted(5) == Release(version=5, canary=both.canary)
     assert release.promoted(5) == Release(version=5, pinned=True, canary=release.canary)
     assert release.promoted(6) == release.model_copy(update={"version": 6})
