@@ -89,7 +89,8 @@ def read_stream(
 
 
 def _unreadable(error: Exception) -> Problem:
-    return malformed("body", f"not a readable Arrow stream: {error!s:.200}")
+    fix = "send a stream (not a file) of record batches, such as pyarrow.ipc.new_stream writes"
+    return malformed("body", f"not a readable Arrow stream: {fix} ({error!s:.200})")
 
 
 def _check_size(size: int, max_bytes: int) -> None:

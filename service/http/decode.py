@@ -63,7 +63,7 @@ def decode_request(body: bytes, body_format: str, model: LoadedModel, settings: 
         if parsed is None:
             return ParsedRequest.from_message(validate_message(document, RankRequest), item_features)
     rest, candidates = parsed
-    return ParsedRequest(validate_message(rest, RankOptions), candidates)
+    return ParsedRequest(validate_message(rest, RankOptions, received=RankRequest), candidates)
 
 
 def decode_message(body: bytes, message: type[Message], field: str, settings: Settings) -> Message:
@@ -184,13 +184,16 @@ def _parse_with_position(body: bytes, field: str) -> Any:
         raise malformed(field, "not valid JSON") from None
 
 
-def validate_message(document: Any, message: type[Message], field: str = "body") -> Message:
+def validate_message(
+    document: Any, message: type[Message], field: str = "body", *, received: type[BaseModel] | None = None
+) -> Message:
     """Validate parsed JSON as one of the API's messages.
 
     Args:
         document: Parsed JSON.
         message: Class of the message.
         field: Name of the whole message in errors.
+        received: Class of the message that the client sent, if the document is a part of it.
 
     Raises:
         Problem: 422 if fields are not valid.
@@ -198,7 +201,7 @@ def validate_message(document: Any, message: type[Message], field: str = "body")
     try:
         return message.model_validate(document)
     except ValidationError as error:
-        raise invalid_request(error, field) from None
+        raise invalid_request(error, received or message, field) from None
 
 
 def _check_candidate_count(document: Any, max_candidates: int) -> None:

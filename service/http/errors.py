@@ -28,6 +28,11 @@ def to_problem(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case HTTPException(status_code=405):
+            allowed = (error.headers or {}).get("Allow", "another method")
+            return Problem(
+                405, f"this path does not allow this method: use {allowed}", headers=dict(error.headers or {})
+            )
         case HTTPException():
             return Problem(error.status_code, str(error.detail), headers=dict(error.headers or {}))
         case InvalidRequestError():

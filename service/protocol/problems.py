@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
+
+from ranking.schema.models_at import models_at
 
 CLIENT_CLOSED = 499
 """Status recorded in metrics and logs when the client disconnects; it is never received. Proxies use it too."""
@@ -44,6 +48,8 @@ REASONS = {
     "less_than_equal": "must be at most {le:.15g}",
 }
 """Reasons by pydantic error type, with the fields of its context; pydantic's own messages refer to Python."""
+BRANCHES = ("rows", "columns", "int", "constrained-int", "str", "[key]")
+"""Parts of the place of an error that are not fields but branches of unions."""
 ID_REASON = "must be a 64-bit integer or a string"
 """Reason for a value that is not an id; pydantic reports each branch of the union separately."""
 
@@ -108,18 +114,20 @@ def internal_error() -> Problem:
     return Problem(500, "the service failed; its log says why")
 
 
-def invalid_request(error: ValidationError, message: str = "body") -> Problem:
+def invalid_request(error: ValidationError, model: type[BaseModel], message: str = "body") -> Problem:
     """Build the 422 problem that names the invalid fields, at most ``MAX_NAMED_FIELDS``.
 
     Args:
         error: error of pydantic.
+        model: class of the message. Its example in the OpenAPI document shows the right form of a value.
         message: name of the message as a whole.
     """
     if error.error_count() > MAX_VALIDATION_ERRORS:
         return invalid_field(message, f"has {error.error_count()} validation errors")
     reasons: dict[str, list[str]] = {}
     for e in error.errors(include_url=False, include_input=False):
-        reasons.setdefault(_path(e) or message, []).append(_reason(e))
+        hint = _hint(e, model) if len(reasons) < MAX_NAMED_FIELDS else ""
+        reasons.setdefault(_path(e) or message, []).append(_reason(e) + hint)
     fields = [FieldError(field=field, reason=_join(messages)) for field, messages in reasons.items()][:MAX_NAMED_FIELDS]
     return Problem(422, "; ".join(f"{e.field}: {e.reason}" for e in fields), fields)
 
@@ -165,6 +173,27 @@ def unavailable(reason: str) -> Problem:
     return Problem(503, f"{reason}; try again later", headers=RETRY_AFTER)
 
 
+def _hint(error: Any, model: type[BaseModel]) -> str:
+    """Return the fields that a message may have, or an example of a value, as the rest of a reason."""
+    place = error["loc"]
+    if error["type"] == "extra_forbidden":
+        fields = list(dict.fromkeys(name for found in models_at(model, place[:-1]) for name in found.model_fields))
+        similar = difflib.get_close_matches(str(place[-1]), fields, 1)
+        return f"; did you mean {similar[0]}?" if similar else f"; the fields are {', '.join(fields)}"
+    if error["type"] not in ("missing", "model_type", "dict_type", "list_type"):
+        return ""
+    example: Any = model.model_config.get("json_schema_extra")
+    value = example["example"] if isinstance(example, dict) else None
+    if not place and isinstance(value, dict):  # the whole message: what it needs
+        value = {name: value[name] for name, field in model.model_fields.items() if field.is_required()}
+    for part in place:
+        if isinstance(part, int):
+            value = value[0] if isinstance(value, list) else None
+        elif part not in BRANCHES:
+            value = value.get(part) if isinstance(value, dict) else None
+    return f", such as {json.dumps(value)}" if value else ""
+
+
 def _path(error: Any) -> str:
     """Convert a pydantic location to a path such as ``items[3].features.price``, without branches of unions.
 
@@ -174,7 +203,7 @@ def _path(error: Any) -> str:
     for part in error["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("rows", "columns", "int", "constrained-int", "str", "[key]"):
+        elif part not in BRANCHES:
             path += f".{part}" if path else str(part)
     return path
 

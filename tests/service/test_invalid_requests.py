@@ -38,9 +38,15 @@ WITH_NUMBER: list[tuple[bytes, str, str]] = [
 ]
 
 INVALID: list[Invalid] = [
-    (b"{}", 422, "items", "is missing"),
-    ({"items": "v1"}, 422, "items", "must be a list"),
-    ({"itemz": 1}, 422, "itemz", "unknown field"),
+    (b"{}", 422, "items", r'is missing, such as \[{"id": "v1", "features": {"price": 3.2}}, {"id": "v2"}\]$'),
+    ({"items": "v1"}, 422, "items", r'must be a list, such as \[{"id": "v1"'),
+    ({"items": [1]}, 422, "items[0]", r'must be an object, such as {"id": "v1", "features": {"price": 3.2}}$'),
+    ({"items": ITEMS, "user": "u1"}, 422, "user", r'must be an object, such as {"id": "u1"'),
+    ({"items": ITEMS, "tasks": "click"}, 422, "tasks", r'must be a list, such as \["click", "like"\]$'),
+    ({"items": ITEMS, "objective": ["click"]}, 422, "objective", r'must be an object, such as {"click": 1.0'),
+    ({"itemz": 1}, 422, "itemz", r"unknown field; did you mean items\?$"),
+    ({"items": ITEMS, "k": 3}, 422, "k", "unknown field; the fields are request_id, user, context, time, "),
+    ({"items": [{"id": 1, "feature": {}}]}, 422, "items[0].feature", r"unknown field; did you mean features\?$"),
     ({"items": [{"features": {}}]}, 422, "items[0].id", "is missing"),
     *(({"items": [{"id": value}]}, 422, "items[0].id", ID) for value in (1.5, None, True, 2**63, -(2**63) - 1)),
     *(({"items": {"id": [value]}}, 422, "items.id[0]", ID) for value in (2**63, -(2**63) - 1, 2**70)),

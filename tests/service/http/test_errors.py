@@ -37,7 +37,12 @@ def client(error: Exception) -> TestClient:
         (QueueFullError(), 429, "too many candidates are waiting to be ranked; try again later", RETRY),
         (ModelUnavailableError(LOADING), 503, "the models are being loaded: try again", RETRY),
         (DeadlineExceededError("deadline_ms = 5 passed"), 504, "deadline_ms = 5 passed", {}),
-        (HTTPException(405, headers={"Allow": "POST"}), 405, "Method Not Allowed", {"allow": "POST"}),
+        (
+            HTTPException(405, headers={"Allow": "POST"}),
+            405,
+            "this path does not allow this method: use POST",
+            {"allow": "POST"},
+        ),
         (Problem(408, "too slow", headers={"Connection": "close"}), 408, "too slow", {"connection": "close"}),
         (InvalidRequestError("items[3].id", "is null"), 422, "items[3].id: is null", {}),
     ],

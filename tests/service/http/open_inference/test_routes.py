@@ -188,7 +188,7 @@ def test_infer_of_unknown_models_and_methods_has_the_form_of_the_protocol(client
     response = client.post("/v2/models/nope/infer", json={"inputs": inputs()})
     assert (response.status_code, list(response.json())) == (404, ["error"])
     assert client.get(URL).status_code == 405
-    assert client.get(URL).json() == {"error": "Method Not Allowed"}
+    assert client.get(URL).json() == {"error": "this path does not allow this method: use POST"}
 
 
 def test_infer_is_counted_and_needs_a_key(repository: Path, tmp_path: Path) -> None:
