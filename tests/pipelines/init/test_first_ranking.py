@@ -1,0 +1,42 @@
+"""The commands of docs/first-ranking.md work as written, and print what it quotes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import free_port
+
+GUIDE = Path(__file__).parents[3] / "docs" / "first-ranking.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.nightly(
+    short="tests/pipelines/loop/test_loop_guide.py::test_commands_of_the_guide_print_the_quoted_output"
+)
+def test_commands_of_the_page_print_the_quoted_output(tmp_path: Path) -> None:
+    """Downloads a package of two megabytes."""
+    blocks = BLOCK.findall(GUIDE.read_text())
+    script = "set -e\n" + "".join(text for kind, text in blocks if kind == "bash")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script.replace("8000", str(free_port()))],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for quoted in (text for kind, text in blocks if not kind):
+        assert quoted in done.stdout
+    answer, _ = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"request_id"'))
+    (quoted,) = (json.loads(text) for kind, text in blocks if kind == "json")
+    assert [item["id"] for item in answer["items"]] == [item["id"] for item in quoted["items"]]
+    assert answer["counters_as_of"] == quoted["counters_as_of"]
+    assert all(item["missing"] == [] for item in answer["items"])
