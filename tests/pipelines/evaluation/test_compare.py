@@ -128,7 +128,9 @@ def test_metric_difference_of_an_undefined_metric_is_none() -> None:
     assert result == {"a": None, "b": 0.7, "difference": None, "interval": None, "better": None}
 
 
-@pytest.mark.parametrize("positives", [2, 5, 10, 30, 300])
+@pytest.mark.parametrize(
+    "positives", [2, pytest.param(5, marks=pytest.mark.nightly), 10, pytest.param(30, marks=pytest.mark.nightly), 300]
+)
 def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) -> None:
     """Protects against false certainty with few positives, by simulation: 900 rows of 300 users, 250 logs."""
     random = np.random.default_rng(positives)
