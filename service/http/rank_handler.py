@@ -131,7 +131,7 @@ class RankHandler:
         if self._answers is not None and not trial:
             self._answers.add(summary["request_id"], result.ids)
         if self._served_log is not None and not trial:
-            answered = summary["request_id"], options.time, timer.arrived, options.user.id, degraded
+            answered = summary["request_id"], options.time, timer.arrived, options.user.id, degraded, len(body)
             self._served_log.add(ServedRequest(model, *answered, result))
         timer.end("write")
         if routing.shadow is not None and routing.shadow is not model and not trial:

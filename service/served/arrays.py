@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ranking.encoding.columns import cast_ids
 from ranking.errors import InvalidInputError
@@ -22,6 +23,8 @@ Parts: TypeAlias = Sequence[Values | None]
 """Values of one column, one part per request; None if the request does not have the column."""
 Sources: TypeAlias = npt.NDArray[np.uint8]
 """Sources of values, see ``ranking.artifacts.served_log``."""
+MAX_LIST_LENGTH = 10_000
+"""Maximum number of elements of a list; the log leaves out longer ones."""
 
 
 def join_values(parts: Parts, counts: Sequence[int], feature: InputFeature) -> pa.Array:
@@ -33,8 +36,17 @@ def join_values(parts: Parts, counts: Sequence[int], feature: InputFeature) -> p
         feature: feature that defines the type of the column.
 
     Returns:
-        float64 for numbers; int64 or string for ids, and large lists of those; null if no value is set.
+        float64 for numbers; int64 or string for ids, and large lists of those; null if no value is set. A list of more
+        than ``MAX_LIST_LENGTH`` elements is null.
     """
+    values = _join(parts, counts, feature)
+    if not isinstance(feature, PooledFeature) or pa.types.is_null(values.type):
+        return values
+    is_long = pc.fill_null(pc.greater(pc.list_value_length(values), MAX_LIST_LENGTH), False)
+    return pc.if_else(is_long, None, values) if pc.any(is_long).as_py() else values
+
+
+def _join(parts: Parts, counts: Sequence[int], feature: InputFeature) -> pa.Array:
     present = [part for part in parts if part is not None]
     if not present:
         return pa.nulls(sum(counts))

@@ -10,6 +10,10 @@ import xxhash
 from service.engine.model import LoadedModel
 from service.engine.response import RankResult
 
+BODY_FACTOR = 4
+"""Approximate memory of the values in a body relative to its size; numbers take more, long text takes less."""
+STORED_VALUE_BYTES = 64
+"""Approximate memory of a value of the feature store."""
 HASH_RANGE = 2.0**64
 SAMPLING_SEED = 1
 """Seed of the hash that samples users, so that the sample is independent of the one that receives a canary."""
@@ -25,6 +29,7 @@ class ServedRequest(NamedTuple):
         arrived: ``time.monotonic()`` of its arrival.
         user: Id of the user, or None.
         degraded: Whether the answer is degraded.
+        body_bytes: Size of the body of the request.
         result: Ranked candidates, with the features that were used.
     """
 
@@ -34,6 +39,7 @@ class ServedRequest(NamedTuple):
     arrived: float
     user: int | str | None
     degraded: bool
+    body_bytes: int
     result: RankResult
 
     @property
@@ -42,10 +48,10 @@ class ServedRequest(NamedTuple):
         return len(self.result.used.request)
 
     @property
-    def values(self) -> int:
-        """Number of values of the candidates that the request and the feature store hold."""
-        items = self.result.used.request.owners["item"]
-        return self.candidates * (1 + len(items.columns) + len(items.stored))
+    def bytes(self) -> int:
+        """Approximate memory of the values that the request and the feature store hold."""
+        stored = len(self.result.used.request.owners["item"].stored)
+        return BODY_FACTOR * self.body_bytes + STORED_VALUE_BYTES * stored * self.candidates
 
 
 def is_sampled(user: int | str | None, request_id: str, share: float) -> bool:

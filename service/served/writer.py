@@ -25,8 +25,8 @@ log = logging.getLogger("ranker.service")
 
 MAX_QUEUED_CANDIDATES = 100_000
 """Maximum number of candidates of requests that wait to be converted. One request may always wait."""
-MAX_QUEUED_VALUES = 2_000_000
-"""Maximum number of their values. A value of a JSON request takes up to 64 bytes."""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+"""Maximum memory of their values."""
 COLLECT_SECONDS = 2.0
 """Maximum seconds between two conversions: many requests are converted together, and models are not kept for long."""
 COLLECT_SHARE = 0.2
@@ -36,6 +36,8 @@ CHUNK_CANDIDATES = 20_000
 
 It bounds the memory of waiting requests, and the time for which the interpreter lock is held.
 """
+CHUNK_BYTES = 16 * 1024 * 1024
+"""Approximate memory of the values that are converted at once."""
 EARLY_SHARE = 0.8
 """Share of ``served_log_seconds`` before whose end a file is begun, so that it is finished within the whole time."""
 MAX_CPU_SHARE = 0.25
@@ -75,8 +77,8 @@ class ServedLog:
         key = settings.served_log_user_key
         self._hash_user = None if key is None else UserHash(key.get_secret_value())
         self._queue: deque[ServedRequest] = deque()
-        self._queued_candidates = self._queued_values = 0  # written by the event loop
-        self._taken_candidates = self._taken_values = 0  # written by the thread
+        self._queued_candidates = self._queued_bytes = 0  # written by the event loop
+        self._taken_candidates = self._taken_bytes = 0  # written by the thread
         self._rejected: Counter[ServedDrop] = Counter()  # counted by the event loop, published by the thread
         self._published: Counter[ServedDrop] = Counter()
         self._columns: WeakKeyDictionary[LoadedModel, ServedColumns] = WeakKeyDictionary()
@@ -110,18 +112,16 @@ class ServedLog:
         if self._full:
             self._rejected["folder_full"] += 1
             return
-        candidates, values = request.candidates, request.values
-        waiting = self._queued_candidates - self._taken_candidates
-        if waiting and (
-            waiting + candidates > MAX_QUEUED_CANDIDATES
-            or self._queued_values - self._taken_values + values > MAX_QUEUED_VALUES
-        ):
+        candidates, size = request.candidates, request.bytes
+        waiting = self._queued_candidates - self._taken_candidates + candidates
+        waiting_bytes = self._queued_bytes - self._taken_bytes + size
+        if waiting_bytes > size and (waiting > MAX_QUEUED_CANDIDATES or waiting_bytes > MAX_QUEUED_BYTES):
             self._rejected["queue_full"] += 1
             return
         self._queued_candidates += candidates
-        self._queued_values += values
+        self._queued_bytes += size
         self._queue.append(request)
-        if waiting + candidates >= CHUNK_CANDIDATES and not self._wake.is_set():
+        if (waiting >= CHUNK_CANDIDATES or waiting_bytes >= CHUNK_BYTES) and not self._wake.is_set():
             self._wake.set()
 
     def close(self) -> None:
@@ -170,12 +170,12 @@ class ServedLog:
     def _convert(self) -> int:
         """Convert the next requests to tables, one per version; return their number."""
         chunk: dict[LoadedModel, list[ServedRequest]] = {}
-        candidates = values = 0
+        candidates = size = 0
         self._oldest = min(self._oldest, self._queue[0].arrived)
-        while self._queue and candidates < CHUNK_CANDIDATES:
+        while self._queue and candidates < CHUNK_CANDIDATES and size < CHUNK_BYTES:
             request = self._queue.popleft()
             candidates += request.candidates
-            values += request.values
+            size += request.bytes
             chunk.setdefault(request.model, []).append(request)
         for model, requests in chunk.items():
             try:
@@ -183,7 +183,7 @@ class ServedLog:
             except Exception as error:  # the log must neither end nor harm the service
                 self._drop("write_failed", len(requests), f"{type(error).__name__}: {error!s:.200}")
         self._taken_candidates += candidates
-        self._taken_values += values
+        self._taken_bytes += size
         return sum(map(len, chunk.values()))
 
     def _buffer(self, model: LoadedModel) -> VersionBuffer:

@@ -87,7 +87,7 @@ class InferHandler:
         if self._answers is not None:
             self._answers.add(request_id, result.ids)
         if self._served_log is not None:
-            answered = request_id, options.time, timer.arrived, options.user.id, degraded
+            answered = request_id, options.time, timer.arrived, options.user.id, degraded, len(body)
             self._served_log.add(ServedRequest(model, *answered, result))
         timer.end("write")
         if routing.shadow is not None and routing.shadow is not model:

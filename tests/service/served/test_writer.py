@@ -6,7 +6,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +17,16 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from pipelines.jobs.publish import publish
 from pipelines.jobs.release import change_release
 from ranking.artifacts.user_hash import UserHash
 from ranking.errors import OutputError
 from service.app import create_app
+from service.served import arrays
 from service.served import writer as writers
 from service.served.buffer import VersionBuffer
 from service.served.folder import ServedFolder
-from service.served.record import is_sampled
+from service.served.record import ServedRequest, is_sampled
 from service.settings import Settings
 from tests.support.metrics import metrics_of
 from tests.support.rank_request import rank
@@ -107,8 +109,9 @@ def test_requests_that_fail_are_not_logged(repository: Path, tmp_path: Path) -> 
     assert logged_ids(tmp_path) == ["valid"]
 
 
-def test_canary_is_logged_with_its_version_and_a_shadow_is_not(repo: Path, tmp_path: Path) -> None:
-    change_release(repo, "feed", {"version": 1, "canary": {"version": 2, "weight": 0.5}, "shadow": 2})
+def test_canary_is_logged_with_its_version_and_a_shadow_is_not(repo: Path, bundle: Path, tmp_path: Path) -> None:
+    _, third = publish(bundle, repo)
+    change_release(repo, "feed", {"version": 1, "canary": {"version": 2, "weight": 0.5}, "shadow": third})
     versions = {}
     with client_of(repo, tmp_path / "log") as client:
         for number in range(30):
@@ -272,7 +275,7 @@ def test_defect_of_the_conversion_drops_and_does_not_end_the_thread(
     assert drop_lines(caplog) == ["the served log drops requests: ValueError: a defect"]
 
 
-@pytest.mark.parametrize("limit", ["MAX_QUEUED_CANDIDATES", "MAX_QUEUED_VALUES"])
+@pytest.mark.parametrize("limit", ["MAX_QUEUED_CANDIDATES", "MAX_QUEUED_BYTES"])
 def test_full_queue_drops_and_counts_while_the_disk_hangs(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
@@ -294,6 +297,40 @@ def test_full_queue_drops_and_counts_while_the_disk_hangs(
         wait_until(lambda: dropped(client, "queue_full") > 0)
         assert 15 <= dropped(client, "queue_full") < 20
     assert "written" in logged_ids(tmp_path)
+
+
+def test_queue_of_requests_with_long_values_is_bounded_by_bytes(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without candidates, whose number bounds nothing then."""
+    converting, released, convert = threading.Event(), threading.Event(), VersionBuffer.add
+
+    def hang(buffer: VersionBuffer, requests: Sequence[ServedRequest]) -> None:
+        converting.set()
+        released.wait(TIMEOUT_SECONDS)
+        convert(buffer, requests)
+
+    monkeypatch.setattr(VersionBuffer, "add", hang)
+    monkeypatch.setattr(writers, "MAX_QUEUED_BYTES", 400_000)
+    long = {"id": "u1", "features": {"interests": ["x" * 1000] * 30}}  # 30 kB, counted four times
+    with client_of(repository, tmp_path, served_log_seconds=1) as client:
+        rank(client, BODY, request_id="first")
+        assert converting.wait(TIMEOUT_SECONDS)
+        for number in range(20):
+            rank(client, BODY, request_id=f"r{number}", user=long, items=[])
+        released.set()
+        wait_until(lambda: dropped(client, "queue_full") == 17)
+    assert logged_ids(tmp_path) == ["first", "r0", "r1", "r2"]
+
+
+def test_long_lists_are_left_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "MAX_LIST_LENGTH", 3)
+    with client_of(repository, tmp_path) as client:
+        for count in (3, 4):
+            rank(client, BODY, request_id=f"r{count}", user={"id": "u1", "features": {"interests": ["x"] * count}})
+    (file,) = served_files(tmp_path)
+    assert file.row("r3")["user.interests"] == ["x"] * 3
+    assert file.row("r4")["user.interests"] is None
 
 
 def test_unwritable_folder_is_an_error_at_the_start(repository: Path, tmp_path: Path) -> None:
