@@ -64,15 +64,17 @@ def forget_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker forget``."""
     from pipelines.console import print_status
     from pipelines.jobs.forget import forget, forget_in_store, found_any, read_user_key
+    from pipelines.loop.folder_locks import lock_folders
 
     folders = {"served": arguments.served, "feedback": arguments.feedback, "logs": arguments.log}
     if not any(folders.values()) and arguments.repository is None:
         raise UsageError("name what to remove the user from: --served, --feedback, --log, or --repository with --to")
     key = None if arguments.user_key_file is None else read_user_key(arguments.user_key_file)
-    removed = forget(arguments.user, **folders, user_column=arguments.user_column, user_key=key)
-    if arguments.repository is not None:
-        store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
-        removed["store_keys"] = forget_in_store(arguments.user, *store)
+    with lock_folders([path for path in (arguments.served, arguments.feedback, *arguments.log) if path is not None]):
+        removed = forget(arguments.user, **folders, user_column=arguments.user_column, user_key=key)
+        if arguments.repository is not None:
+            store = arguments.repository, _store(arguments), arguments.model, arguments.prefix
+            removed["store_keys"] = forget_in_store(arguments.user, *store)
     print(dump_json(removed))
     if not found_any(removed):
         hashed = "" if key is not None else ", or --user-key-file if the service hashes ids"

@@ -21,7 +21,8 @@ from pipelines.console import print_status
 from pipelines.data.reader import LogReader
 from pipelines.jobs.apply_counters import ChunkWriter
 from pipelines.jobs.counter_store import CounterStore, load_served
-from pipelines.jobs.join import JoinSources, join
+from pipelines.jobs.join import JoinSources, join_locked
+from pipelines.loop.folder_locks import lock_folders
 from pipelines.loop.served_files import ServedFile, find_served_files
 from ranking.artifacts import repository
 from ranking.errors import LogError, OutputError, RankerError
@@ -114,6 +115,11 @@ class Follower:
             RankerError: a file cannot be read, or the store cannot be written; the step can be repeated.
         """
         sources = self._options.sources
+        with lock_folders([sources.served, sources.feedback, self._options.state]):
+            return self._step(now)
+
+    def _step(self, now: datetime | None) -> dict[str, Any]:
+        sources = self._options.sources
         assert sources.repository is not None
         if repository.read_release(sources.repository, self._name).version != self._version:
             self._open()
@@ -126,7 +132,7 @@ class Follower:
                 for other in self._rules:
                     other.applied.clear()
             window = rule.delay or self._options.window
-            until.append(join(replace(sources, model=self._name), rule.log, window, now).until)
+            until.append(join_locked(replace(sources, model=self._name), rule.log, window, now).until)
             applied += self._apply(rule, now or datetime.now(UTC))
             self._remove_old(rule, self._date(state.loaded_until))
         state = self._rules[0].writer.read_state()

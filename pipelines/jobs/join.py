@@ -19,6 +19,7 @@ from pipelines.console import Progress
 from pipelines.features.database import empty_database
 from pipelines.loop.attribution import MAX_SKEW, Attribution, LabelColumns
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
+from pipelines.loop.folder_locks import lock_folders
 from pipelines.loop.output import RunWriter, lock_log, new_run
 from pipelines.loop.rows import RowLayout, add_labels
 from pipelines.loop.served_files import Candidates, ServedFile, choose_model, find_served_files
@@ -115,6 +116,12 @@ def join(sources: JoinSources, log: Path, window: int, until: datetime | None = 
         UsageError: the served log has requests of several models, or of another one than the log.
         OutputError: the log cannot be written, or memory or disk space run out.
     """
+    with lock_folders([sources.served, sources.feedback]):
+        return join_locked(sources, log, window, until)
+
+
+def join_locked(sources: JoinSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:
+    """Do the same as ``join`` for a caller that has locked the folders of the sources."""
     with lock_log(log):
         state = JoinState.read(log)
         if until is None:

@@ -25,8 +25,8 @@ def change_release(repo: Path, name: str, changes: Mapping[str, Any], *, make_de
     Args:
         repo: the repository.
         name: name of the model.
-        changes: new values of ``Release`` fields. A version that becomes current is removed as canary and shadow. With
-            a version, a damaged current.json is rewritten.
+        changes: new values of ``Release`` fields. A version that becomes current is removed as canary and shadow, and a
+            new canary as shadow. With a version, a damaged current.json is rewritten.
         make_default: whether the model becomes the default model of the repository.
 
     Returns:
@@ -59,6 +59,8 @@ def _require_response(repo: Path, name: str) -> None:
 def _write_changes(repo: Path, name: str, changes: Mapping[str, Any]) -> Release:
     with repository.lock_model(repo, name):
         previous = _previous(repo, name, changes)
+        if "shadow" not in changes and previous.shadow == (changes.get("canary") or {}).get("version"):
+            changes = {**changes, "shadow": None}
         release = parse_release({**previous.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
         repository.check_published(repo, name, release)
         for version in _named_versions(release, changes):

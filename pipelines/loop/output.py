@@ -6,7 +6,6 @@ run-000001/_join.json                          state after the run; only the new
 
 from __future__ import annotations
 
-import fcntl
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.data.splits import local_days
+from pipelines.loop.folder_locks import lock_folder
 from pipelines.loop.state import STATE, JoinState
 from ranking.artifacts.atomic_files import atomic_directory, os_error_text
 from ranking.errors import OutputError
 
 GROUP_ROWS = 131_072
 """Rows of a row group; the last one of a file may be smaller."""
-LOCK = ".lock"
 
 
 @contextmanager
@@ -36,14 +35,9 @@ def lock_log(log: Path) -> Iterator[None]:
     """
     try:
         log.mkdir(parents=True, exist_ok=True)
-        lock = (log / LOCK).open("a+")
     except OSError as error:
         raise OutputError(f"{log}: cannot be written ({os_error_text(error)})") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(f"{log}: another 'ranker join' or 'ranker forget' writes to it; wait for it") from None
+    with lock_folder(log, f"{log}: another 'ranker join' or 'ranker forget' writes to it; wait for it"):
         yield
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +18,9 @@ from typing import Any, BinaryIO
 
 from ranking.errors import OutputError
 from ranking.regular_files import open_regular
+
+OLD_DRAFT_SECONDS = 3_600.0
+"""Age in seconds from which a draft is that of a process that has ended."""
 
 
 @contextmanager
@@ -129,9 +135,10 @@ def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
-    draft = file.with_name(f".{file.name}.draft")
+    _remove_old_drafts(file)
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.draft")
     try:
-        draft.touch(mode)
+        draft.touch(mode, exist_ok=False)
         with draft.open("wb") as stream:
             yield stream
         fsync(draft)
@@ -141,6 +148,14 @@ def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+def _remove_old_drafts(file: Path) -> None:
+    """Remove what processes left that were killed while they replaced a file."""
+    for draft in file.parent.glob(f".{glob.escape(file.name)}.*.draft"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > OLD_DRAFT_SECONDS:
+                draft.unlink()
 
 
 def os_error_text(error: OSError) -> str:

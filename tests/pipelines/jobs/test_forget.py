@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.pipelines.killed_ranker import killed_ranker
 from tests.support.command import ranker
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import TIMEOUT_SECONDS
 
 METADATA = {b"ranker.served": b'{"format": 1}'}
 USERS = [f"u{i % 10}" for i in range(200)]
@@ -90,6 +93,20 @@ def test_forget_repeated_removes_nothing_more(loop: Path) -> None:
     )
     assert "nothing of user 'u1' was found: check the id, or --user-key-file if the service hashes ids" in err
     assert {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()} == files
+
+
+def test_two_commands_at_once_forget_both_users(tmp_path: Path) -> None:
+    """Protects the files from two writers: each command reads and replaces them while it holds a lock."""
+    users = [f"u{i % 50}" for i in range(20_000)]
+    for number in range(4):
+        write_served(tmp_path / "served" / f"served-{number}.parquet", users, first=number * len(users))
+    command = [sys.executable, "-m", "pipelines.cli", "forget", "--served", str(tmp_path / "served")]
+    programs = [subprocess.Popen([*command, user]) for user in ("u1", "u2", "u3")]
+    assert [program.wait(TIMEOUT_SECONDS) for program in programs] == [0, 0, 0]
+    left = pq.read_table(tmp_path / "served", columns=["user_id"])["user_id"].to_pylist()
+    assert len(left) == 4 * len(users) * 47 // 50
+    assert not {"u1", "u2", "u3"} & set(left)
+    assert sorted(file.name for file in (tmp_path / "served").iterdir()) == [f"served-{i}.parquet" for i in range(4)]
 
 
 def test_forget_integer_user_by_its_decimal_text(tmp_path: Path) -> None:

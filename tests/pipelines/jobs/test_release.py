@@ -52,6 +52,14 @@ def test_canary_that_becomes_current_is_removed_as_canary(repo: Path) -> None:
     assert change_release(repo, "feed", {"shadow": None}) == Release(version=3)
 
 
+def test_shadow_that_becomes_the_canary_is_removed_as_shadow(repo: Path) -> None:
+    change_release(repo, "feed", {"shadow": 2})
+    canary = {"version": 2, "weight": 0.1}
+    assert change_release(repo, "feed", {"canary": canary}) == Release(version=3, canary=Canary.model_validate(canary))
+    with pytest.raises(BundleError, match="version 2 cannot be both the canary and the shadow"):
+        change_release(repo, "feed", {"shadow": 2})
+
+
 def test_change_release_without_changes_writes_nothing(repo: Path) -> None:
     before = (repo / "feed" / "current.json").stat()
     assert change_release(repo, "feed", {}) == Release(version=3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,8 +144,17 @@ def test_release_of_a_version_with_other_golden_scores_is_rejected_before_it_is_
         assert repository.read_release(repo, "feed") == Release(version=1)
 
 
-def test_release_that_cannot_be_written_is_rejected(client: TestClient, repo: Path) -> None:
-    (repo / "feed" / ".current.json.draft").mkdir()
+def test_release_that_cannot_be_written_is_rejected(
+    client: TestClient, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if target.name == "current.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
     response = client.put(f"{URL}/models/feed/release", json={"version": 2})
     assert (response.status_code, "feed/current.json: cannot be written" in response.json()["detail"]) == (409, True)
     assert states(client)["1"] == ("READY", ["current"])
