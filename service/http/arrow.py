@@ -89,7 +89,7 @@ def read_stream(
 
 
 def _unreadable(error: Exception) -> Problem:
-    fix = "send a stream (not a file) of record batches, such as pyarrow.ipc.new_stream writes"
+    fix = "send record batches in the streaming format of Arrow IPC, not in its file format"
     return malformed("body", f"not a readable Arrow stream: {fix} ({error!s:.200})")
 
 

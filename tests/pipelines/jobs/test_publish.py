@@ -202,12 +202,12 @@ def test_pinned_version_stays_current(bundle: Path, tmp_path: Path, capsys: pyte
 
 
 def test_publish_keeps_canary_and_shadow(bundle: Path, tmp_path: Path) -> None:
-    for _ in range(2):
+    for _ in range(3):
         publish(bundle, tmp_path)
-    canary = {"version": 1, "weight": 0.25}
+    canary = {"version": 2, "weight": 0.25}
     change_release(tmp_path, "feed", {"canary": canary, "shadow": 1})
     publish(bundle, tmp_path)
-    expected = Release(version=3, canary=Canary.model_validate(canary), shadow=1)
+    expected = Release(version=4, canary=Canary.model_validate(canary), shadow=1)
     assert repositories.read_release(tmp_path, "feed") == expected
 
 
