@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from ranking.counters.combine import Records
 from ranking.counters.keys import CounterKeys, PartHashes, root_part
 from ranking.counters.state import CounterState, SumSource, bucket_keys, no_impressions, row_type
+from ranking.counters.values import NEVER
 from ranking.encoding.vocabulary import IdArray, stable_hash
 from ranking.schema import Counter, Schema
 
@@ -37,6 +39,13 @@ SINCE = -1
 """In place of a definition, which is never negative: section with the time of the first impression in microseconds."""
 
 
+MAX_SUM = 1e30
+"""Largest absolute sum of labels, or number of impressions: the values of features are float32."""
+FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""First and last time in microseconds since 1970 that a date can have: the years 1 to 9999."""
+
+
+@cache
 def definition(counter: Counter) -> int:
     """Return a hash of the settings of a counter that determine its sums."""
     return stable_hash((*counter.of, "", *counter.labels, "", counter.window, counter.half_life))
@@ -51,6 +60,7 @@ def root_of(counter: Counter, schema: Schema) -> Root:
     return "user" if user is not None and part == user.name else "item"
 
 
+@cache
 def stored_type(counter: Counter) -> np.dtype[Any]:
     """Return the type of a record in a value: ``row_type`` without ``root``, and without ``bucket`` if unused."""
     unused = {"root"} if counter.buckets is not None else {"root", "bucket"}
@@ -62,6 +72,24 @@ def stored_type(counter: Counter) -> np.dtype[Any]:
 
 def _field(kind: np.dtype[Any]) -> tuple[Any, ...]:
     return (kind.base, kind.shape) if kind.shape else (kind,)
+
+
+def are_records(counter: Counter, data: bytes) -> bool:
+    """Return whether a section can be one of a counter: whole records, finite sums, and times that dates can have."""
+    stored = stored_type(counter)
+    if len(data) % stored.itemsize:
+        return False
+    if not data:
+        return True
+    # All fields have eight bytes; the sums are the last ones, and the time precedes them.
+    numbers = np.frombuffer(data, "<f8").reshape(-1, stored.itemsize // 8)
+    counts, sums = 1 + len(counter.labels), 1 + 2 * len(counter.labels)
+    totals = numbers[:, -sums:]
+    if not (np.abs(totals).max() <= MAX_SUM and totals[:, :counts].min() >= 0.0):  # also if one is NaN
+        return False
+    times = np.frombuffer(data, "<i8").reshape(numbers.shape)[:, -sums - 1]
+    times = times[times != NEVER]
+    return not len(times) or bool(times.min() >= FIRST_TIME and times.max() <= LAST_TIME)
 
 
 def encode_records(counter: Counter, records: Records) -> npt.NDArray[Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +26,11 @@ from pipelines.jobs.apply_counters import ChunkWriter
 from pipelines.jobs.counter_store import CounterStore
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
+from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.keys import PartHashes
 from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, definition
+from ranking.encoding.vocabulary import stable_hash
 from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
 from service.settings import Settings
@@ -256,6 +261,56 @@ def test_damaged_value_degrades_to_the_bundle(
         answer = rank(client, body_of("u1"))
         assert answer["degraded"]
         np.testing.assert_allclose(scores(answer), library_scores(ranker, "u1"), rtol=0, atol=TOLERANCE)
+
+
+def with_number(value: bytes, number: float) -> bytes:
+    """Return the value of a root whose last number is replaced."""
+    return value[:-8] + struct.pack("<d", number)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda value: value[:-1],
+        lambda value: value[: len(value) // 2],
+        lambda value: with_number(value, math.nan),
+        lambda value: with_number(value, math.inf),
+        lambda value: with_number(value, -1e308),
+    ],
+    ids=["short", "half", "nan", "inf", "huge"],
+)
+def test_damaged_value_of_a_user_costs_only_the_user_the_store(
+    repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+) -> None:
+    """Protects other requests of the batch: each is answered as if it were alone."""
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    key = counter_key("ranker:counted:counters:", "user", stable_hash("u1"))
+    empty_redis.client.set(key, damage(empty_redis.client.get(key)))
+    ranker = ranking.load(repository / "counted" / "1")
+    with service(repository, empty_redis.url) as client, ThreadPoolExecutor(8) as pool:
+        users = ["u1", "u2", "u3"] * 8
+        for user, answer in zip(users, pool.map(lambda user: rank(client, body_of(user)), users), strict=True):
+            assert answer["degraded"] == (user == "u1")
+            np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
+        assert client.get("/v2/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e308])
+def test_damaged_state_degrades_to_the_bundle(
+    repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str], number: float
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    key = "ranker:counted:counters:state"
+    state = StateValue.decode(empty_redis.client.get(key))
+    ranker = ranking.load(repository / "counted" / "1")
+    counter = ranker.schema.counters[0]
+    base = dict(state.base) | {definition(counter): with_number(state.base[definition(counter)], number)}
+    for damaged in (replace(state, base=base), replace(state, until=2**62)):
+        empty_redis.client.set(key, damaged.encode())
+        with service(repository, empty_redis.url) as client:
+            answer = rank(client, body_of("u1"))
+            assert answer["degraded"]
+            np.testing.assert_allclose(scores(answer), library_scores(ranker, "u1"), rtol=0, atol=TOLERANCE)
 
 
 def test_store_older_than_the_bundle_is_not_used(
