@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from pipelines.config.uri import Uri
 from pipelines.console import Progress, print_status
 from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
+from pipelines.jobs.bundle_sums import BundleSums
 from pipelines.jobs.counter_store import CounterStore, load_served, read_state
-from pipelines.jobs.counter_values import counters_by_root, decode_roots, encode_roots, with_roots
+from pipelines.jobs.counter_values import absent_roots, counters_by_root, decode_roots, encode_roots, with_roots
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import Records, combine, impression_records, within_window
 from ranking.counters.features import in_zone, to_microseconds
@@ -52,7 +53,9 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
     """
     name, ranker, derived = load_served(path, model)
     assert derived.clock is not None
-    writer = ChunkWriter(CounterStore(url, prefix, name), ranker.schema, derived.clock.zone)
+    store = CounterStore(url, prefix, name)
+    store.require_no_eviction()
+    writer = ChunkWriter(store, ranker.schema, derived.clock.zone, BundleSums(derived))
     counts = {"applied": 0, "old": 0, "repeated": 0, "bad": 0}
     progress = Progress("applying", unit="rows")
     state = writer.read_state()
@@ -79,13 +82,19 @@ class ChunkWriter:
         store: the store.
         schema: schema of the counters.
         zone: time zone of the state.
+        bundle: sums with which values start that the store does not have, if they are those that were loaded.
         names: names of the counters to add to; None: all.
     """
 
     def __init__(
-        self, store: CounterStore, schema: Schema, zone: str | None, names: Collection[str] | None = None
+        self,
+        store: CounterStore,
+        schema: Schema,
+        zone: str | None,
+        bundle: BundleSums,
+        names: Collection[str] | None = None,
     ) -> None:
-        self.store, self._schema, self._zone = store, schema, zone
+        self.store, self._schema, self._zone, self._bundle = store, schema, zone, bundle
         self._groups = counters_by_root(schema)
         self._changed = {
             root: [counter for counter in counters if names is None or counter.name in names]
@@ -173,11 +182,15 @@ class ChunkWriter:
             if not len(affected):
                 continue
             keys = [counter_key(self.store.start, root, root_hash) for root_hash in affected.tolist()]
-            replies: Any = self.store.client.mget(keys)
+            read: Any = self.store.client.mget(keys)
+            replies = without_damaged(counters, affected, read, state.generation)
             stored_sums = decode_roots(counters, affected, replies, state.generation)
+            absent = absent_roots(affected, replies, state.generation)
             sums = {}
             for counter in counters:
                 stored = stored_sums[counter.name]
+                if self._bundle.until == state.loaded_until:
+                    stored = np.append(stored, self._bundle.find(counter, root, absent))
                 joined = combine(counter, np.append(stored, added.get(counter.name, stored[:0])))
                 sums[counter.name] = within_window(counter, joined, state.until, self._zone)
             encoded = encode_roots(counters, sums, state.generation, affected)
@@ -187,6 +200,27 @@ class ChunkWriter:
     def _encoded(self, counter: Counter, totals: Records, state: StateValue) -> bytes:
         combined = within_window(counter, combine(counter, totals), state.until, self._zone)
         return encode_records(counter, combined).tobytes()
+
+
+def without_damaged(
+    counters: Sequence[Counter], roots: IdArray, values: Sequence[bytes | None], generation: int
+) -> list[bytes | None]:
+    """Return the values of roots, of which those that cannot be decoded are None; report their number."""
+
+    def is_damaged(root: int, value: bytes | None) -> bool:
+        try:
+            decode_roots(counters, np.array([root]), [value], generation)
+        except ValueError:
+            return True
+        return False
+
+    try:
+        decode_roots(counters, roots, values, generation)
+    except ValueError:
+        damaged = [is_damaged(root, value) for root, value in zip(roots.tolist(), values, strict=True)]
+        print_status(f"{sum(damaged):,} values of counters are damaged and start again from those of the bundle")
+        return [None if bad else value for value, bad in zip(values, damaged, strict=True)]
+    return list(values)
 
 
 def labels_of(counter: Counter, rows: pa.Table, schema: Schema) -> FloatArray:

@@ -52,6 +52,26 @@ class CounterStore:
         """Address of the store without user name and password."""
         return redact_address(self._url)
 
+    def require_no_eviction(self) -> None:
+        """Check that the store does not evict counters when its memory is full.
+
+        Raises:
+            OutputError: it may, or it cannot be reached.
+        """
+        with self.errors("fix the store, then try again"):
+            client: Any = self.client
+            if isinstance(client, RedisCluster):
+                servers = list(client.info("memory", target_nodes=RedisCluster.PRIMARIES).values())
+            else:
+                servers = [client.info("memory")]
+        for memory in servers:
+            policy = str(memory.get("maxmemory_policy", ""))
+            if memory.get("maxmemory") and policy.startswith("allkeys-"):
+                raise OutputError(
+                    f"{self.address}: evicts counters when its memory is full (maxmemory-policy is {policy}), so that "
+                    "users would start again from the bundle; set it to noeviction"
+                )
+
     @contextmanager
     def errors(self, hint: str) -> Iterator[None]:
         """Convert errors of the store to OutputError, whose message ends with the hint."""

@@ -67,6 +67,16 @@ def encode_roots(
         yield root, encode_value(generation, [part for part in parts if part[1]])
 
 
+def absent_roots(roots: IdArray, values: Sequence[bytes | None], generation: int) -> IdArray:
+    """Return the roots without a value of a generation.
+
+    Raises:
+        ValueError: a value cannot be decoded.
+    """
+    absent = [value is None or decode_value(value, generation) is None for value in values]
+    return roots[np.array(absent, np.bool_)]
+
+
 def decode_roots(
     counters: Sequence[Counter], roots: IdArray, values: Sequence[bytes | None], generation: int
 ) -> dict[str, Records]:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from pipelines.console import print_status
 from pipelines.data.reader import LogReader
 from pipelines.jobs.apply_counters import ChunkWriter
+from pipelines.jobs.bundle_sums import BundleSums
 from pipelines.jobs.counter_store import CounterStore, load_served
 from pipelines.jobs.join import JoinSources, join_locked
 from pipelines.loop.folder_locks import lock_folders
@@ -94,12 +95,14 @@ class Follower:
         self._schema: Schema = ranker.schema.logged
         self._tables, self._clock = dict(ranker.tables), derived.clock
         store = CounterStore(self._options.url, self._options.prefix, self._name)
+        store.require_no_eviction()
+        bundle = BundleSums(derived)
         counters = ranker.schema.counters
         self._rules = []
         for delay in dict.fromkeys(counter.delay_seconds for counter in counters):
             names = {counter.name for counter in counters if counter.delay_seconds == delay}
             folder = self._options.state / ("day" if delay is None else f"delay-{delay}s")
-            self._rules.append(Rule(delay, folder, ChunkWriter(store, ranker.schema, self._clock.zone, names)))
+            self._rules.append(Rule(delay, folder, ChunkWriter(store, ranker.schema, self._clock.zone, bundle, names)))
 
     def step(self, now: datetime | None = None) -> dict[str, Any]:
         """Add the impressions whose labels have become known.

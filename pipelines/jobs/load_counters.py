@@ -49,6 +49,7 @@ def load_counters(
     name, ranker, derived = load_served(path, model)
     assert derived.clock is not None
     store, generation = CounterStore(url, prefix, name), time.time_ns()
+    store.require_no_eviction()
     _compare(store, derived, allow=allow_poorer_counters)
     written = size = 0
     progress = Progress("loading counters", unit="values")

@@ -23,13 +23,14 @@ import ranking
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader
 from pipelines.jobs.apply_counters import ChunkWriter
+from pipelines.jobs.bundle_sums import BundleSums
 from pipelines.jobs.counter_store import CounterStore
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.keys import PartHashes
-from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, definition
+from ranking.counters.stored_sums import HEADER, StateValue, StoredSums, decode_value, definition
 from ranking.encoding.vocabulary import stable_hash
 from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
@@ -325,6 +326,47 @@ def test_store_older_than_the_bundle_is_not_used(
         assert not rank(client, body_of("u1"))["degraded"]
 
 
+@pytest.mark.parametrize("loss", ["absent", "damaged", "misaligned"])
+def test_applied_impressions_of_a_lost_value_are_added_to_those_of_the_bundle(
+    repository: Path, later: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str], loss: str
+) -> None:
+    """Protects users whose value was evicted, deleted or damaged: they do not start again from zero."""
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    client = empty_redis.client
+    for key in client.scan_iter("ranker:counted:counters:*:*"):
+        if loss == "absent":
+            client.delete(key)
+        else:
+            client.set(key, b"\x01" if loss == "damaged" else client.get(key)[:-4])
+    assert run("counters", "apply", later, "--repository", repository, "--to", empty_redis.url) == 0
+    assert ("values of counters are damaged" in capsys.readouterr().err) == (loss != "absent")
+    lost = {key: client.get(key) for key in client.scan_iter("ranker:counted:counters:*:*")}
+    client.flushall()
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    header = HEADER.size  # each load has another generation
+    whole = {key: client.get(key)[header:] for key in lost}
+    assert len(lost) > 10
+    assert {key: value[header:] for key, value in lost.items()} == whole
+
+
+def test_store_that_evicts_counters_is_rejected(
+    repository: Path, later: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    empty_redis.client.config_set("maxmemory", 2**40)
+    empty_redis.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        for command in (["load", repository], ["apply", later, "--repository", repository]):
+            assert run("counters", *command, "--to", empty_redis.url) == 1
+            assert "maxmemory-policy is allkeys-lru" in capsys.readouterr().err
+        empty_redis.client.config_set("maxmemory-policy", "volatile-lru")  # counters have no time to live
+        counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    finally:
+        empty_redis.client.config_set("maxmemory-policy", "noeviction")
+        empty_redis.client.config_set("maxmemory", 0)
+
+
 def test_apply_without_loaded_counters_fails(
     repository: Path, later: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,7 +387,7 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
     write_state(tmp_path / "empty", ranker.schema, events.slice(0, 0), make_tables(text=True))
     derived = DerivedFeatures.open(tmp_path / "empty", ranker.schema)
     store = CounterStore(empty_redis.url, "ranker", "counted")
-    writer = ChunkWriter(store, ranker.schema, ZONE)
+    writer = ChunkWriter(store, ranker.schema, ZONE, BundleSums(derived))
     store.client.set(store.state, StateValue(1, 0, 0, dict.fromkeys(definitions(ranker), b"")).encode())
     pq.write_table(events, tmp_path / "events.parquet", row_group_size=1)
     actual, times = [], events["time"].cast(pa.int64()).to_numpy()
