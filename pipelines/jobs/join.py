@@ -47,6 +47,7 @@ class JoinCounts:
         early: events more than 5 minutes before their impression.
         duplicates: events that repeat another one.
         repeated_requests: answers that repeat a request id; the first answer counts.
+        impossible_times: requests before 1970 or in the future, which are left out.
         open_requests: requests whose window has not closed.
     """
 
@@ -61,6 +62,7 @@ class JoinCounts:
     early: int = 0
     duplicates: int = 0
     repeated_requests: int = 0
+    impossible_times: int = 0
     open_requests: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -70,13 +72,14 @@ class JoinCounts:
     def to_text(self) -> str:
         """Return the counts as lines of text."""
         labels = ", ".join(f"{name} {count:,}" for name, count in (self.labels or {}).items())
+        left_out = f"; left out for their time: {self.impossible_times:,}" if self.impossible_times else ""
         return "\n".join(
             [
                 f"until {self.until}: {self.rows:,} rows of {self.requests:,} requests with {self.impressions:,} items",
                 f"labels: {labels or 'none'}",
                 f"events: {self.used:,} used, {self.duplicates:,} of them repeated; {self.late:,} late, "
                 f"{self.early:,} early, {self.unmatched:,} unmatched",
-                f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}",
+                f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}{left_out}",
             ]
         )
 

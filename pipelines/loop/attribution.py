@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_SKEW = 300_000_000
 """Microseconds by which an event may precede its impression, because clocks differ."""
+FUTURE = timedelta(days=1)
+"""Time by which a request may be in the future, because clocks differ."""
 OUTCOMES = ("used", "late", "early", "unmatched")
 
 
@@ -64,11 +67,15 @@ class Attribution:
 
     def __init__(self, connection: DuckDBPyConnection, window: int, labels: LabelColumns, shown: str) -> None:
         self._connection, self._window, self._labels, self._shown = connection, window, labels, shown
+        self._latest = int((datetime.now(UTC) + FUTURE).timestamp() * 1e6)
+        self._impossible = 0
         connection.execute("CREATE TABLE requests (file INT, row BIGINT, request_id VARCHAR, t BIGINT)")
         connection.execute("CREATE TABLE candidates (request_id VARCHAR, item VARCHAR)")
 
     def add(self, number: int, file: ServedFile, after: int | None, until: int) -> int:
         """Add the requests of a file with after < time ≤ until; return the number of later requests.
+
+        Requests before 1970, or later than in ``FUTURE``, are left out and counted: training would reject such rows.
 
         Args:
             number: number of the file.
@@ -78,7 +85,10 @@ class Attribution:
         """
         requests = file.requests()
         times = requests["t"].to_numpy()
-        closed = times <= until
+        possible = (times >= 0) & (times <= self._latest)
+        if after is None:
+            self._impossible += int((~possible).sum())
+        closed = (times <= until) & possible
         selected = closed if after is None else closed & (times > after)
         if selected.any():
             new = requests.filter(pa.array(selected)).append_column("file", pa.array([number] * int(selected.sum())))
@@ -92,14 +102,15 @@ class Attribution:
             )
             self._connection.unregister("new_requests")
             self._connection.unregister("new_items")
-        return int((~closed).sum())
+        return int((possible & (times > until)).sum())
 
     def resolve(self) -> None:
         """Decide on every event; call this after all files were added."""
         run = self._connection.execute
+        # Files and their rows are in the order of arrival; the time is what the client says.
         run(
             "CREATE TABLE answers AS SELECT * FROM requests "
-            "QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY t, file, row) = 1"
+            "QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY file, row) = 1"
         )
         run(
             f"""
@@ -127,10 +138,7 @@ class Attribution:
             f"CREATE TABLE labels AS SELECT request_id, item, {', '.join(values)} "
             "FROM decided WHERE outcome = 'used' GROUP BY request_id, item"
         )
-        run(
-            "CREATE TABLE marked AS SELECT DISTINCT request_id FROM decided "
-            f"WHERE outcome = 'used' AND {marker} IS NOT NULL"
-        )
+        run(f"CREATE TABLE marked AS SELECT DISTINCT request_id FROM decided WHERE outcome = 'used' AND {marker} = 1")
 
     def rows(self, number: int) -> IdArray:
         """Return the positions of the requests of a file that become rows, ascending."""
@@ -162,6 +170,7 @@ class Attribution:
             **{outcome: outcomes.get(outcome, 0) for outcome in OUTCOMES},
             "duplicates": self._scalar(repeated),
             "repeated_requests": self._scalar(requests),
+            "impossible_times": self._impossible,
         }
 
     def decided_by_file(self) -> dict[str, int]:

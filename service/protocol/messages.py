@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,6 +23,9 @@ from ranking.schema import Objective
 
 MIN_DEADLINE_MS, MAX_DEADLINE_MS = 0.001, 86_400_000.0
 """Bounds of a request's deadline in milliseconds: one microsecond and one day."""
+
+FIRST_YEAR, LAST_YEAR = 1970, 2199
+"""Years that the time of a request can have."""
 
 Id = Annotated[
     Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | StrictStr,
@@ -62,6 +66,12 @@ def _parse_time(text: Any) -> datetime:
     raise ValueError("must be a time with a time zone, such as 2026-01-31T09:30:00Z")
 
 
+def _check_year(time: datetime) -> datetime:
+    if not FIRST_YEAR <= time.year <= LAST_YEAR:
+        raise ValueError(f"must be in the years {FIRST_YEAR} to {LAST_YEAR}")
+    return time
+
+
 Time = Annotated[datetime, BeforeValidator(_parse_time)]
 
 
@@ -100,7 +110,7 @@ class RankOptions(_Message):
     request_id: Annotated[str, Field(max_length=256)] | None = None
     user: User = User()
     context: Features = {}
-    time: Annotated[Time | None, Field(description=TIME)] = None
+    time: Annotated[Annotated[Time, AfterValidator(_check_year)] | None, Field(description=TIME)] = None
     tasks: Annotated[Annotated[list[str], Field(min_length=1)] | None, Field(description=TASKS)] = None
     objective: Annotated[Annotated[Objective, Field(min_length=1)] | None, Field(description=OBJECTIVE)] = None
     top_n: Annotated[StrictInt, Field(gt=0)] | None = None

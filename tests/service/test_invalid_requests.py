@@ -76,6 +76,10 @@ INVALID: list[Invalid] = [
     ({"context": {"hour": "noon"}}, 422, "context.hour", "ids must be integers of 64 bits"),
     ({"context": {"hour": 2**70}}, 422, "context.hour", ID),
     ({"context": {"age": 1}}, 422, "context.age", f"unknown context {UNKNOWN}"),
+    *(
+        ({"time": f"{year}-01-01T00:00:00Z"}, 422, "time", "must be in the years 1970 to")
+        for year in ("0001", 1969, 9999)
+    ),
     *(({"time": value}, 422, "time", TIME) for value in ("yesterday", "2025-06-15T16:00:00", 1_750_000_000)),
     ({"tasks": ["klick"]}, 422, "tasks", "unknown task 'klick': choose from click"),
     ({"tasks": ["click", "click"]}, 422, "tasks", "task 'click' is repeated"),

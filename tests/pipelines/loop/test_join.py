@@ -161,12 +161,30 @@ def test_shown_label_can_have_another_name(loop: LoopFolders) -> None:
     assert [*loop.labels()] == [("r", "b")]
 
 
+@pytest.mark.parametrize("events", [[("r", "b", {"shown": 0}, 1)], [("r", "unknown", {"shown": 1}, 1)], []])
+def test_no_event_without_a_shown_item_removes_the_others(loop: LoopFolders, events: list[Any]) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    loop.send(*events)
+    loop.join()
+    assert [*loop.labels()] == [("r", "a"), ("r", "b")]
+
+
 def test_first_answer_counts_if_a_request_id_is_repeated(loop: LoopFolders) -> None:
     loop.serve({"r": (5, ["b"])})
-    loop.serve({"r": (0, ["a"])})
+    loop.serve({"r": (0, ["a"])})  # names an earlier time, but was served later
+    counts = loop.join()
+    assert [*loop.labels()] == [("r", "b")]
+    assert counts.repeated_requests == 1
+
+
+def test_requests_with_impossible_times_are_left_out_and_counted(loop: LoopFolders) -> None:
+    year = 366 * 24 * HOUR
+    loop.serve({"old": (-100 * year, ["a"]), "r": (0, ["a"]), "future": (100 * year, ["a"])})
     counts = loop.join()
     assert [*loop.labels()] == [("r", "a")]
-    assert counts.repeated_requests == 1
+    assert (counts.impossible_times, counts.open_requests) == (2, 0)
+    assert counts.to_text().endswith("; left out for their time: 2")
+    assert loop.join().impossible_times == 0
 
 
 # Runs.
