@@ -52,14 +52,17 @@ class OutputFolder:
             OSError: The folder cannot be created, or is on another filesystem than at first: it was unmounted, and what
                 is written there now would be hidden as soon as it is mounted again.
         """
-        if not self.path.is_dir():
+        created = not self.path.is_dir()
+        if created:
             self.path.mkdir(parents=True, exist_ok=True)
-            log.error("the %s folder %s was removed; created it again", self._content, self.path)
         if self.path.stat().st_dev != self._device:
-            with suppress(OSError):
-                self.path.rmdir()  # possibly created above; a folder with files is kept
+            if created:  # otherwise it is the place where the filesystem is to be mounted again
+                with suppress(OSError):
+                    self.path.rmdir()
             reason = f"{self.path} is on another filesystem than at the start: mount it again, or restart the service"
             raise OSError(errno.ENODEV, reason)
+        if created:
+            log.error("the %s folder %s was removed; created it again", self._content, self.path)
 
 
 def unix_time(text: str) -> float:

@@ -34,6 +34,18 @@ def test_write_creates_a_complete_file_with_a_final_name(tmp_path: Path) -> None
     assert not match["part"]
 
 
+def test_mount_point_of_an_unmounted_volume_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ServedFolder(tmp_path / "served", 1.0)
+    monkeypatch.setattr(folder, "_device", -1)
+    with pytest.raises(OSError, match="is on another filesystem than at the start"):
+        folder.scan()
+    assert folder.path.is_dir()
+    folder.path.rmdir()
+    with pytest.raises(OSError, match="is on another filesystem than at the start"):
+        folder.write(memoryview(b"content"))
+    assert not folder.path.exists()  # what the call had created is removed
+
+
 def test_write_continues_after_partial_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write: Callable[[int, memoryview], int] = os.write
     monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:3]))
