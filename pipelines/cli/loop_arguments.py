@@ -82,6 +82,12 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     )
     follow.add_argument("--once", action="store_true", help="add what is known now, print the result as JSON, and end")
     follow.add_argument("--metrics-port", type=port, metavar="PORT", help="port of metrics for Prometheus")
+    follow.add_argument(
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of that port; 0.0.0.0 for all interfaces (default: 127.0.0.1)",
+    )
     _add_store(follow, COUNTED_MODEL)
 
     forget = command("forget", "remove the data of one user from logs and the feature store")

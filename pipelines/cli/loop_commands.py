@@ -57,7 +57,7 @@ def counters_follow_command(arguments: argparse.Namespace) -> None:
     if arguments.once:
         print(dump_json(Follower(options).step()))
         return
-    follow(options, arguments.every, FollowMetrics(arguments.metrics_port), _stop_on_signals())
+    follow(options, arguments.every, FollowMetrics(arguments.metrics_port, arguments.metrics_host), _stop_on_signals())
 
 
 def forget_command(arguments: argparse.Namespace) -> None:

@@ -185,6 +185,7 @@ class FollowMetrics:
 
     Args:
         port: port to listen on; None: the metrics are not exposed.
+        host: address to listen on.
 
     Attributes:
         registry: registry of the metrics.
@@ -193,7 +194,7 @@ class FollowMetrics:
         OutputError: the port cannot be opened.
     """
 
-    def __init__(self, port: int | None) -> None:
+    def __init__(self, port: int | None, host: str = "127.0.0.1") -> None:
         self.registry = registry = CollectorRegistry()
         self.until = Gauge(
             "ranker_counters_followed_timestamp_seconds",
@@ -204,9 +205,11 @@ class FollowMetrics:
         self.failures = Counter("ranker_counters_failures", "steps that failed", registry=registry)
         if port is not None:
             try:
-                start_http_server(port, registry=registry)
+                start_http_server(port, host, registry=registry)
             except OSError as error:
-                raise OutputError(f"port {port}: cannot be opened ({error.strerror}); choose another one") from None
+                raise OutputError(
+                    f"port {port} of {host}: cannot be opened ({error.strerror}); choose another one"
+                ) from None
 
 
 def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop: threading.Event) -> None:
