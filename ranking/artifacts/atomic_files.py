@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -10,7 +11,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,9 +18,6 @@ from typing import Any, BinaryIO
 
 from ranking.errors import OutputError
 from ranking.regular_files import open_regular
-
-OLD_DRAFT_SECONDS = 3_600.0
-"""Age in seconds from which a draft is that of a process that has ended."""
 
 
 @contextmanager
@@ -135,14 +132,14 @@ def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
-    _remove_old_drafts(file)
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.draft")
+    _remove_drafts(file)
+    draft, descriptor = _new_draft(file, mode)
     try:
-        draft.touch(mode, exist_ok=False)
-        with draft.open("wb") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             yield stream
-        fsync(draft)
-        draft.replace(file)
+            stream.flush()
+            os.fsync(descriptor)
+            draft.replace(file)  # before the lock ends with the stream
         fsync(file.parent)
     except BaseException:
         with suppress(OSError):
@@ -150,12 +147,24 @@ def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
-def _remove_old_drafts(file: Path) -> None:
+def _new_draft(file: Path, mode: int) -> tuple[Path, int]:
+    """Create a draft of a file that no other process uses; return its path and descriptor, which holds a lock."""
+    while True:
+        draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.draft")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with suppress(OSError):  # a filesystem without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if draft.exists():
+            return draft, descriptor
+        os.close(descriptor)  # another process has removed it before it was locked
+
+
+def _remove_drafts(file: Path) -> None:
     """Remove what processes left that were killed while they replaced a file."""
     for draft in file.parent.glob(f".{glob.escape(file.name)}.*.draft"):
-        with suppress(OSError):
-            if time.time() - draft.stat().st_mtime > OLD_DRAFT_SECONDS:
-                draft.unlink()
+        with suppress(OSError), draft.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the process that writes the draft runs
+            draft.unlink()
 
 
 def os_error_text(error: OSError) -> str:

@@ -123,7 +123,7 @@ class Probe:
         self.best = self._auc({label: truth.probabilities(label, users, items, tabs) for label in LEVELS})
 
     def measure(self, client: RankingClient, name: str, time: datetime, version: str) -> dict[str, float]:
-        """Score the impressions with the served version, as requests that are not shown, and return the AUCs."""
+        """Score the impressions with the served version, by a service without a log, and return the AUCs."""
         scores = {label: np.full((USERS, len(TABS), ITEMS), np.nan) for label in LEVELS}
         for user in range(USERS):
             for tab in range(len(TABS)):
@@ -133,7 +133,6 @@ class Probe:
                 for item in ranking.items:
                     for label, values in scores.items():
                         values[user, tab, int(item.id[1:])] = item.scores[label]
-                client.feedback(ranking.request_id, [{"item": "v0", "labels": {"shown": 0}, "time": time}])
         return self._auc({label: values.ravel() for label, values in scores.items()})
 
     def _auc(self, scores: dict[str, Any]) -> dict[str, float]:
@@ -158,17 +157,20 @@ def test_rounds_improve_the_model_and_train_on_the_served_features(tmp_path: Pat
     with ExitStack() as stack:
         service = stack.enter_context(running_service(tmp_path / "repository", **settings))
         client = stack.enter_context(RankingClient(service.url, timeout=TIMEOUT_SECONDS))
-        aucs = [probe.measure(client, "probe-0", START - timedelta(hours=2), "1")]
+        probed = stack.enter_context(running_service(tmp_path / "repository", poll_seconds=0.2))
+        probing = stack.enter_context(RankingClient(probed.url, timeout=TIMEOUT_SECONDS))
+        aucs = [probe.measure(probing, "probe-0", START - timedelta(hours=2), "1")]
         for number, requests in enumerate(rounds, 1):
             day = START + timedelta(days=2 * (number - 1))
             sent = serve_traffic(client, truth, f"round-{number}", day, requests, str(number))
-            wait_until_finished(service, tmp_path, number * USERS * len(TABS) + sum(rounds[:number]))
+            wait_until_finished(service, tmp_path, sum(rounds[:number]))
             join_round(tmp_path, day + timedelta(days=2), sent)
             run = release(tmp_path, tmp_path / "joined", number + 1, day + timedelta(hours=38))
             wait_until_served(service, client, str(number + 1))
+            wait_until_served(probed, probing, str(number + 1))
             assert_trained_on_served(run, tmp_path, CANDIDATES * sum(rounds[:number]))
             end = day + timedelta(days=2) - timedelta(hours=2)
-            aucs.append(probe.measure(client, f"probe-{number}", end, str(number + 1)))
+            aucs.append(probe.measure(probing, f"probe-{number}", end, str(number + 1)))
     report = f"{aucs}, truth: {probe.best}"
     for label, best in probe.best.items():
         values = [measured[label] for measured in aucs]
@@ -315,7 +317,7 @@ def served_rows(folder: Path) -> pa.Table:
     for file in served_files(folder / "served"):
         version = file.metadata["version"]
         for name in file.table["request_id"].to_pylist():
-            kind, number, *_ = name.split("-")
-            assert version == str(int(number) + (kind == "probe"))
+            _, number, *_ = name.split("-")
+            assert version == number
         tables.append(logged_table(file, bundle.load(folder / "repository" / "feed" / version)))
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
