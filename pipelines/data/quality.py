@@ -10,7 +10,7 @@ from pipelines.config.config import Config
 from pipelines.config.uri import redact_uri
 from pipelines.data.profile import LogProfile
 from ranking.errors import LogError
-from ranking.schema import Task
+from ranking.schema import Schema, Task
 
 MAX_GAPS = 10
 """Maximum number of gaps between days that a message lists."""
@@ -20,6 +20,8 @@ MIN_TRAINING_LABELS = 100
 """With fewer training labels, or fewer of one class, a task learns little and its gate selects experts at random."""
 MIN_EVALUATION_LABELS = 10
 """With fewer labels of one class in a split, the AUC of this split is mostly noise."""
+LATE_HISTORY_NULLS = 0.5
+"""Share of rows without a history from which a hint is given."""
 
 
 def require_learnable(profile: LogProfile, config: Config) -> None:
@@ -46,6 +48,19 @@ def find_errors(profile: LogProfile, config: Config) -> list[str]:
 def find_warnings(profile: LogProfile, config: Config) -> list[str]:
     """Return descriptions of what makes a trained model or its evaluation less reliable."""
     return [*_test_split_warnings(profile, config), *_label_warnings(profile, config), *profile.features.warnings()]
+
+
+def find_late_histories(profile: LogProfile, schema: Schema) -> list[str]:
+    """Return a hint for each history that most rows do not have because its labels are known late."""
+    rows, hints = sum(profile.rows.values()), []
+    for history in schema.histories:
+        share = profile.nulls[history.name] / max(rows, 1)
+        if history.delay_seconds is None and share > LATE_HISTORY_NULLS:
+            hints.append(
+                f"history '{history.name}' is null in {share:.0%} of the rows: the labels of a day are known from the "
+                "next midnight on. If they are known earlier, say when with a delay, such as delay = '1h'"
+            )
+    return hints
 
 
 def _split_errors(profile: LogProfile, config: Config) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pipelines.config.config import Config
 from pipelines.data.counter_suggestions import CounterSuggester, SuggestedCounter
 from pipelines.data.label_bounds import estimate_label_bounds
 from pipelines.data.profile import LogProfile, profile_log
-from pipelines.data.quality import find_errors, find_warnings, require_learnable
+from pipelines.data.quality import find_errors, find_late_histories, find_warnings, require_learnable
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.features.joined import joined_columns
 from pipelines.training.memory import require_memory
@@ -100,4 +100,5 @@ def check(config: Config, quarantine: Path | None = None, *, suggest: bool = Fal
         profile = profile_log(reader.with_joined(joined), config.logs, schema, quarantine, on_train=add)
     sizes = {name: mapping.size for name, mapping in fitter.encoder().id_mappings.items()}
     suggestions = None if suggester is None else suggester.suggestions()
-    return LogCheck(config, profile, sizes, find_errors(profile, config), find_warnings(profile, config), suggestions)
+    warnings = [*find_warnings(profile, config), *find_late_histories(profile, schema)]
+    return LogCheck(config, profile, sizes, find_errors(profile, config), warnings, suggestions)

@@ -123,6 +123,20 @@ def test_check_profiles_computed_columns(shop: Shop) -> None:
     assert 0 < result.profile.nulls["user_id_age"] < 200
 
 
+def test_check_suggests_a_delay_for_a_history_that_most_rows_do_not_have(tmp_path: Path) -> None:
+    """As in a log of users who all come on one day only."""
+    shop = Shop(tmp_path / "shop")
+    table = shop.table(300)
+    users = pa.array([f"u{row // 10}" for row in range(300)])
+    shop.write(table.set_column(table.column_names.index("user_id"), "user_id", users))
+    history = {"of": "item_id", "label": "click", "name": "clicked"}
+    (hint,) = [text for text in check(shop.config(histories=[history])).warnings if "history" in text]
+    assert hint.startswith("history 'clicked' is null in ")
+    assert "such as delay = '1h'" in hint
+    delayed = check(shop.config(histories=[history | {"delay": "1h"}])).warnings
+    assert [text for text in delayed if "history" in text] == []
+
+
 def test_column_of_the_log_with_the_name_of_a_computed_one_must_hold_its_type(shop: Shop, tmp_path: Path) -> None:
     table = shop.table(300).append_column("user_id_count", pa.array(["text"] * 300))
     pq.write_table(table, tmp_path / "log.parquet")
