@@ -75,7 +75,7 @@ def render(run_data: RunData) -> str:
 
 
 def template_environment() -> Environment:
-    """Create the Jinja environment of the report, with the number formats as filters."""
+    """Create the Jinja environment of the report, with the formats of names and numbers as filters."""
     environment = Environment(
         loader=PackageLoader("pipelines.report"),
         autoescape=True,
@@ -83,12 +83,13 @@ def template_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for number_format in (
+    for text_format in (
+        formatting.name,
         formatting.number,
         formatting.count,
         formatting.percent,
         formatting.short,
         formatting.rate,
     ):
-        environment.filters[number_format.__name__] = number_format
+        environment.filters[text_format.__name__] = text_format
     return environment

@@ -20,7 +20,7 @@ SECTIONS = [
     "Data", "Learning curves", "Gate weights", "Selected experts", "Cost per row", "Quality", "Baselines",
     "Calibration", "Slices", "Feature importance", "Gate metrics", "Reproduce",
 ]  # fmt: skip
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "wbr"}
 
 
 class Page(HTMLParser):
