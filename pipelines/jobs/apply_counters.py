@@ -182,9 +182,12 @@ class ChunkWriter:
             if not len(affected):
                 continue
             keys = [counter_key(self.store.start, root, root_hash) for root_hash in affected.tolist()]
-            read: Any = self.store.client.mget(keys)
-            replies = without_damaged(counters, affected, read, state.generation)
-            stored_sums = decode_roots(counters, affected, replies, state.generation)
+            replies: Any = self.store.client.mget(keys)
+            try:
+                stored_sums = decode_roots(counters, affected, replies, state.generation)
+            except ValueError:
+                replies = without_damaged(counters, affected, replies, state.generation)
+                stored_sums = decode_roots(counters, affected, replies, state.generation)
             absent = absent_roots(affected, replies, state.generation)
             sums = {}
             for counter in counters:
@@ -214,13 +217,9 @@ def without_damaged(
             return True
         return False
 
-    try:
-        decode_roots(counters, roots, values, generation)
-    except ValueError:
-        damaged = [is_damaged(root, value) for root, value in zip(roots.tolist(), values, strict=True)]
-        print_status(f"{sum(damaged):,} values of counters are damaged and start again from those of the bundle")
-        return [None if bad else value for value, bad in zip(values, damaged, strict=True)]
-    return list(values)
+    damaged = [is_damaged(root, value) for root, value in zip(roots.tolist(), values, strict=True)]
+    print_status(f"{sum(damaged):,} values of counters are damaged and start again from those of the bundle")
+    return [None if bad else value for value, bad in zip(values, damaged, strict=True)]
 
 
 def labels_of(counter: Counter, rows: pa.Table, schema: Schema) -> FloatArray:

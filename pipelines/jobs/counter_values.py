@@ -8,6 +8,7 @@ import numpy as np
 
 from ranking.counters.combine import Records
 from ranking.counters.stored_sums import (
+    HEADER,
     Root,
     decode_records,
     decode_value,
@@ -68,12 +69,8 @@ def encode_roots(
 
 
 def absent_roots(roots: IdArray, values: Sequence[bytes | None], generation: int) -> IdArray:
-    """Return the roots without a value of a generation.
-
-    Raises:
-        ValueError: a value cannot be decoded.
-    """
-    absent = [value is None or decode_value(value, generation) is None for value in values]
+    """Return the roots without a value of a generation; ``values`` can be decoded."""
+    absent = [value is None or HEADER.unpack_from(value)[1] != generation for value in values]
     return roots[np.array(absent, np.bool_)]
 
 
