@@ -29,6 +29,13 @@ def descendants(pid: int) -> list[int]:
     return pids
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, such as by a test; it must stay so."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def send(pids: list[int], number: signal.Signals) -> None:
     """Send a signal to the processes that still exist."""
     for pid in pids:
@@ -45,7 +52,7 @@ def main() -> int:
             code = command.wait(random.uniform(*PAUSE_SECONDS))
             print(f"{stalls} stalls of {STALL_SECONDS} s", file=sys.stderr)
             return code
-        pids = descendants(command.pid)
+        pids = [pid for pid in descendants(command.pid) if not is_stopped(pid)]
         send(pids, signal.SIGSTOP)
         time.sleep(STALL_SECONDS)
         send(pids, signal.SIGCONT)

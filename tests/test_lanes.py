@@ -179,6 +179,23 @@ WITH_SHORT_PAUSES = (
 )
 
 
+STOPPED_CHILD = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5); print('continued', flush=True)"])
+child.send_signal(signal.SIGSTOP)
+time.sleep(3)
+child.kill()
+"""
+
+
+def test_stalls_do_not_continue_a_process_that_the_command_has_stopped() -> None:
+    command = [sys.executable, "-c", WITH_SHORT_PAUSES, sys.executable, "-c", STOPPED_CHILD]
+    result = subprocess.run(command, cwd=ROOT / ".ci", capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0
+    assert result.stdout == ""
+    assert " stalls of 0.7 s" in result.stderr
+
+
 def test_stalls_stop_all_processes_of_a_command_and_keep_its_exit_code() -> None:
     nested = [sys.executable, "-c", NOTICES_A_GAP]
     outer = [sys.executable, "-c", f"import subprocess, sys; sys.exit(subprocess.run({nested!r}).returncode)"]

@@ -76,7 +76,7 @@ def _read_file(connection: DuckDBPyConnection, path: Path) -> None:
             epoch_us(coalesce(event.time, received)::TIMESTAMPTZ), epoch_us(received::TIMESTAMPTZ)
         FROM (
             SELECT request_id, received, unnest(events) AS event
-            FROM read_json($path, format = 'newline_delimited', columns = {{{LINE}}},
+            FROM read_json($path, format = 'newline_delimited', columns = {{{LINE}}}, hive_partitioning = false,
                 maximum_object_size = {MAX_LINE_BYTES})
         )
         """,

@@ -263,6 +263,15 @@ def test_damaged_feedback_file_is_named(loop: LoopFolders) -> None:
     assert error_of(loop, LogError).startswith(f"{path}: is damaged")
 
 
+@pytest.mark.parametrize("name", ["request_id=7", "events=none", "day=2026-01-01"])
+def test_folders_with_names_like_partitions_are_not_columns(tmp_path: Path, name: str) -> None:
+    loop = LoopFolders(tmp_path / name / "loop")
+    loop.serve({"r": (0, ["a"])})
+    loop.send(("r", "a", {"is_click": 1}, 1))
+    assert loop.join().used == 1
+    assert loop.labels() == {("r", "a"): (1, None)}
+
+
 def test_missing_version_is_named(loop: LoopFolders) -> None:
     loop.serve({"r": (0, ["a"])}, version="9")
     assert error_of(loop, BundleError).startswith(f"{loop.repository}/feed/9: no such version")
