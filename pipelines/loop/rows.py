@@ -73,7 +73,8 @@ class RowLayout:
             MODEL: pa.repeat(file.model, rows),
             VERSION: pa.repeat(file.version, rows),
         }
-        columns[names.time] = version.times(candidates.shared("time").cast(TIME).cast(pa.int64()).to_numpy())
+        times = candidates.shared("time").cast(TIME).cast(pa.int64()).to_numpy()
+        columns[names.time] = version.times(times, file.zone)
         columns[names.user] = candidates.shared("user_id").cast(self._id_types[names.user])
         columns[names.item] = candidates.items("item_id").cast(self._id_types[names.item])
         if names.request is not None:

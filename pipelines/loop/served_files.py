@@ -57,6 +57,7 @@ class ServedFile:
         repository: folder of its repository, as the service named it.
         columns: columns of features.
         hashed_users: whether hashes replace the user ids.
+        zone: time zone of the service's machine; None if it is unknown.
         stored: Arrow schema of the file.
     """
 
@@ -66,6 +67,7 @@ class ServedFile:
     repository: Path
     columns: tuple[ServedColumn, ...]
     hashed_users: bool
+    zone: str | None
     stored: pa.Schema = field(repr=False)
 
     @classmethod
@@ -82,7 +84,7 @@ class ServedFile:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
             where, hashed = Path(meta["repository"]), meta.get("hashed_users", False)
-            return cls(path, meta["model"], str(meta["version"]), where, columns, hashed, stored)
+            return cls(path, meta["model"], str(meta["version"]), where, columns, hashed, meta.get("zone"), stored)
         except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
             raise _damaged(path, error) from None
 

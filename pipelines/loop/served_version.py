@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from ranking.artifacts.bundle import COUNTERS, as_bundle_error
 from ranking.counters.state import StateClock
 from ranking.encoding.feature_table import FeatureTable, LazyFeatureTables
 from ranking.encoding.vocabulary import IdArray
-from ranking.errors import BundleError
+from ranking.errors import BundleError, LogError
 from ranking.regular_files import read_regular
 from ranking.schema import Owner, Schema
 
@@ -58,11 +59,25 @@ class ServedVersion:
             zone = StateClock.read(folder / COUNTERS).zone if schema.derived else zone
             return cls(schema, LazyFeatureTables(folder, schema), zone)
 
-    def times(self, times: IdArray) -> pa.Array:
-        """Convert times in microseconds to the time zone of the log, or to local time if it has none."""
+    def times(self, times: IdArray, local: str | None) -> pa.Array:
+        """Convert times in microseconds to the time zone of the log, or to local time if it has none.
+
+        Args:
+            times: microseconds since 1970, UTC [n].
+            local: time zone of the machine that served; None: that of this one.
+
+        Raises:
+            LogError: this machine does not know the time zone.
+        """
         if self.zone is not None:
             return pa.array(times, pa.timestamp("us", self.zone))
         steps, inverse = np.unique(times // STEP, return_inverse=True)
-        clock = StateClock(0, None)
-        offsets = [clock.at(datetime.fromtimestamp(step * STEP / 1e6, UTC)) - step * STEP for step in steps.tolist()]
+        try:
+            zone = None if local is None else ZoneInfo(local)
+        except (OSError, ValueError, LookupError):
+            raise LogError(
+                f"the service ran in time zone '{local}', which this machine does not know: install tzdata"
+            ) from None
+        moments = [datetime.fromtimestamp(step * STEP / 1e6, UTC).astimezone(zone) for step in steps.tolist()]
+        offsets = [(moment.utcoffset() or timedelta()) // timedelta(microseconds=1) for moment in moments]
         return pa.array(times + np.array(offsets, np.int64)[inverse], pa.timestamp("us"))

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ranking.artifacts.served_log import FORMAT, METADATA_KEY, source_column
+from ranking.artifacts.served_log import FORMAT, METADATA_KEY, local_zone, source_column
 from service.served.arrays import cast, common_type
 from service.served.columns import ServedColumns
 from service.served.features import FeatureColumn
@@ -90,6 +90,7 @@ class VersionBuffer:
             "version": columns.version,
             "repository": self._repository,
             "hashed_users": columns.hashes_users,
+            "zone": local_zone(),
             "columns": [
                 {
                     "name": column.name,

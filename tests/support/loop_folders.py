@@ -64,7 +64,13 @@ class LoopFolders:
         items = {"iid": ["a", "b", "c"], "price": [0.1, 0.2, None], "tags": [["x"], [], None]}
         pq.write_table(pa.table(items), bundle / "items.parquet")
 
-    def serve(self, requests: Mapping[str, tuple[float, list[Any]]], model: str = "feed", version: str = "1") -> Path:
+    def serve(
+        self,
+        requests: Mapping[str, tuple[float, list[Any]]],
+        model: str = "feed",
+        version: str = "1",
+        zone: str | None = None,
+    ) -> Path:
         """Write a file of the served log: for each request id, seconds after the start, and items, best first."""
         times, items = [at(t) for t, _ in requests.values()], [ids for _, ids in requests.values()]
         item_sources = {"a": bytes([REQUEST] * 2), "b": bytes([BUNDLE] * 2)}
@@ -94,6 +100,7 @@ class LoopFolders:
             "model": model,
             "version": version,
             "repository": str(self.repository),
+            "zone": zone,
             "columns": columns,
         }
         self._files += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,21 @@ def test_times_are_in_the_time_zone_of_the_training_log(loop: LoopFolders, zone:
     loop.join()
     (file,) = loop.log.rglob("*.parquet")
     assert pq.read_schema(file).field("ts").type == pa.timestamp("us", kind)
+
+
+@pytest.mark.parametrize(("zone", "hours"), [("Asia/Tokyo", 9), ("America/New_York", -5), ("UTC", 0)])
+def test_local_times_are_those_of_the_machine_that_served(loop: LoopFolders, zone: str, hours: int) -> None:
+    set_zone(loop, None)
+    loop.serve({"r": (0, ["a"])}, zone=zone)
+    loop.join()
+    (row,) = loop.rows()
+    assert row["ts"] == (at(0) + timedelta(hours=hours)).replace(tzinfo=None)
+
+
+def test_unknown_zone_of_the_machine_that_served_is_an_error(loop: LoopFolders) -> None:
+    set_zone(loop, None)
+    loop.serve({"r": (0, ["a"])}, zone="Mars/Olympus")
+    assert "the service ran in time zone 'Mars/Olympus', which this machine does not know" in error_of(loop, LogError)
 
 
 def test_times_are_of_one_kind_in_a_log_that_an_earlier_version_began(loop: LoopFolders) -> None:
