@@ -1,4 +1,4 @@
-"""Formats of names and numbers in the report; an undefined value is shown as a dash."""
+"""Number formats of the report; an undefined value is shown as a dash."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeGuard
 
-from markupsafe import Markup, escape
-
 UNDEFINED = "–"
-
-
-def name(text: str) -> Markup:
-    """Return a name as HTML in which lines can break after underscores, and not inside a word."""
-    return Markup(str(escape(text)).replace("_", "_<wbr>"))
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -75,7 +75,7 @@ def render(run_data: RunData) -> str:
 
 
 def template_environment() -> Environment:
-    """Create the Jinja environment of the report, with the formats of names and numbers as filters."""
+    """Create the Jinja environment of the report, with the number formats as filters."""
     environment = Environment(
         loader=PackageLoader("pipelines.report"),
         autoescape=True,
@@ -83,13 +83,12 @@ def template_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for text_format in (
-        formatting.name,
+    for number_format in (
         formatting.number,
         formatting.count,
         formatting.percent,
         formatting.short,
         formatting.rate,
     ):
-        environment.filters[text_format.__name__] = text_format
+        environment.filters[number_format.__name__] = number_format
     return environment

@@ -61,5 +61,14 @@ def test_lock_files_named_in_dockerfile_exist() -> None:
 def test_build_context_contains_all_packages() -> None:
     """If the build context lacked a package, the image would build but fail at startup."""
     included = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
-    assert included == {"LICENSE", "README.md", "pyproject.toml", "pipelines", "ranking", "requirements", "service"}
+    assert included == {
+        "LICENSE",
+        "NOTICE",
+        "README.md",
+        "pyproject.toml",
+        "pipelines",
+        "ranking",
+        "requirements",
+        "service",
+    }
     assert all((ROOT / name).exists() for name in included)

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from pipelines.report.formatting import axis_label, count, name, number, percent, rate, short, timestamp
+from pipelines.report.formatting import axis_label, count, number, percent, rate, short, timestamp
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,3 @@ def test_axis_label_has_enough_decimals_to_tell_ticks_apart(ticks: list[float], 
 def test_timestamp_at_midnight_is_a_date() -> None:
     assert timestamp(datetime(2026, 1, 9)) == "2026-01-09"
     assert timestamp(datetime(2026, 1, 9, 6, 30)) == "2026-01-09 06:30"
-
-
-def test_name_can_break_after_underscores_only_and_is_escaped() -> None:
-    assert name("user_id_count") == "user_<wbr>id_<wbr>count"
-    assert name("<b>") == "&lt;b&gt;"

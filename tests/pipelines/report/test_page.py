@@ -146,6 +146,7 @@ def test_page_escapes_names_from_the_run(finished_run: RunFolder) -> None:
     result = report_page(finished_run)
     assert not result.every("b")
     assert result.html.count("&lt;b onload=x&gt;") > 6
+    assert "task_<wbr>1" in result.html  # lines break there, and not inside a word
 
 
 def test_page_of_50_tasks_and_64_experts_is_below_2_mb(tmp_path: Path) -> None:
