@@ -366,7 +366,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=1,
         help="cores of the measured process; load comes from the other cores (default: 1)",
     )
-    bench.add_argument("--items", type=positive_int, help="items of the reference model (default: 1000000)")
+    bench.add_argument(
+        "--items", type=positive_int, help="items of the reference model (default: 100000; with --full 1000000)"
+    )
     amount = bench.add_mutually_exclusive_group()
     amount.add_argument(
         "--full", action="store_true", help="measure more sizes in three turns: about a quarter of an hour"

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -149,10 +148,8 @@ def _compute(
                 write_history_state(state, history, ranges.users, ranges.state())
             progress.advance(1)
     if state is not None:
-        clock = StateClock(events.span[1], events.zone, events.span[0])
-        if earlier is not None and earlier.clock is not None:  # counts since the first impression of its log
-            clock = replace(clock, since=earlier.clock.since)
-        clock.write(state)
+        since = events.span[0] if earlier is None or earlier.clock is None else earlier.clock.since
+        StateClock(events.span[1], events.zone, since).write(state)
     progress.close()
     return numbers, lists
 

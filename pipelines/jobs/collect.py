@@ -19,7 +19,7 @@ from confluent_kafka import (
 )
 
 from pipelines.console import print_status
-from ranking.artifacts.atomic_files import os_error_text, replaced_file
+from ranking.artifacts.atomic_files import os_error_text, remove_drafts, replaced_file
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.artifacts.served_log import METADATA_KEY
 from ranking.errors import LogError, OutputError
@@ -113,6 +113,7 @@ class _Collector:
 
     def run(self, stop: threading.Event | None) -> int:
         """Collect until ``stop`` is set, or without it until the end of the topic; return the number of files."""
+        remove_drafts(self._folder)
         files = 0
         last = time.monotonic()
         while self._unread if stop is None else not stop.is_set():

@@ -15,6 +15,7 @@ from pipelines.console import Progress
 from pipelines.jobs.counter_store import CounterStore
 from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
 from ranking.artifacts import repository
+from ranking.artifacts.atomic_files import remove_drafts
 from ranking.artifacts.feature_store_keys import counter_key, key_prefix
 from ranking.artifacts.user_hash import UserHash
 from ranking.encoding.vocabulary import stable_hash
@@ -163,6 +164,8 @@ def _requests(served: Path, selected: Callable[[pa.Array], pa.Array]) -> set[str
 
 
 def _total(label: str, files: Sequence[Path], remove: Callable[[Path], int]) -> int:
+    for folder in {file.parent for file in files}:
+        remove_drafts(folder)
     progress, total = Progress(label, unit="files", total=len(files)), 0
     for file in files:
         total += remove(file)

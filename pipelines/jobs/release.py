@@ -59,7 +59,8 @@ def _require_response(repo: Path, name: str) -> None:
 def _write_changes(repo: Path, name: str, changes: Mapping[str, Any]) -> Release:
     with repository.lock_model(repo, name):
         previous = _previous(repo, name, changes)
-        if "shadow" not in changes and previous.shadow == (changes.get("canary") or {}).get("version"):
+        canary = changes.get("canary")
+        if canary is not None and canary["version"] == previous.shadow and "shadow" not in changes:
             changes = {**changes, "shadow": None}
         release = parse_release({**previous.model_dump(), **changes}, f"{repo}/{name}/{CURRENT}")
         repository.check_published(repo, name, release)

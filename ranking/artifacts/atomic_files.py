@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -18,6 +17,9 @@ from typing import Any, BinaryIO
 
 from ranking.errors import OutputError
 from ranking.regular_files import open_regular
+
+TOKEN_BYTES = 8
+"""Random bytes in the name of a draft of ``replaced_file``."""
 
 
 @contextmanager
@@ -115,6 +117,7 @@ def write_json(data: dict[str, Any], file: Path, mode: int = 0o666) -> None:
         OutputError: the file cannot be written.
     """
     try:
+        remove_drafts(file.parent)
         with replaced_file(file, mode) as stream:
             stream.write((json.dumps(data, indent=2) + "\n").encode())
     except OSError as error:
@@ -132,7 +135,6 @@ def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
-    _remove_drafts(file)
     draft, descriptor = _new_draft(file, mode)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -150,7 +152,7 @@ def replaced_file(file: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 def _new_draft(file: Path, mode: int) -> tuple[Path, int]:
     """Create a draft of a file that no other process uses; return its path and descriptor, which holds a lock."""
     while True:
-        draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}.draft")
+        draft = file.with_name(f".{file.name}.{secrets.token_hex(TOKEN_BYTES)}.draft")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with suppress(OSError):  # a filesystem without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -159,9 +161,9 @@ def _new_draft(file: Path, mode: int) -> tuple[Path, int]:
         os.close(descriptor)  # another process has removed it before it was locked
 
 
-def _remove_drafts(file: Path) -> None:
-    """Remove what processes left that were killed while they replaced a file."""
-    for draft in file.parent.glob(f".{glob.escape(file.name)}.*.draft"):
+def remove_drafts(folder: Path) -> None:
+    """Remove what processes left in a folder that were killed in ``replaced_file``."""
+    for draft in folder.glob(f".*.{'[0-9a-f]' * 2 * TOKEN_BYTES}.draft"):
         with suppress(OSError), draft.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the process that writes the draft runs
             draft.unlink()

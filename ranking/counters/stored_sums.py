@@ -37,8 +37,6 @@ SECTION = struct.Struct("<qI")
 
 SINCE = -1
 """In place of a definition, which is never negative: section with the time of the first impression in microseconds."""
-
-
 MAX_SUM = 1e30
 """Largest absolute sum of labels, or number of impressions: the values of features are float32."""
 FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -74,11 +72,12 @@ def _field(kind: np.dtype[Any]) -> tuple[Any, ...]:
     return (kind.base, kind.shape) if kind.shape else (kind,)
 
 
-def are_records(counter: Counter, data: bytes) -> bool:
-    """Return whether a section can be one of a counter: whole records, finite sums, and times that dates can have."""
+def are_records(counter: Counter, sections: Sequence[bytes]) -> bool:
+    """Return whether sections can be those of a counter: whole records, finite sums, and times that dates can have."""
     stored = stored_type(counter)
-    if len(data) % stored.itemsize:
+    if any(len(section) % stored.itemsize for section in sections):
         return False
+    data = b"".join(sections)
     if not data:
         return True
     # All fields have eight bytes; the sums are the last ones, and the time precedes them.

@@ -92,7 +92,8 @@ def _quoted_key(key: str) -> str:
 
 def _message(problem: Any, branch: str, model: type[BaseModel] | None) -> str:
     loc, example = problem["loc"], ""
-    got = f"(got {_format_value(problem['input'])})"
+    value = _format_value(problem["input"])
+    got = f"(got {value})"
     match problem["type"]:
         case "extra_forbidden":
             similar = difflib.get_close_matches(str(loc[-1]), _keys(model, loc[:-1]), 1, cutoff=0.75)
@@ -111,7 +112,7 @@ def _message(problem: Any, branch: str, model: type[BaseModel] | None) -> str:
         case "string_too_short":
             return "must not be empty"
         case "union_tag_not_found" if not isinstance(problem["input"], dict):
-            example = f", such as {{ kind = {got[5:-1]} }}" if isinstance(problem["input"], str) else ""
+            example = f", such as {{ kind = {value} }}" if isinstance(problem["input"], str) else ""
             return f"must be a table with a kind{example} {got}"
         case "union_tag_not_found" if loc[0] == "features":
             return "kind is missing; choose categorical, bag, sequence, numeric, buckets or cross"
@@ -124,7 +125,7 @@ def _message(problem: Any, branch: str, model: type[BaseModel] | None) -> str:
             return str(problem["ctx"]["error"])
         case kind if kind in MESSAGES:
             if kind == "tuple_type" and isinstance(problem["input"], str | int | float):
-                example = f", such as [{got[5:-1]}]"
+                example = f", such as [{value}]"
             elif kind.startswith("model"):
                 example = _example(model, loc)
             return f"{MESSAGES[kind].format(**problem.get('ctx', {}), example=example)} {got}"

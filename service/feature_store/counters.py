@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
 from ranking.counters.stored_sums import (
@@ -15,12 +15,14 @@ from ranking.counters.stored_sums import (
     are_records,
     decode_value,
     definition,
-    stored_type,
 )
 from ranking.errors import InvalidInputError
 from service.engine.errors import InvalidRequestError
 from service.engine.model import LoadedModel
 from service.engine.validation import ParsedRequest, validate
+
+Sections: TypeAlias = Sequence[tuple[int, bytes]]
+"""Definition and records of each counter in a value."""
 
 
 class CounterLookup:
@@ -70,11 +72,13 @@ class CounterLookup:
             state = StateValue.decode(values[0])
         except ValueError:
             return None, 1
-        if not FIRST_TIME <= state.until <= LAST_TIME or not self._are_valid(state.base.items()):
+        base = {identifier: [data] for identifier, data in state.base.items()}
+        if not FIRST_TIME <= state.until <= LAST_TIME or not self._are_valid(base):
             return None, 1
         if state.until < self._until:
             return None, 0
-        read, undecodable = [], 0
+        read: list[tuple[Root, int, Sections]] = []
+        undecodable = 0
         for (root, root_hash), value in zip(self._roots, values[1:], strict=True):
             if value is None:
                 continue
@@ -85,34 +89,22 @@ class CounterLookup:
                 continue
             if sections is not None:
                 read.append((root, root_hash, sections))
-        if not self._are_valid_together(sections for *_, sections in read):
-            valid = [value for value in read if self._are_valid(value[2])]
-            undecodable += len(read) - len(valid)
-            read = valid
-        sums = StoredSums(state)
-        for root, root_hash, sections in read:
-            sums.roots.setdefault(root, []).append(root_hash)
-            for identifier, data in sections:
-                sums.sections.setdefault(identifier, []).append(data)
+        sums = _gather(state, read)
+        if not self._are_valid(sums.sections):  # all values at once, because one at a time takes much longer
+            valid = [value for value in read if self._are_valid({key: [data] for key, data in value[2]})]
+            return _gather(state, valid), undecodable + len(read) - len(valid)
         return sums, undecodable
 
-    def _are_valid(self, sections: Iterable[tuple[int, bytes]]) -> bool:
+    def _are_valid(self, sections: Mapping[int, Sequence[bytes]]) -> bool:
         """Return whether sections can be those of the counters; those of other models are not checked."""
-        return all(
-            are_records(self._counters[identifier], data)
-            for identifier, data in sections
-            if identifier in self._counters
-        )
+        return all(are_records(counter, sections.get(key, ())) for key, counter in self._counters.items())
 
-    def _are_valid_together(self, values: Iterable[Sequence[tuple[int, bytes]]]) -> bool:
-        """Do the same for the sections of all values at once, which is faster; False if a section may be invalid."""
-        joined: dict[int, list[bytes]] = {}
-        for identifier, data in chain.from_iterable(values):
-            joined.setdefault(identifier, []).append(data)
-        whole = all(
-            len(data) % stored_type(self._counters[identifier]).itemsize == 0
-            for identifier, parts in joined.items()
-            if identifier in self._counters
-            for data in parts
-        )
-        return whole and self._are_valid((identifier, b"".join(parts)) for identifier, parts in joined.items())
+
+def _gather(state: StateValue, read: Iterable[tuple[Root, int, Sections]]) -> StoredSums:
+    """Join the sections of values by their definition."""
+    sums = StoredSums(state)
+    for root, root_hash, sections in read:
+        sums.roots.setdefault(root, []).append(root_hash)
+        for identifier, data in sections:
+            sums.sections.setdefault(identifier, []).append(data)
+    return sums

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ranking.artifacts.atomic_files import atomic_directory, check_creatable, check_empty, check_folder, check_writable
+from ranking.artifacts.atomic_files import (
+    atomic_directory,
+    check_creatable,
+    check_empty,
+    check_folder,
+    check_writable,
+    remove_drafts,
+    replaced_file,
+)
 from ranking.errors import OutputError
 
 Check = Callable[[Path], object]
@@ -91,3 +99,13 @@ def test_atomic_directory_that_fails_leaves_nothing_behind(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_drafts_of_ended_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / ".file.0123456789abcdef.draft").write_text("left by a process that was killed")
+    (tmp_path / ".file.draft").write_text("of another kind")
+    with replaced_file(tmp_path / "file") as stream:
+        stream.write(b"new")
+        remove_drafts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.draft", "file"]
+    assert (tmp_path / "file").read_text() == "new"

@@ -42,11 +42,11 @@ def section(counter: Counter, **changes: Any) -> bytes:
 @every_counter
 def test_records_of_a_counter_are_valid(counter: Counter) -> None:
     data = section(counter)
-    assert are_records(counter, data)
-    assert are_records(counter, b"")
+    assert are_records(counter, [data])
+    assert are_records(counter, [b""])
     assert decode_records(counter, data)["key"].tolist() == [5, -7, 9]
     for last in (FIRST_TIME, LAST_TIME):
-        assert are_records(counter, section(counter, last=last))
+        assert are_records(counter, [section(counter, last=last)])
 
 
 @every_counter
@@ -68,14 +68,14 @@ def test_records_of_a_counter_are_valid(counter: Counter) -> None:
     ],
 )
 def test_records_that_no_log_can_have_are_invalid(counter: Counter, field: str, value: float) -> None:
-    assert not are_records(counter, section(counter, **{field: value}))
+    assert not are_records(counter, [section(counter, **{field: value})])
 
 
 @every_counter
 @given(size=st.integers(0, 150))
 def test_truncated_records_are_invalid_unless_they_are_whole(counter: Counter, size: int) -> None:
     data = section(counter)
-    assert are_records(counter, data[:size]) == (min(size, len(data)) % (len(data) // 3) == 0)
+    assert are_records(counter, [data[:size]]) == (min(size, len(data)) % (len(data) // 3) == 0)
 
 
 @given(since=st.none() | st.integers(-(2**62), 2**62))
