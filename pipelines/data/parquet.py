@@ -21,6 +21,8 @@ from ranking.errors import LogError
 
 CHUNK_ROWS = 16_384
 """Maximum number of rows that are decoded at once."""
+ORIGIN_KEY = b"ranker.origin"
+"""Key in the metadata of a file from which rows were removed: its identity."""
 BUFFER_BYTES = 1 << 20
 """Read-ahead buffer per column in bytes; without a buffer, Parquet holds the whole column of a row group."""
 
@@ -69,6 +71,19 @@ class LogFile:
         return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
 
 
+def footer_digest(parquet: pq.ParquetFile) -> str:
+    """Return a hash of the footer of a file, see ``OpenFile.digest``."""
+    footer = pa.BufferOutputStream()
+    parquet.metadata.write_metadata_file(footer)
+    return hashlib.blake2b(footer.getvalue(), digest_size=8).hexdigest()
+
+
+def file_origin(parquet: pq.ParquetFile) -> str:
+    """Return the identity of a file, see ``OpenFile.origin``."""
+    origin = (parquet.schema_arrow.metadata or {}).get(ORIGIN_KEY)
+    return footer_digest(parquet) if origin is None else origin.decode()
+
+
 class OpenFile:
     """An open Parquet file.
 
@@ -101,9 +116,11 @@ class OpenFile:
 
     def digest(self) -> str:
         """Return a hash of the footer, which contains the positions, sizes and statistics of all columns."""
-        footer = pa.BufferOutputStream()
-        self._parquet.metadata.write_metadata_file(footer)
-        return hashlib.blake2b(footer.getvalue(), digest_size=8).hexdigest()
+        return footer_digest(self._parquet)
+
+    def origin(self) -> str:
+        """Return the identity of the file: its digest, or that which it had before rows were removed from it."""
+        return file_origin(self._parquet)
 
     def row_groups_matching(self, rows: pc.Expression | None) -> list[int]:
         """Return the row groups that may contain rows matching a filter, according to the footer's statistics."""

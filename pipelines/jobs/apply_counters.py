@@ -18,6 +18,7 @@ from pipelines.data.reader import LogReader, ScannedChunk, as_log_error
 from pipelines.jobs.bundle_sums import BundleSums
 from pipelines.jobs.counter_store import CounterStore, load_served, read_state
 from pipelines.jobs.counter_values import absent_roots, counters_by_root, decode_roots, encode_roots, with_roots
+from pipelines.jobs.forgotten_users import were_forgotten
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import Records, combine, impression_records, within_window
 from ranking.counters.features import in_zone, to_microseconds
@@ -60,7 +61,7 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
     progress = Progress("applying", unit="rows")
     state = writer.read_state()
     for chunk in LogReader(logs, ranker.schema.logged, dict(ranker.tables)).scan():
-        marker = f"{chunk.chunk.digest}:{chunk.chunk.group}:{chunk.chunk.start}"
+        marker = f"{chunk.origin}:{chunk.chunk.group}:{chunk.chunk.start}"
         counts["bad"] += chunk.bad.num_rows
         if writer.is_applied(marker):
             counts["repeated"] += chunk.rows.num_rows
@@ -189,11 +190,15 @@ class ChunkWriter:
                 replies = without_damaged(counters, affected, replies, state.generation)
                 stored_sums = decode_roots(counters, affected, replies, state.generation)
             absent = absent_roots(affected, replies, state.generation)
+            clock = self._bundle.clock
+            if clock is None or clock.until != state.loaded_until:
+                absent = absent[:0]
+            elif root == "user":
+                absent = absent[~were_forgotten(self.store, absent, clock)]
             sums = {}
             for counter in counters:
                 stored = stored_sums[counter.name]
-                if self._bundle.until == state.loaded_until:
-                    stored = np.append(stored, self._bundle.find(counter, root, absent))
+                stored = np.append(stored, self._bundle.find(counter, root, absent))
                 joined = combine(counter, np.append(stored, added.get(counter.name, stored[:0])))
                 sums[counter.name] = within_window(counter, joined, state.until, self._zone)
             encoded = encode_roots(counters, sums, state.generation, affected)

@@ -7,6 +7,7 @@ import numpy as np
 from pipelines.jobs.counter_values import with_roots
 from ranking.counters.combine import Records
 from ranking.counters.features import DerivedFeatures
+from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import Root
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import Counter
@@ -24,9 +25,9 @@ class BundleSums:
         self._sorted: dict[str, tuple[IdArray, IdArray]] = {}
 
     @property
-    def until(self) -> int | None:
-        """Time of the last impression in microseconds; None without counters."""
-        return None if self._derived.clock is None else self._derived.clock.until
+    def clock(self) -> StateClock | None:
+        """Time of the sums; None without counters."""
+        return self._derived.clock
 
     def find(self, counter: Counter, root: Root, roots: IdArray) -> Records:
         """Return the records of some roots, see ``SumsByName``."""

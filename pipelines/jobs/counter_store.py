@@ -34,6 +34,7 @@ class CounterStore:
         state: key of the sums over all keys.
         loaded: key of the sums over all keys as they were loaded.
         applied: key of the set of applied chunks of logs.
+        forgotten: key of the hash of forgotten users.
         client: Redis client.
 
     Raises:
@@ -45,7 +46,14 @@ class CounterStore:
         self._url = url
         self.client = connect(url)
         self.start = counter_prefix(prefix, model, clustered=isinstance(self.client, RedisCluster))
-        self.state, self.loaded, self.applied = (f"{self.start}{name}" for name in ("state", "loaded", "applied"))
+        self.state, self.loaded, self.applied, self.forgotten = (
+            f"{self.start}{name}" for name in ("state", "loaded", "applied", "forgotten")
+        )
+
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """All keys that are not those of one user, item or key."""
+        return self.state, self.loaded, self.applied, self.forgotten
 
     @property
     def address(self) -> str:

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from pipelines.config.uri import single_line
 from pipelines.console import Progress
 from pipelines.jobs.counter_store import CounterStore
+from pipelines.jobs.forgotten_users import forget_user
 from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
 from ranking.artifacts import repository
-from ranking.artifacts.atomic_files import remove_drafts
-from ranking.artifacts.feature_store_keys import counter_key, key_prefix
+from ranking.artifacts.atomic_files import os_error_text, remove_drafts
+from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.user_hash import UserHash
-from ranking.encoding.vocabulary import stable_hash
 from ranking.errors import LogError, UsageError
 
 USER, REQUEST = "user_id", "request_id"
@@ -48,10 +48,11 @@ def forget(
         user_key: key with which the service hashes the user ids of the served log.
 
     Returns:
-        The number of removed rows of each folder, and of removed lines of feedback.
+        The number of removed rows of each folder, and of removed lines of feedback; and messages about what is damaged
+        and may hold more of them: ``unreadable``.
 
     Raises:
-        LogError: a file is damaged, or a folder does not exist.
+        LogError: a file has no such column, or a folder does not exist.
         OutputError: a file cannot be replaced.
         UsageError: feedback is given without the served log.
     """
@@ -65,28 +66,39 @@ def forget(
     names = {user} if user_key is None else {user, UserHash(user_key)(user)}
     selected = _is_any(names)
     removed: dict[str, Any] = {}
+    unreadable: list[str] = []
+
+    def remove_requests(file: Path) -> int:
+        try:
+            return remove_parquet_rows(file, USER, selected, unreadable)
+        except LogError as error:
+            unreadable.append(str(error))
+            return 0
+
     if feedback is not None and served is not None:
         requests = _requests(served, selected)
         files = sorted(feedback.glob("feedback-*.jsonl"))
-        removed["feedback_lines"] = _total("removing feedback", files, lambda file: remove_feedback(file, requests))
+        removed["feedback_lines"] = _total(
+            "removing feedback", files, lambda file: remove_feedback(file, requests, unreadable)
+        )
     for log in logs:
-        files = parquet_files(log)
-        count = _total(f"removing rows of {log}", files, lambda file: remove_parquet_rows(file, user_column, selected))
-        removed.setdefault("log_rows", {})[str(log)] = count
+        removed.setdefault("log_rows", {})[str(log)] = _total(
+            f"removing rows of {log}",
+            parquet_files(log),
+            lambda file: remove_parquet_rows(file, user_column, selected, unreadable),
+        )
     if served is not None:
-        files = parquet_files(served)
-        count = _total("removing requests", files, lambda file: remove_parquet_rows(file, USER, selected))
-        removed["served_requests"] = count
-    return removed
+        removed["served_requests"] = _total("removing requests", parquet_files(served), remove_requests)
+    return removed | {"unreadable": unreadable}
 
 
 def found_any(removed: Mapping[str, Any]) -> bool:
-    """Return whether anything was removed, see ``forget``."""
+    """Return whether anything was removed, or may have to be, see ``forget``."""
     return any(found_any(value) if isinstance(value, Mapping) else value for value in removed.values())
 
 
 def forget_in_store(user: str, path: Path, url: str, model: str | None, prefix: str) -> int:
-    """Remove the features and counters of one user from the feature store of the service.
+    """Remove the features and counters of one user from the feature store of the service, see ``forget_user``.
 
     Args:
         user: id of the user; the decimal text of an integer id.
@@ -109,10 +121,8 @@ def forget_in_store(user: str, path: Path, url: str, model: str | None, prefix: 
     removed = 0
     for name in models if model is None else [model]:
         store = CounterStore(url, prefix, name)
-        keys = [f"{key_prefix(prefix, name, 'user')}{user}"]
-        keys += [counter_key(store.start, "user", stable_hash(typed)) for typed in _typed(user)]
         with store.errors("repeat the command"):
-            removed += store.client.delete(*keys)
+            removed += forget_user(store, user, f"{key_prefix(prefix, name, 'user')}{user}")
     return removed
 
 
@@ -131,14 +141,6 @@ def read_user_key(file: Path) -> str:
     return key
 
 
-def _typed(user: str) -> list[int | str]:
-    """Return the id as text, and as an integer if it may be one: counters distinguish them."""
-    try:
-        return [user, int(user)] if str(int(user)) == user else [user]
-    except ValueError:
-        return [user]
-
-
 def _is_any(names: set[str]) -> Callable[[pa.Array], pa.Array]:
     """Return a function that tells which ids are one of these texts, or an integer with such a decimal text."""
     values = pa.array(sorted(names), pa.string())
@@ -154,12 +156,17 @@ def _requests(served: Path, selected: Callable[[pa.Array], pa.Array]) -> set[str
     requests: set[str] = set()
     for file in parquet_files(served):
         try:
-            table = pq.read_table(file, columns=[USER, REQUEST], partitioning=None)
+            table = pq.ParquetFile(file).read([USER, REQUEST])
         except FileNotFoundError:
             continue
-        except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{file}: cannot be read as Parquet ({single_line(error)}); restore or delete it") from None
-        requests.update(table.filter(selected(table[USER].combine_chunks()))[REQUEST].to_pylist())
+        except pa.ArrowException:
+            continue  # the removal of its rows reports it
+        except OSError as error:
+            if error.errno is not None:
+                raise LogError(f"{file}: cannot be read ({os_error_text(error)}); fix this first") from None
+            continue
+        if {USER, REQUEST} <= {*table.column_names}:
+            requests.update(table.filter(selected(table[USER].combine_chunks()))[REQUEST].to_pylist())
     return requests
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import redis
 
 from pipelines.console import Progress, print_status
 from pipelines.jobs.counter_loss import FLAG, Coverage, require_coverage
 from pipelines.jobs.counter_store import CounterStore, load_served, read_state
 from pipelines.jobs.counter_values import counters_by_root, encode_roots, with_roots
+from pipelines.jobs.forgotten_users import forgotten_users
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import combine
 from ranking.counters.features import DerivedFeatures
-from ranking.counters.stored_sums import HEADER, StateValue, decode_value, definition, encode_records
+from ranking.counters.state import StateClock
+from ranking.counters.stored_sums import HEADER, StateValue, decode_value, definition, encode_records, encode_value
 from ranking.errors import QualityGateError
 
 BATCH_SIZE = 5_000
@@ -27,6 +30,8 @@ def load_counters(
     path: Path, url: str, model: str | None, prefix: str, *, allow_poorer_counters: bool = False
 ) -> dict[str, Any]:
     """Write the sums of all counters, grouped by user, item or key, then remove those of an earlier load.
+
+    Users that were forgotten later than the last impression have empty values.
 
     The service uses the new values together, from the last command on; until then it uses the sums of its bundle.
 
@@ -74,16 +79,30 @@ def load_counters(
             for counter in ranker.schema.counters
         }
         clock = derived.clock
-        state = StateValue(generation, clock.until, clock.until, base, clock.since)
-        with store.client.pipeline(transaction=True) as pipeline:
-            pipeline.set(store.state, state.encode())
-            pipeline.set(store.loaded, state.encode())
-            pipeline.delete(store.applied)
-            pipeline.execute()
+        _switch(store, StateValue(generation, clock.until, clock.until, base, clock.since), clock)
         removed = _remove_obsolete(store, generation)
     progress.close()
     result = {"to": store.address, "keys": f"{store.start}*", "counters_as_of": derived.clock.text}
     return result | {"values": written, "bytes": size, "removed": removed}
+
+
+def _switch(store: CounterStore, state: StateValue, clock: StateClock) -> None:
+    """Let the service use the written values, but those of users that were forgotten later than the bundle's sums."""
+    while True:
+        with store.client.pipeline(transaction=True) as pipeline:
+            pipeline.watch(store.forgotten)
+            forgotten = forgotten_users(store, clock)
+            pipeline.multi()
+            for user in forgotten.tolist():
+                pipeline.set(counter_key(store.start, "user", user), encode_value(state.generation, []))
+            pipeline.set(store.state, state.encode())
+            pipeline.set(store.loaded, state.encode())
+            pipeline.delete(store.applied)
+            try:
+                pipeline.execute()
+            except redis.WatchError:
+                continue
+            return
 
 
 def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
@@ -124,7 +143,7 @@ def _remove_obsolete(store: CounterStore, generation: int) -> int:
     removed = 0
     keys: list[bytes] = []
     for key in store.client.scan_iter(match=_pattern(store.start), count=BATCH_SIZE):
-        if key.decode() not in (store.state, store.loaded, store.applied):
+        if key.decode() not in store.shared_keys:
             keys.append(key)
         if len(keys) == BATCH_SIZE:
             removed += _remove_batch(store, keys, generation)

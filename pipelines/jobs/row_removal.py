@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
+from pipelines.data.parquet import ORIGIN_KEY, file_origin
 from ranking.artifacts.atomic_files import os_error_text, replaced_file
 from ranking.errors import LogError, OutputError
 
@@ -26,19 +27,24 @@ def parquet_files(where: Path) -> list[Path]:
     return sorted(file for file in where.rglob("*.parquet") if not file.name.startswith("."))
 
 
-def remove_parquet_rows(file: Path, column: str, selected: Callable[[pa.Array], pa.Array]) -> int:
+def remove_parquet_rows(
+    file: Path, column: str, selected: Callable[[pa.Array], pa.Array], unreadable: list[str]
+) -> int:
     """Remove rows from a Parquet file; a file without remaining rows is deleted.
+
+    The others keep their row groups, and the file its identity, so that ``ranker counters`` does not apply them again.
 
     Args:
         file: the file; it may disappear before it is read.
         column: column that decides.
         selected: returns whether the row of each value is removed [rows] bool.
+        unreadable: gets a message if the file is damaged.
 
     Returns:
         The number of removed rows.
 
     Raises:
-        LogError: the file is damaged or has no such column.
+        LogError: the file has no such column.
         OutputError: the file cannot be replaced.
     """
     try:
@@ -50,35 +56,44 @@ def remove_parquet_rows(file: Path, column: str, selected: Callable[[pa.Array], 
             if removed == parquet.metadata.num_rows and removed:
                 file.unlink()
             elif removed:
-                with _kept_rows(file) as stream, pq.ParquetWriter(stream, parquet.schema_arrow) as writer:
+                metadata = (parquet.schema_arrow.metadata or {}) | {ORIGIN_KEY: file_origin(parquet)}
+                schema = parquet.schema_arrow.with_metadata(metadata)
+                with _kept_rows(file) as stream, pq.ParquetWriter(stream, schema) as writer:
                     for group, mask in zip(_groups(parquet), masks, strict=True):
-                        writer.write_table(group.filter(pc.invert(mask)))
+                        kept = group.filter(pc.invert(mask)).replace_schema_metadata(metadata)
+                        writer.write_table(kept, max(1, kept.num_rows))
             return removed
     except FileNotFoundError:  # collected in the meantime
         return 0
     except pa.ArrowException as error:
-        raise LogError(f"{file}: cannot be read as Parquet ({single_line(error)}); restore or delete it") from None
+        unreadable.append(f"{file}: is damaged ({single_line(error)})")
+        return 0
     except OSError as error:
+        if error.errno is None:  # Arrow raises OSError without a number for damaged data
+            unreadable.append(f"{file}: is damaged ({single_line(error)})")
+            return 0
         raise _output_error(file, error) from None
 
 
-def remove_feedback(file: Path, request_ids: Collection[str]) -> int:
+def remove_feedback(file: Path, request_ids: Collection[str], unreadable: list[str]) -> int:
     """Remove the lines of some requests from a file of feedback; a file without remaining lines is deleted.
 
     Args:
         file: the file; it may disappear before it is read.
         request_ids: ids of the requests.
+        unreadable: gets a message for each line that is not a JSON object with a request id; such lines are kept.
 
     Returns:
         The number of removed lines.
 
     Raises:
-        LogError: a line is not a JSON object with a request id.
         OutputError: the file cannot be replaced.
     """
     try:
         with file.open("rb") as lines:
-            removed = [_request_id(file, i, line) in request_ids for i, line in enumerate(lines)]
+            ids = [_request_id(line) for line in lines]
+        unreadable += [f"{file}, line {i}: is not feedback" for i, name in enumerate(ids, start=1) if name is None]
+        removed = [name in request_ids for name in ids]
         if removed and all(removed):
             file.unlink()
         elif any(removed):
@@ -97,12 +112,12 @@ def _groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterat
         yield parquet.read_row_group(group, columns)
 
 
-def _request_id(file: Path, row: int, line: bytes) -> str:
+def _request_id(line: bytes) -> str | None:
+    """Return the request id of a line of feedback; None if the line is damaged."""
     try:
-        request_id: str = orjson.loads(line)["request_id"]
+        return str(orjson.loads(line)["request_id"])
     except (orjson.JSONDecodeError, TypeError, KeyError):
-        raise LogError(f"{file}, line {row + 1}: is not feedback (a JSON object with request_id); restore it") from None
-    return request_id
+        return None
 
 
 @contextmanager

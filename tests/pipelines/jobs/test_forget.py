@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.data.parquet import file_origin, footer_digest
 from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
 from ranking.artifacts.user_hash import UserHash
+from ranking.counters.stored_sums import encode_value
 from ranking.encoding.vocabulary import stable_hash
 from tests.pipelines.killed_ranker import killed_ranker
 from tests.support.command import ranker
@@ -75,7 +77,12 @@ def test_forget_removes_the_rows_of_one_user_everywhere_and_only_those(loop: Pat
     code, out, err = ranker("forget", "u1", *arguments(loop))
     assert code == 0
     assert "was found" not in err
-    assert json.loads(out) == {"feedback_lines": 3, "log_rows": {str(loop / "log"): 2}, "served_requests": 4}
+    assert json.loads(out) == {
+        "feedback_lines": 3,
+        "log_rows": {str(loop / "log"): 2},
+        "served_requests": 4,
+        "unreadable": [],
+    }
     kept = {name: [row for row in rows if row["user_id"] != "u1"] for name, rows in before.items() if "parquet" in name}
     assert content(loop) == kept | {"feedback-1.jsonl": ["r1", "r2"]}
     assert not (loop / "feedback" / "feedback-2.jsonl").exists()  # no line remains
@@ -89,7 +96,7 @@ def test_forget_repeated_removes_nothing_more(loop: Path) -> None:
     code, out, err = ranker("forget", "u1", *arguments(loop))
     assert (code, json.loads(out)) == (
         0,
-        {"feedback_lines": 0, "log_rows": {str(loop / "log"): 0}, "served_requests": 0},
+        {"feedback_lines": 0, "log_rows": {str(loop / "log"): 0}, "served_requests": 0, "unreadable": []},
     )
     assert "nothing of user 'u1' was found: check the id, or --user-key-file if the service hashes ids" in err
     assert {file: file.stat().st_ino for file in loop.rglob("*") if file.is_file()} == files
@@ -112,7 +119,7 @@ def test_two_commands_at_once_forget_both_users(tmp_path: Path) -> None:
 def test_forget_integer_user_by_its_decimal_text(tmp_path: Path) -> None:
     write_served(tmp_path / "served" / "served-1.parquet", [1, 11, None, 1])
     code, out, _ = ranker("forget", "1", "--served", tmp_path / "served")
-    assert (code, json.loads(out)) == (0, {"served_requests": 2})
+    assert (code, json.loads(out)["served_requests"]) == (0, 2)
 
 
 def test_forget_hashed_user_with_the_key_of_the_service(tmp_path: Path) -> None:
@@ -121,9 +128,9 @@ def test_forget_hashed_user_with_the_key_of_the_service(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     where = ["--served", tmp_path / "served", "--feedback", tmp_path / "feedback"]
     code, out, _ = ranker("forget", "7", *where)
-    assert (code, json.loads(out)) == (0, {"feedback_lines": 0, "served_requests": 0})
+    assert (code, json.loads(out)) == (0, {"feedback_lines": 0, "served_requests": 0, "unreadable": []})
     code, out, _ = ranker("forget", "7", *where, "--user-key-file", tmp_path / "key")
-    assert (code, json.loads(out)) == (0, {"feedback_lines": 1, "served_requests": 1})
+    assert (code, json.loads(out)) == (0, {"feedback_lines": 1, "served_requests": 1, "unreadable": []})
 
 
 def test_forget_ignores_unfinished_and_hidden_files(loop: Path) -> None:
@@ -136,23 +143,38 @@ def test_forget_ignores_unfinished_and_hidden_files(loop: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda loop: (loop / "served" / "served-1.parquet").write_bytes(b"x"), "served-1.parquet: cannot be read as"),
+        (lambda loop: (loop / "served" / "served-1.parquet").write_bytes(b"x"), "served-1.parquet: is damaged ("),
         (
-            lambda loop: (loop / "feedback" / "feedback-1.jsonl").write_text('{"request_id": "r0"}\n{"x'),
-            "feedback-1.jsonl, line 2: is not feedback (a JSON object with request_id); restore it",
+            lambda loop: pq.write_table(pa.table({"uid": [1]}), loop / "served" / "served-0.parquet"),
+            "served-0.parquet: has no column 'user_id' (found: uid)",
         ),
         (
-            lambda loop: pq.write_table(pa.table({"uid": [1]}), loop / "log" / "part.parquet"),
-            "part.parquet: has no column 'user_id' (found: uid)",
+            lambda loop: (loop / "feedback" / "feedback-1.jsonl").write_text('{"request_id": "r0"}\n{"x'),
+            "feedback-1.jsonl, line 2: is not feedback",
         ),
     ],
 )
-def test_forget_damaged_file_is_named_and_nothing_of_it_changes(loop: Path, damage: Any, says: str) -> None:
+def test_what_is_damaged_is_named_and_all_else_forgets_the_user(loop: Path, damage: Any, says: str) -> None:
     damage(loop)
     code, out, err = ranker("forget", "u1", *arguments(loop))
-    assert (code, out) == (1, "")
-    assert says in err.splitlines()[-1]
+    assert code == 4
+    (message,) = json.loads(out)["unreadable"]
+    assert says in message
+    last = err.splitlines()[-1]
+    assert last.startswith("ranker: what is damaged may hold data of the user: delete it or restore it; ")
+    assert last.endswith(message)
     assert not list(loop.rglob(".*"))
+    for file in loop.rglob("*.parquet"):
+        if file.name not in message:
+            assert "u1" not in pq.ParquetFile(file).read()["user_id"].to_pylist()
+    assert "r0" not in "".join(file.read_text() for file in loop.rglob("*.jsonl")) or "served-1" in message
+
+
+def test_log_without_the_column_of_users_is_an_error(loop: Path) -> None:
+    pq.write_table(pa.table({"uid": [1]}), loop / "log" / "part.parquet")
+    code, out, err = ranker("forget", "u1", *arguments(loop))
+    assert (code, out) == (1, "")
+    assert "part.parquet: has no column 'user_id' (found: uid)" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -197,13 +219,14 @@ def test_forget_killed_before_any_change_leaves_complete_files_and_can_be_repeat
 
 def check_forget_in_store(client: Any, where: list[object], *, clustered: bool) -> None:
     start = counter_prefix("ranker", "feed", clustered=clustered)
+    value = encode_value(1, [(5, b"12345678")])
     kept = ["ranker:feed:user:8", counter_key(start, "user", stable_hash(8))]
     gone = ["ranker:feed:user:7", counter_key(start, "user", stable_hash(7))]
     for key in [*kept, *gone]:
-        client.set(key, b"{}")
+        client.set(key, value)
     code, out, _ = ranker("forget", "7", *where)
-    assert (code, json.loads(out)) == (0, {"store_keys": 2})
-    assert sorted(key.decode() for key in client.scan_iter()) == sorted(kept)
+    assert (code, json.loads(out)["store_keys"]) == (0, 2)
+    assert sorted(key.decode() for key in client.scan_iter()) == sorted([*kept, f"{start}forgotten"])
 
 
 def test_forget_removes_features_and_counters_from_a_cluster(
@@ -220,3 +243,18 @@ def test_forget_removes_features_and_counters_from_the_store(
     check_forget_in_store(empty_redis.client, where, clustered=False)
     code, _, err = ranker("forget", "7", *where, "--model", "other")
     assert (code, "has no model 'other': it has feed" in err) == (2, True)
+
+
+def test_changed_file_keeps_its_identity_and_row_groups(tmp_path: Path) -> None:
+    users = ["u1"] * 3 + ["u2"] * 3 + ["u1", "u3", "u3"]
+    file = tmp_path / "log" / "part.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.table({"user_id": users, "row": range(9)}), file, row_group_size=3)
+    before = file_origin(pq.ParquetFile(file))
+    for user, sizes in (("u1", [0, 3, 2]), ("u2", [0, 0, 2])):
+        assert ranker("forget", user, "--log", tmp_path / "log")[0] == 0
+        parquet = pq.ParquetFile(file)
+        assert [parquet.metadata.row_group(i).num_rows for i in range(3)] == sizes
+        assert file_origin(parquet) == before
+        assert footer_digest(parquet) != before
+    assert pq.read_table(file)["row"].to_pylist() == [7, 8]

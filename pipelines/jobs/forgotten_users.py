@@ -1,0 +1,83 @@
+"""Users whose counters ``ranker forget`` removed from a feature store.
+
+Their values are empty instead of absent, because absent ones start from the bundle. The store keeps when they were
+forgotten, so that no bundle of an earlier time brings them back.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import redis
+
+from pipelines.jobs.counter_store import CounterStore, read_state
+from ranking.artifacts.feature_store_keys import counter_key
+from ranking.counters.state import StateClock
+from ranking.counters.stored_sums import encode_value
+from ranking.encoding.vocabulary import IdArray, stable_hash
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def forget_user(store: CounterStore, user: str, features: str) -> int:
+    """Remove the counters and the features of a user; return how many of these two values there were.
+
+    Args:
+        store: the store.
+        user: id of the user; the decimal text of an integer id.
+        features: key of the features.
+
+    Raises:
+        OutputError: the state of the counters cannot be read.
+        redis.RedisError: the store cannot be reached or rejects a command.
+    """
+    key, now = counter_key(store.start, "user", stable_hash(user)), datetime.now(UTC)
+    removed: Any = store.client.delete(features) + _holds_counters(store.client.get(key))
+    while True:
+        with store.client.pipeline(transaction=True) as pipeline:
+            pipeline.watch(store.state)
+            state = read_state(store, store.state)
+            pipeline.multi()
+            pipeline.hset(store.forgotten, str(stable_hash(user)), str((now - EPOCH) // MICROSECOND))
+            if state is None:
+                pipeline.delete(key)
+            else:
+                pipeline.set(store.state, state.encode())  # a writer that has read the old value starts again
+                pipeline.set(key, encode_value(state.generation, []))
+            try:
+                pipeline.execute()
+            except redis.WatchError:
+                continue
+            return int(removed)
+
+
+def were_forgotten(store: CounterStore, users: IdArray, clock: StateClock) -> npt.NDArray[np.bool_]:
+    """Return which users were forgotten after the last impression of a bundle, so that its sums must not be used.
+
+    Args:
+        store: the store.
+        users: hashes of ids [users].
+        clock: time of the counters of the bundle.
+    """
+    if not len(users):
+        return np.zeros(0, bool)
+    times: Any = store.client.hmget(store.forgotten, [str(user) for user in users.tolist()])
+    return np.array([time is not None and _is_later(time, clock) for time in times])
+
+
+def forgotten_users(store: CounterStore, clock: StateClock) -> IdArray:
+    """Return the hashes of all users that were forgotten after the last impression of a bundle [users]."""
+    times: Any = store.client.hgetall(store.forgotten)
+    return np.array([int(user) for user, time in times.items() if _is_later(time, clock)], np.int64)
+
+
+def _holds_counters(value: Any) -> bool:
+    return value is not None and len(value) > len(encode_value(0, []))
+
+
+def _is_later(microseconds: bytes, clock: StateClock) -> bool:
+    return clock.at(EPOCH + int(microseconds) * MICROSECOND) >= clock.until
