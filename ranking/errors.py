@@ -35,6 +35,10 @@ class QualityGateError(RankerError):
     """A model that is worse than the one it would replace; the command line exits with 3."""
 
 
+class LeftOutError(RankerError):
+    """A result without the damaged parts of its input; the command line exits with 4."""
+
+
 class InvalidInputError(RankerError):
     """A table of candidates or log rows that violates the schema.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.cli.output import dump_json
-from ranking.errors import UsageError
+from ranking.errors import LeftOutError, UsageError
 
 if TYPE_CHECKING:
     from pipelines.config.uri import Uris
@@ -55,7 +56,9 @@ def counters_follow_command(arguments: argparse.Namespace) -> None:
     store = _store(arguments), arguments.prefix
     options = FollowOptions(sources, *store, arguments.state, arguments.window)
     if arguments.once:
-        print(dump_json(Follower(options).step()))
+        result = Follower(options).step()
+        print(dump_json(result))
+        require_complete(result["left_out"])
         return
     follow(options, arguments.every, FollowMetrics(arguments.metrics_port, arguments.metrics_host), _stop_on_signals())
 
@@ -79,6 +82,10 @@ def forget_command(arguments: argparse.Namespace) -> None:
     if not found_any(removed):
         hashed = "" if key is not None else ", or --user-key-file if the service hashes ids"
         print_status(f"nothing of user '{arguments.user}' was found: check the id{hashed}")
+    if removed["unreadable"]:
+        first, *others = removed["unreadable"]
+        more = f"; and {len(others):,} more, see above" if others else ""
+        raise LeftOutError(f"what is damaged may hold data of the user: delete it or restore it; {first}{more}")
 
 
 def collect_command(arguments: argparse.Namespace) -> None:
@@ -96,17 +103,32 @@ def join_command(arguments: argparse.Namespace) -> None:
     options = {name: getattr(arguments, name) for name in ("served", "feedback", "repository", "model", "shown")}
     counts = join(JoinSources(**options), arguments.out, arguments.window, arguments.until)
     print(dump_json(counts.to_json()) if arguments.json else counts.to_text())
+    require_complete(counts.left_out)
 
 
-def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> None:
+def require_complete(left_out: Sequence[str]) -> None:
+    """Fail if damaged input was left out, see ``JoinCounts``; call this when everything else is done.
+
+    Raises:
+        LeftOutError: some was.
+    """
+    if left_out:
+        more = f"; and {len(left_out) - 1:,} more, see above" if len(left_out) > 1 else ""
+        raise LeftOutError(f"damaged input was left out: {left_out[0]}{more}")
+
+
+def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> Sequence[str]:
     """Add what was served to the last location of the log of ``ranker daily``, if the arguments name the folders.
+
+    Returns:
+        Messages about damaged input that was left out.
 
     Raises:
         UsageError: only some of the arguments are given, or the location is not a local folder of ``ranker join``.
     """
     given = [value is not None for value in (arguments.served, arguments.feedback, arguments.window)]
     if not any(given):
-        return
+        return ()
     if not all(given):
         raise UsageError("--served, --feedback and --window belong together: give all of them, or none")
     from pipelines.config.uri import redact_uri, split_uris
@@ -121,7 +143,9 @@ def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> None:
             "'ranker join' alone; add such a folder, for example path = ['log', 'joined']"
         )
     sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, model)
-    print_status(join(sources, log, arguments.window).to_text())
+    counts = join(sources, log, arguments.window)
+    print_status(counts.to_text())
+    return counts.left_out
 
 
 def _stop_on_signals() -> threading.Event:

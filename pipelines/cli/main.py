@@ -25,11 +25,12 @@ from pipelines.cli.loop_commands import (
     join_before,
     join_command,
     load_command,
+    require_complete,
 )
 from pipelines.cli.output import dump_json
-from ranking.errors import QualityGateError, RankerError, UsageError
+from ranking.errors import LeftOutError, QualityGateError, RankerError, UsageError
 
-EXIT_CODES: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3}
+EXIT_CODES: dict[type[RankerError], int] = {UsageError: 2, QualityGateError: 3, LeftOutError: 4}
 """Exit codes of errors; the exit code of all other errors is 1."""
 
 LOCKED_TRAINING = "pip install --no-deps -r requirements/train.lock (CPU) or requirements/cuda-train.lock (GPU)"
@@ -51,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program name; default: those of the process.
 
     Returns:
-        The exit code: 0 for success, 1 for an error, 2 for a usage error, 3 if a quality gate rejected a model, and 141
-        (128 + SIGPIPE) if the reader of stdout closed the pipe. For invalid arguments, argparse exits with 2.
+        The exit code: 0 for success, 1 for an error, 2 for a usage error, 3 if a quality gate rejected a model, 4 for
+        a result that leaves out damaged input, and 141 (128 + SIGPIPE) if the reader of stdout closed the pipe. For
+        invalid arguments, argparse exits with 2.
     """
     arguments, unknown = build_parser().parse_known_args(argv)
     if unknown:  # parse_args would print the usage of all commands
@@ -261,7 +263,7 @@ def daily_command(arguments: argparse.Namespace) -> None:
     last = arguments.last_day or first
     if last < first:
         raise UsageError(f"--last-day {last} is before the first day, {first}")
-    join_before(arguments, config.name, config.logs.path)
+    left_out = join_before(arguments, config.name, config.logs.path)
     names = ("margin", "publish_without_power", "allow_poorer_counters", "fresh", "embeddings")
     options = {name: getattr(arguments, name) for name in names}
     where = arguments.runs, arguments.repository
@@ -272,6 +274,7 @@ def daily_command(arguments: argparse.Namespace) -> None:
     for record in run_days(first, last, run_day):
         version = arguments.repository / record["model"] / str(record["version"])
         print(dump_json(record) if arguments.json else version, flush=True)
+    require_complete(left_out)
 
 
 def release_command(arguments: argparse.Namespace) -> None:

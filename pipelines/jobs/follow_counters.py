@@ -24,7 +24,7 @@ from pipelines.jobs.bundle_sums import BundleSums
 from pipelines.jobs.counter_store import CounterStore, load_served
 from pipelines.jobs.join import JoinSources, join_locked
 from pipelines.loop.folder_locks import lock_folders
-from pipelines.loop.served_files import ServedFile, find_served_files
+from pipelines.loop.served_files import DamagedFileError, ServedFile, find_served_files
 from ranking.artifacts import repository
 from ranking.errors import LogError, OutputError, RankerError
 from ranking.schema import Schema
@@ -111,8 +111,8 @@ class Follower:
             now: time to follow until; default: the current time, or that of the oldest unfinished file of feedback.
 
         Returns:
-            ``until`` (the time to which the served log and feedback were followed), ``counters_as_of``, and the number
-            of impressions that were ``applied``.
+            ``until`` (the time to which the served log and feedback were followed), ``counters_as_of``, the number of
+            impressions that were ``applied``, and messages about damaged input that was ``left_out``.
 
         Raises:
             RankerError: a file cannot be read, or the store cannot be written; the step can be repeated.
@@ -127,7 +127,7 @@ class Follower:
         if repository.read_release(sources.repository, self._name).version != self._version:
             self._open()
         self._require_user_ids()
-        applied, until = 0, []
+        applied, until, left_out = 0, [], dict[str, None]()
         for rule in self._rules:
             state = rule.writer.read_state()
             if state.generation != self._generation:  # the counters were loaded again
@@ -135,20 +135,27 @@ class Follower:
                 for other in self._rules:
                     other.applied.clear()
             window = rule.delay or self._options.window
-            until.append(join_locked(replace(sources, model=self._name), rule.log, window, now).until)
+            counts = join_locked(replace(sources, model=self._name), rule.log, window, now)
+            until.append(counts.until)
+            left_out.update(dict.fromkeys(counts.left_out))
             applied += self._apply(rule, now or datetime.now(UTC))
             self._remove_old(rule, self._date(state.loaded_until))
         state = self._rules[0].writer.read_state()
         as_of = replace(self._clock, until=state.until).text
-        return {"until": min(until), "counters_as_of": as_of, "applied": applied}
+        return {"until": min(until), "counters_as_of": as_of, "applied": applied, "left_out": list(left_out)}
 
     def _require_user_ids(self) -> None:
-        newest = find_served_files(self._options.sources.served)[-1:]
-        if any(ServedFile.open(file).hashed_users for file in newest):
-            raise LogError(
-                f"{newest[0]}: holds hashes of user ids (served_log_user_key), but the counters in the store are of "
-                "the ids themselves: serve without the key, or use counters as of the last training"
-            )
+        for file in reversed(find_served_files(self._options.sources.served)):
+            try:
+                hashed = ServedFile.open(file).hashed_users
+            except DamagedFileError:  # the join reports it
+                continue
+            if hashed:
+                raise LogError(
+                    f"{file}: holds hashes of user ids (served_log_user_key), but the counters in the store are of "
+                    "the ids themselves: serve without the key, or use counters as of the last training"
+                )
+            return
 
     def _apply(self, rule: Rule, now: datetime) -> int:
         """Apply the files of a rule whose labels are known, and return the number of impressions."""
@@ -161,7 +168,7 @@ class Follower:
                 if file in rule.applied:
                     continue
                 for chunk in LogReader(file, self._schema, self._tables).scan():
-                    marker = f"{rule.log.name}:{chunk.chunk.digest}:{chunk.chunk.group}:{chunk.chunk.start}"
+                    marker = f"{rule.log.name}:{chunk.origin}:{chunk.chunk.group}:{chunk.chunk.start}"
                     if not rule.writer.is_applied(marker):
                         applied += rule.writer.apply(chunk, marker)[1]
                 rule.applied.add(file)
@@ -202,6 +209,11 @@ class FollowMetrics:
             registry=registry,
         )
         self.applied = Counter("ranker_counters_applied", "impressions added to counters", registry=registry)
+        self.left_out = Gauge(
+            "ranker_counters_damaged_files",
+            "files of the served log and feedback that the last step left out in whole or part",
+            registry=registry,
+        )
         self.failures = Counter("ranker_counters_failures", "steps that failed", registry=registry)
         if port is not None:
             try:
@@ -225,6 +237,7 @@ def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop:
         RankerError: the first step cannot start, see ``Follower``.
     """
     follower, failure = Follower(options), ""
+    reported: set[str] = set()
     while not stop.is_set():
         try:
             result = follower.step()
@@ -237,6 +250,11 @@ def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop:
             failure = ""
             metrics.until.set(datetime.fromisoformat(result["until"]).timestamp())
             metrics.applied.inc(result["applied"])
+            metrics.left_out.set(len(result["left_out"]))
+            for message in result["left_out"]:
+                if message not in reported:
+                    print_status(f"left out: {message}")
+            reported = set(result["left_out"])
             if result["applied"]:
                 print_status(
                     f"{result['applied']:,} impressions applied; counters as of {result['counters_as_of']}, "

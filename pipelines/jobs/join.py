@@ -20,15 +20,23 @@ from pipelines.features.database import empty_database
 from pipelines.loop.attribution import MAX_SKEW, Attribution, LabelColumns
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
 from pipelines.loop.folder_locks import lock_folders
-from pipelines.loop.output import RunWriter, lock_log, new_run
+from pipelines.loop.output import RunWriter, lock_log, new_run, rows_of
 from pipelines.loop.rows import RowLayout, add_labels
-from pipelines.loop.served_files import Candidates, ServedFile, choose_model, find_served_files
+from pipelines.loop.served_files import (
+    Candidates,
+    DamagedFileError,
+    ServedFile,
+    choose_model,
+    find_served_files,
+    served_until,
+)
 from pipelines.loop.served_version import ServedVersion
 from pipelines.loop.state import FeedbackState, JoinState
 from ranking.artifacts.served_log import SHOWN
 from ranking.errors import LogError, UsageError
 
 MICROSECONDS = 1_000_000
+LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class JoinCounts:
         repeated_requests: answers that repeat a request id; the first answer counts.
         impossible_times: requests before 1970 or in the future, which are left out.
         open_requests: requests whose window has not closed.
+        left_out: messages about damaged files of the served log and damaged lines of feedback; the next run reads them
+            again, and they may have been restored then.
     """
 
     until: str
@@ -64,10 +74,11 @@ class JoinCounts:
     repeated_requests: int = 0
     impossible_times: int = 0
     open_requests: int = 0
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts for ``--json``."""
-        return {**asdict(self), "labels": dict(self.labels or {})}
+        return {**asdict(self), "labels": dict(self.labels or {}), "left_out": list(self.left_out)}
 
     def to_text(self) -> str:
         """Return the counts as lines of text."""
@@ -80,6 +91,7 @@ class JoinCounts:
                 f"events: {self.used:,} used, {self.duplicates:,} of them repeated; {self.late:,} late, "
                 f"{self.early:,} early, {self.unmatched:,} unmatched",
                 f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}{left_out}",
+                *(f"damaged: {message}" for message in self.left_out),
             ]
         )
 
@@ -114,7 +126,7 @@ def join(sources: JoinSources, log: Path, window: int, until: datetime | None = 
             unfinished file of feedback if that is earlier.
 
     Raises:
-        LogError: a file is damaged, or the log was not written by this command.
+        LogError: a file cannot be read, or the log was not written by this command.
         BundleError: a version that answered requests is not in the repository.
         UsageError: the served log has requests of several models, or of another one than the log.
         OutputError: the log cannot be written, or memory or disk space run out.
@@ -125,42 +137,66 @@ def join(sources: JoinSources, log: Path, window: int, until: datetime | None = 
 
 def join_locked(sources: JoinSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:
     """Do the same as ``join`` for a caller that has locked the folders of the sources."""
+    damaged: dict[Path, DamagedFileError] = {}
     with lock_log(log):
-        state = JoinState.read(log)
-        if until is None:
-            until = min(datetime.now(UTC), oldest_unfinished(sources.feedback) or datetime.max.replace(tzinfo=UTC))
-        closed = int((until.timestamp() - window) * MICROSECONDS)
-        counts = JoinCounts(until.isoformat(timespec="seconds").replace("+00:00", "Z"))
-        paths = find_served_files(sources.served)
-        new = [ServedFile.open(path) for path in paths if state.served.get(path.name, 0) is not None]
-        model = state.model or choose_model(new, sources.model)
-        if state.model is not None and sources.model not in (None, state.model):
-            raise UsageError(f"{log}: holds the rows of model {state.model}: join {sources.model} into another folder")
-        files = [file for file in new if file.model == model]
-        if not files:
-            return counts
-        versions = _in_one_zone(_open_versions(files, sources.repository), log)
-        labels = LabelColumns.of([version.schema for version in versions.values()])
-        with (
-            TemporaryDirectory(prefix="ranker-join-") as work,
-            empty_database(Path(work), f"{log}: feedback cannot be joined") as connection,
-        ):
-            used = [path for path in find_feedback_files(sources.feedback) if not _is_complete(state, path)]
-            read_events(connection, used)
-            attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown)
-            open_requests = 0
-            served: dict[str, int | None] = {p.name: None for p in paths if state.served.get(p.name, 0) is None}
-            for number, file in enumerate(files):
-                remaining = attribution.add(number, file, state.served.get(file.path.name), closed)
-                served[file.path.name] = closed if remaining else None
-                open_requests += remaining
-            attribution.resolve()
-            feedback, unmatched = _feedback_state(state, attribution, used, closed)
-            decided: dict[str, Any] = attribution.counts()
-            decided["unmatched"] += unmatched
-            counts = replace(counts, open_requests=open_requests, **decided)
-            after = JoinState(state.run + 1, model, served, feedback)
-            return _write(log, after, files, RowLayout(files, versions, labels), attribution, counts)
+        while True:
+            try:
+                return _join_files(sources, log, window, until, damaged)
+            except DamagedFileError as error:
+                damaged[error.path] = error
+
+
+def _join_files(
+    sources: JoinSources, log: Path, window: int, until: datetime | None, damaged: Mapping[Path, DamagedFileError]
+) -> JoinCounts:
+    """Do the same as ``join`` without the damaged files.
+
+    Raises:
+        DamagedFileError: another file is damaged; nothing was written.
+    """
+    state = JoinState.read(log)
+    if until is None:
+        until = min(datetime.now(UTC), oldest_unfinished(sources.feedback) or LATEST)
+    closed = int((until.timestamp() - window) * MICROSECONDS)
+    counts = JoinCounts(
+        until.isoformat(timespec="seconds").replace("+00:00", "Z"), left_out=tuple(map(str, damaged.values()))
+    )
+    paths = find_served_files(sources.served)
+    known: dict[str, int | None] = {p.name: state.served[p.name] for p in paths if p.name in state.served}
+    new = [ServedFile.open(path) for path in paths if known.get(path.name, 0) is not None and path not in damaged]
+    model = state.model or choose_model(new, sources.model)
+    if state.model is not None and sources.model not in (None, state.model):
+        raise UsageError(f"{log}: holds the rows of model {state.model}: join {sources.model} into another folder")
+    files = [file for file in new if file.model == model]
+    if not files:
+        return counts
+    versions = _in_one_zone(_open_versions(files, sources.repository), log)
+    labels = LabelColumns.of([version.schema for version in versions.values()])
+    with (
+        TemporaryDirectory(prefix="ranker-join-") as work,
+        empty_database(Path(work), f"{log}: feedback cannot be joined") as connection,
+    ):
+        used = [path for path in find_feedback_files(sources.feedback) if not _is_complete(state, path)]
+        left_out = counts.left_out + tuple(read_events(connection, used))
+        attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown)
+        open_requests = 0
+        served = {name: time for name, time in known.items() if time is None or sources.served / name in damaged}
+        for number, file in enumerate(files):
+            remaining = attribution.add(number, file, known.get(file.path.name), closed)
+            served[file.path.name] = closed if remaining else None
+            open_requests += remaining
+        layout = RowLayout(files, versions, labels)
+        if layout.request_column is not None:
+            attribution.leave_out_joined(rows_of(log), layout.request_column)
+        attribution.resolve()
+        # Requests in damaged files, and those that are still on their way, need their feedback later.
+        kept_from = 0 if damaged else int((served_until(sources.served) or LATEST).timestamp() * MICROSECONDS)
+        feedback, unmatched = _feedback_state(state, attribution, used, min(closed, kept_from))
+        decided: dict[str, Any] = attribution.counts()
+        decided["unmatched"] += unmatched
+        counts = replace(counts, open_requests=open_requests, left_out=left_out, **decided)
+        after = JoinState(state.run + 1, model, served, feedback)
+        return _write(log, after, files, layout, attribution, counts)
 
 
 def _open_versions(files: Sequence[ServedFile], repository: Path | None) -> dict[str, ServedVersion]:
@@ -179,7 +215,7 @@ def _in_one_zone(versions: Mapping[str, ServedVersion], log: Path) -> dict[str, 
     """
     newest = list(versions.values())[-1]
     zone = newest.zone
-    for file in sorted(log.glob("run-*/day=*/*.parquet"))[:1]:
+    for file in rows_of(log)[:1]:
         try:
             stored = pq.read_schema(file)
         except (OSError, pa.ArrowException) as error:
@@ -197,16 +233,21 @@ def _is_complete(state: JoinState, path: Path) -> bool:
 
 
 def _feedback_state(
-    state: JoinState, attribution: Attribution, used: Sequence[Path], closed: int
+    state: JoinState, attribution: Attribution, used: Sequence[Path], kept_from: int
 ) -> tuple[dict[str, FeedbackState], int]:
-    """Return the state of each file of feedback, and the number of events that no open request can have."""
+    """Return the state of each file of feedback, and the number of events that no later request can have.
+
+    Feedback that arrived from ``kept_from`` (microseconds) on is read again in the next run.
+    """
     events, decided = attribution.events_by_file(), attribution.decided_by_file()
     feedback = {name: entry for name, entry in state.feedback.items() if entry.complete}
     unmatched = 0
     for path in used:
         count, latest = events.get(str(path), (0, 0))
         earlier = state.feedback.get(path.name, FeedbackState(count, 0, latest)).decided
-        entry = FeedbackState(count, earlier + decided.get(str(path), 0), latest, complete=latest < closed - MAX_SKEW)
+        entry = FeedbackState(
+            count, earlier + decided.get(str(path), 0), latest, complete=latest < kept_from - MAX_SKEW
+        )
         unmatched += max(0, entry.events - entry.decided) if entry.complete else 0
         feedback[path.name] = entry
     return feedback, unmatched

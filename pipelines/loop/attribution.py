@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from pipelines.config.uri import single_line
 from pipelines.loop.served_files import ServedFile
 from ranking.encoding.vocabulary import IdArray
+from ranking.errors import LogError
 from ranking.schema import Schema
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ class Attribution:
         self._latest = int((datetime.now(UTC) + FUTURE).timestamp() * 1e6)
         self._impossible = 0
         connection.execute("CREATE TABLE requests (file INT, row BIGINT, request_id VARCHAR, t BIGINT)")
+        connection.execute("CREATE TABLE joined (request_id VARCHAR)")
         connection.execute("CREATE TABLE candidates (request_id VARCHAR, item VARCHAR)")
 
     def add(self, number: int, file: ServedFile, after: int | None, until: int) -> int:
@@ -104,12 +108,38 @@ class Attribution:
             self._connection.unregister("new_items")
         return int((possible & (times > until)).sum())
 
+    def leave_out_joined(self, files: Sequence[Path], column: str) -> None:
+        """Leave out the requests that have rows in the log, because their ids are repeated.
+
+        Args:
+            files: files of rows of earlier runs.
+            column: their column of request ids.
+
+        Raises:
+            LogError: a file is damaged.
+        """
+        import duckdb  # part of the train extra
+
+        if not files:
+            return
+        name = column.replace('"', '""')
+        try:
+            self._connection.execute(
+                f"""
+                INSERT INTO joined SELECT DISTINCT "{name}" FROM read_parquet($files, hive_partitioning = false)
+                WHERE "{name}" IN (SELECT request_id FROM requests)
+                """,
+                {"files": [str(file) for file in files]},
+            )
+        except (duckdb.InvalidInputException, duckdb.BinderException) as error:
+            raise LogError(f"the joined log cannot be read ({single_line(error)[:200]}); restore it") from None
+
     def resolve(self) -> None:
         """Decide on every event; call this after all files were added."""
         run = self._connection.execute
         # Files and their rows are in the order of arrival; the time is what the client says.
         run(
-            "CREATE TABLE answers AS SELECT * FROM requests "
+            "CREATE TABLE answers AS SELECT * FROM requests WHERE request_id NOT IN (SELECT request_id FROM joined) "
             "QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY file, row) = 1"
         )
         run(

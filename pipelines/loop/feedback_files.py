@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipelines.config.uri import single_line
+import orjson
+import pyarrow as pa
+
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import LogError
 
@@ -22,6 +24,18 @@ LINE = "request_id: 'VARCHAR', received: 'VARCHAR', events: '" + (
     'STRUCT(item JSON, labels MAP(VARCHAR, DOUBLE), "time" VARCHAR)[]' + "'"
 )
 """Columns of a line."""
+EVENT = pa.schema(
+    {
+        "request_id": pa.string(),
+        "item": pa.string(),
+        "labels": pa.map_(pa.string(), pa.float64()),
+        "t": pa.int64(),
+        "received": pa.int64(),
+    }
+)
+"""Columns of an event."""
+SHOWN_LINES = 5
+"""Number of damaged lines of a file that a message names."""
 
 
 def find_feedback_files(folder: Path) -> list[Path]:
@@ -44,14 +58,17 @@ def oldest_unfinished(folder: Path) -> datetime | None:
     return min(times, default=None)
 
 
-def read_events(connection: DuckDBPyConnection, files: list[Path]) -> None:
+def read_events(connection: DuckDBPyConnection, files: list[Path]) -> list[str]:
     """Create the table ``events`` from files of feedback.
 
     Its columns are ``file`` (path), ``request_id``, ``item`` (text), ``labels``, ``t`` (time of the event, or
     else of its arrival) and ``received``, both in microseconds.
 
+    Returns:
+        A message for each file with damaged lines, which are left out.
+
     Raises:
-        LogError: a file is damaged; names it.
+        LogError: a file cannot be read.
     """
     import duckdb  # part of the train extra
 
@@ -59,29 +76,80 @@ def read_events(connection: DuckDBPyConnection, files: list[Path]) -> None:
         "CREATE OR REPLACE TABLE events (file VARCHAR, request_id VARCHAR, item VARCHAR, "
         "labels MAP(VARCHAR, DOUBLE), t BIGINT, received BIGINT)"
     )
+    left_out = []
     for path in files:
         try:
             _read_file(connection, path)
-        except (duckdb.InvalidInputException, duckdb.ConversionException) as error:
-            raise LogError(
-                f"{path}: is damaged ({single_line(error)[:200]}); correct the line or move it away"
-            ) from None
+        except (duckdb.InvalidInputException, duckdb.ConversionException):
+            damaged = _read_lines(connection, path)
+            more = f" and {len(damaged) - SHOWN_LINES:,} more" if len(damaged) > SHOWN_LINES else ""
+            lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:SHOWN_LINES]))}{more}"
+            left_out.append(f"{path}: {lines}: not feedback; correct or delete what is damaged")
+    return left_out
 
 
 def _read_file(connection: DuckDBPyConnection, path: Path) -> None:
+    """Add the events of a file; fails without adding any if a line is damaged."""
     connection.execute(
         f"""
         INSERT INTO events
         SELECT $path, request_id, event.item ->> '$', event.labels,
             epoch_us(coalesce(event.time, received)::TIMESTAMPTZ), epoch_us(received::TIMESTAMPTZ)
         FROM (
-            SELECT request_id, received, unnest(events) AS event
+            SELECT request_id, received, unnest(CASE
+                WHEN request_id IS NULL OR received IS NULL OR events IS NULL THEN error('not feedback')
+                ELSE events END) AS event
             FROM read_json($path, format = 'newline_delimited', columns = {{{LINE}}}, hive_partitioning = false,
                 maximum_object_size = {MAX_LINE_BYTES})
         )
         """,
         {"path": str(path)},
     )
+
+
+def _read_lines(connection: DuckDBPyConnection, path: Path) -> list[int]:
+    """Add the events of all lines but the damaged ones, and return the numbers of these, from 1."""
+    events: list[dict[str, Any]] = []
+    damaged = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                events += _parse_line(line)
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+                damaged.append(number)
+    table = pa.Table.from_pylist(events, EVENT)
+    connection.register("parsed", table)
+    connection.execute("INSERT INTO events SELECT $path, * FROM parsed", {"path": str(path)})
+    connection.unregister("parsed")
+    return damaged
+
+
+def _parse_line(line: bytes) -> list[dict[str, Any]]:
+    """Return the events of a line as rows of ``EVENT``; none if the line is blank."""
+    if not line.strip():
+        return []
+    entry = orjson.loads(line)
+    request_id, received = _id(entry["request_id"]), _microseconds(entry["received"])
+    return [
+        {
+            "request_id": request_id,
+            "item": _id(event["item"]),
+            "labels": [(name, float(value)) for name, value in event["labels"].items()],
+            "t": received if event.get("time") is None else _microseconds(event["time"]),
+            "received": received,
+        }
+        for event in entry["events"]
+    ]
+
+
+def _id(value: object) -> str:
+    if not isinstance(value, str | int):
+        raise TypeError("an id is neither text nor an integer")
+    return str(value)
+
+
+def _microseconds(time: str) -> int:
+    return round(datetime.fromisoformat(time).timestamp() * 1e6)
 
 
 def _files(folder: Path) -> list[tuple[Path, bool]]:

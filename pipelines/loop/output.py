@@ -41,6 +41,11 @@ def lock_log(log: Path) -> Iterator[None]:
         yield
 
 
+def rows_of(log: Path) -> list[Path]:
+    """Return the files of rows of a joined log, oldest run first."""
+    return sorted(log.glob("run-*/day=*/*.parquet"))
+
+
 @contextmanager
 def new_run(log: Path, number: int) -> Iterator[Path]:
     """Yield the draft of the folder of a run, which appears in the log on success; drafts of ended processes go.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +23,21 @@ from ranking.encoding.vocabulary import IdArray
 from ranking.errors import LogError, UsageError
 from ranking.schema import Owner
 
-FILE_NAME = re.compile(r"served-.+\.parquet")
-"""Name of a finished file; unfinished ones end with .part."""
+FILE_NAME = re.compile(r"served-(?P<time>\d{8}T\d{6}Z)?.+\.parquet(?P<part>\.part)?")
+"""Name of a file, with the time of its creation; unfinished ones end with .part."""
 TIME = pa.timestamp("us", "UTC")
+
+
+class DamagedFileError(LogError):
+    """A file that is torn, or that is not part of a served log.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: is damaged, or is not part of a served log ({reason}); restore it or move it away")
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -75,24 +89,29 @@ class ServedFile:
         """Read the description of a file.
 
         Raises:
-            LogError: the file is damaged or not part of a served log.
+            DamagedFileError: the file is damaged or not part of a served log.
+            LogError: the file cannot be read, or has a later format.
         """
-        try:
+        with _reading(path):
             stored = pq.read_schema(path)
-            meta = json.loads((stored.metadata or {})[METADATA_KEY])
+            if METADATA_KEY not in (stored.metadata or {}):
+                raise DamagedFileError(path, "it has no description of a served log")
+            meta = json.loads(stored.metadata[METADATA_KEY])
             if meta["format"] != FORMAT:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
             where, hashed = Path(meta["repository"]), meta.get("hashed_users", False)
+            absent = [name for name in ("request_id", "time", "user_id", "item_id") if name not in stored.names]
+            if absent:
+                raise DamagedFileError(path, f"it has no column '{absent[0]}'")
             return cls(path, meta["model"], str(meta["version"]), where, columns, hashed, meta.get("zone"), stored)
-        except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
-            raise _damaged(path, error) from None
 
     def requests(self) -> pa.Table:
         """Return ``request_id``, ``t`` (time in microseconds) and ``row`` of each request.
 
         Raises:
-            LogError: the file is damaged.
+            DamagedFileError: the file is damaged.
+            LogError: the file cannot be read.
         """
         table = self.read(["request_id", "time"])
         times = table["time"].cast(TIME).cast(pa.int64())
@@ -102,12 +121,11 @@ class ServedFile:
         """Return columns of the file; default: all.
 
         Raises:
-            LogError: the file is damaged.
+            DamagedFileError: the file is damaged.
+            LogError: the file cannot be read.
         """
-        try:
+        with _reading(self.path):
             return pq.ParquetFile(self.path).read(columns)
-        except (OSError, pa.ArrowException) as error:
-            raise _damaged(self.path, error) from None
 
 
 def find_served_files(folder: Path) -> list[Path]:
@@ -116,12 +134,35 @@ def find_served_files(folder: Path) -> list[Path]:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
+    return [path for path, name in _files(folder) if not name["part"]]
+
+
+def served_until(folder: Path) -> datetime | None:
+    """Return the time until which answers are in finished files; None if the names of the files do not tell.
+
+    Answers that are still on their way, such as those that were not yet collected from Kafka, are later than the newest
+    file.
+
+    Raises:
+        LogError: the folder does not exist or cannot be read.
+    """
+    names = [name for _, name in _files(folder) if name["time"]]
+    finished = max((name["time"] for name in names if not name["part"]), default=None)
+    unfinished = [name["time"] for name in names if name["part"]]
+    if finished is None:
+        return None
+    return datetime.strptime(min([finished, *unfinished]), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    """Return the files of a served log and the parts of their names, oldest first."""
     try:
-        return sorted(path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name))
+        matches = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     except OSError as error:
         raise LogError(
             f"{folder}: cannot be read ({os_error_text(error)}); name the served_log of the service"
         ) from None
+    return [(path, name) for path, name in matches if name is not None]
 
 
 def choose_model(files: Iterable[ServedFile], name: str | None) -> str | None:
@@ -150,7 +191,8 @@ class Candidates:
         positions: position of each candidate in its answer, from 0.
 
     Raises:
-        LogError: the file is damaged.
+        DamagedFileError: the file is damaged.
+        LogError: the file cannot be read.
     """
 
     def __init__(self, file: ServedFile, rows: IdArray) -> None:
@@ -192,5 +234,16 @@ class Candidates:
         return self._table[name].combine_chunks()
 
 
-def _damaged(path: Path, error: Exception) -> LogError:
-    return LogError(f"{path}: cannot be read ({single_line(error)}); restore the file or move it away")
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file into ``DamagedFileError``, or ``LogError`` if the system cannot read it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:  # Arrow raises OSError without a number for damaged data
+            raise LogError(
+                f"{path}: cannot be read ({os_error_text(error)}); fix this and repeat the command"
+            ) from None
+        raise DamagedFileError(path, single_line(error)) from None
+    except (pa.ArrowException, ValueError, LookupError, TypeError) as error:
+        raise DamagedFileError(path, single_line(error)) from None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import redis
@@ -24,13 +26,16 @@ from fastapi.testclient import TestClient
 from pipelines.data.reader import LogReader
 from pipelines.features.joined import write_joined_columns
 from pipelines.jobs.counter_store import CounterStore
+from pipelines.jobs.counter_values import counters_by_root, decode_roots
 from pipelines.jobs.follow_counters import Follower, FollowMetrics, FollowOptions, follow
+from pipelines.jobs.forget import forget, forget_in_store
 from pipelines.jobs.join import JoinSources, join
 from pipelines.jobs.load_counters import load_counters
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
-from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
+from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
 from ranking.counters.stored_sums import StateValue
+from ranking.encoding.vocabulary import stable_hash
 from ranking.errors import LogError, OutputError
 from ranking.schema import Schema
 from service.app import create_app
@@ -39,6 +44,7 @@ from tests.support.command import ranker
 from tests.support.counted_ranker import (
     COUNTED,
     NOW,
+    USERS,
     ZONE,
     draw_events,
     item_ids,
@@ -81,8 +87,15 @@ class Loop:
     def follower(self) -> Follower:
         return Follower(FollowOptions(self.sources, self.url, DEFAULT_KEY_PREFIX, self.folder / "state", 600))
 
-    def serve(self, time: datetime, requests: int = 5, **options: Any) -> None:
-        """Rank at a time with the counters of the store, log it, and write feedback of two minutes later."""
+    def serve(self, time: datetime, requests: int = 5, user: str | None = None, **options: Any) -> None:
+        """Rank at a time with the counters of the store, log it, and write feedback of two minutes later.
+
+        Args:
+            time: time of the requests.
+            requests: their number.
+            user: their user; None: another one each time.
+            options: settings of the service.
+        """
         settings = Settings(
             repository=self.folder / "repository",
             store=self.url,
@@ -98,7 +111,7 @@ class Loop:
                 items = self.random.choice(item_ids(text=True), 6, replace=False).tolist()
                 body = {
                     "request_id": f"r{self.requests}",
-                    "user": {"id": str(self.random.choice(user_ids(text=True)))},
+                    "user": {"id": user or str(self.random.choice(user_ids(text=True)))},
                     "context": {"tab": str(self.random.choice(["home", "search"]))},
                     "time": time.isoformat(),
                     "items": [{"id": item} for item in items],
@@ -188,6 +201,47 @@ def test_counters_that_are_loaded_again_get_the_impressions_again(loop: Loop) ->
     assert follower.step(ROUNDS[4])["applied"] == 60
 
 
+def counts_of(loop: Loop, user: str) -> dict[str, float]:
+    """Return the impressions of each counter in the value of a user in the store."""
+    store = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
+    (counters,) = (c for root, c in counters_by_root(Schema.model_validate(COUNTED)).items() if root == "user")
+    root = stable_hash(user)
+    value: Any = store.client.get(counter_key(store.start, "user", root))
+    state = StateValue.decode(store.client.get(store.state))  # type: ignore[arg-type]
+    sums = decode_roots(counters, np.array([root]), [value], state.generation)
+    return {name: records["count"].sum() for name, records in sums.items() if len(records)}
+
+
+def test_forgotten_user_does_not_come_back_and_nothing_counts_twice(loop: Loop) -> None:
+    loop.load()
+    loop.serve(ROUNDS[0], 20)
+    assert loop.follower().step(ROUNDS[4])["applied"] == 2 * 120
+    served = pq.read_table(loop.folder / "served", partitioning=None)["user_id"].to_pylist()
+    known = [name for name, _ in Counter(served).most_common() if int(name[1:]) < USERS - 3]  # the bundle has these
+    user, other = known[:2]
+    assert counts_of(loop, user)["user_id"] > 6 * served.count(user)  # also those of the bundle
+    others = counts_of(loop, other)
+    options = {"served": loop.folder / "served", "feedback": loop.folder / "feedback", "logs": [loop.folder / "state"]}
+    removed = forget(user, **options)
+    assert removed["log_rows"] == {str(loop.folder / "state"): 2 * 6 * served.count(user)}
+    store = loop.folder / "repository", loop.url, None, DEFAULT_KEY_PREFIX
+    assert forget_in_store(user, *store) == 1
+    assert forget_in_store(user, *store) == 0
+    assert loop.follower().step(ROUNDS[4])["applied"] == 0
+    assert (counts_of(loop, user), counts_of(loop, other)) == ({}, others)
+    loop.load()
+    assert counts_of(loop, user) == {}
+    assert loop.follower().step(ROUNDS[4])["applied"] == 2 * 6 * (20 - served.count(user))
+    assert (counts_of(loop, user), counts_of(loop, other)) == ({}, others)
+    loop.serve(ROUNDS[4], user=user)
+    rows = pq.read_table(loop.folder / "served", partitioning=None)
+    assert rows.filter(pc.equal(rows["user_id"], user))["user.user_id_count"].to_pylist() == [0.0] * 5
+    lost = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
+    lost.client.delete(counter_key(lost.start, "user", stable_hash(user)))
+    loop.follower().step(ROUNDS[6])
+    assert counts_of(loop, user)["user_id"] == 30
+
+
 def test_days_in_the_loaded_state_are_removed(loop: Loop) -> None:
     loop.load()
     follower = loop.follower()
@@ -200,6 +254,26 @@ def test_days_in_the_loaded_state_are_removed(loop: Loop) -> None:
     state.client.set(state.state, later.encode())
     follower.step(ROUNDS[4])
     assert not list((loop.folder / "state").glob("*/run-*/day=*"))
+
+
+def test_damaged_input_is_left_out_and_reported_once(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+    loop.load()
+    loop.serve(ROUNDS[0])
+    torn = loop.folder / "served" / "served-20990101T000000Z-000000000000.parquet"
+    torn.write_bytes(b"PAR1")
+    (feedback,) = (loop.folder / "feedback").iterdir()
+    feedback.write_text(feedback.read_text() + "torn\n")
+    assert len(loop.follower().step(ROUNDS[4])["left_out"]) == 2
+    metrics, stop = FollowMetrics(None), threading.Event()
+    options = FollowOptions(loop.sources, loop.url, DEFAULT_KEY_PREFIX, loop.folder / "state", 600)
+    thread = threading.Thread(target=follow, args=(options, 0.01, metrics, stop))
+    thread.start()
+    wait_until(lambda: metrics.registry.get_sample_value("ranker_counters_damaged_files") == 1)
+    torn.unlink()
+    wait_until(lambda: metrics.registry.get_sample_value("ranker_counters_damaged_files") == 0)
+    stop.set()
+    thread.join()
+    assert capsys.readouterr().err.count(f"left out: {torn}: is damaged") == 1
 
 
 def test_follow_without_loaded_counters_names_the_command(loop: Loop) -> None:

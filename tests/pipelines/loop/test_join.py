@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,7 @@ import tomli_w
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader
 from pipelines.jobs.forget import forget
+from pipelines.loop.feedback_files import read_events
 from ranking.errors import BundleError, LogError, OutputError, RankerError, UsageError
 from ranking.schema import Schema
 from tests.support.loop_folders import HOUR, SCHEMA, LoopFolders, at
@@ -150,6 +153,7 @@ def test_late_early_and_unmatched_events_are_counted_and_not_used(loop: LoopFold
     loop.serve({"r": (0, ["a", "b"])})
     loop.send(("r", "a", {"is_click": 1}, HOUR + 1), ("r", "a", {"is_click": 1}, -301))
     loop.send(("r", "z", {"is_click": 1}, 5), ("other", "a", {"is_click": 1}, 5))
+    loop.serve({"s": (3 * HOUR, ["a"])})
     counts = loop.join(until=3 * HOUR)
     assert (counts.used, counts.late, counts.early, counts.unmatched) == (0, 1, 1, 2)
     assert loop.labels() == {("r", "a"): (0, None), ("r", "b"): (0, None)}
@@ -190,6 +194,33 @@ def test_first_answer_counts_if_a_request_id_is_repeated(loop: LoopFolders) -> N
     counts = loop.join()
     assert [*loop.labels()] == [("r", "b")]
     assert counts.repeated_requests == 1
+
+
+@pytest.mark.parametrize("request_column", ["rid", None])
+def test_request_id_of_an_earlier_run_is_repeated(loop: LoopFolders, request_column: str | None) -> None:
+    schema = {**SCHEMA, "columns": {**SCHEMA["columns"], "request": request_column}}
+    loop.publish("2", {key: value for key, value in schema.items() if value is not None})
+    loop.serve({"r": (0, ["b"]), "s": (0, ["a"])}, version="2")
+    loop.join()
+    loop.serve({"r": (2 * HOUR, ["a"]), "t": (2 * HOUR, ["a"])}, version="2")
+    loop.send(("r", "a", {"is_click": 1}, 2 * HOUR + 1))
+    counts = loop.join(until=4 * HOUR)
+    assert (counts.requests, counts.repeated_requests) == (1, 1)
+    assert [(row["request_id"], row["iid"], row["is_click"]) for row in loop.rows()] == [
+        ("r", "b", 0),
+        ("s", "a", 0),
+        ("t", "a", 0),
+    ]
+
+
+def test_a_feature_with_the_name_of_the_request_id_is_not_an_id(loop: LoopFolders) -> None:
+    feature = {"name": "request_id", "kind": "categorical", "owner": "context"}
+    schema = {**SCHEMA, "columns": {k: v for k, v in SCHEMA["columns"].items() if k != "request"}}
+    loop.publish("2", {**schema, "features": [*SCHEMA["features"], feature]})
+    for hour in range(2):
+        loop.serve({"r": (hour * HOUR, ["a"])}, version="2")
+        loop.join(until=(hour + 1) * HOUR)
+    assert sum(pq.read_metadata(file).num_rows for file in loop.log.rglob("*.parquet")) == 2
 
 
 def test_requests_with_impossible_times_are_left_out_and_counted(loop: LoopFolders) -> None:
@@ -245,6 +276,17 @@ def test_feedback_in_an_unfinished_file_keeps_windows_open(loop: LoopFolders) ->
     assert loop.join(until=None).open_requests == 1
 
 
+def test_feedback_of_requests_that_are_collected_late_is_used(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.send(("r", "a", {"is_click": 1}, 10))
+    loop.send(("s", "a", {"is_click": 1}, 700))
+    assert loop.join(until=9 * HOUR).unmatched == 0  # the file of s is still on its way, for example in Kafka
+    loop.serve({"s": (600, ["a"])})
+    loop.serve({"t": (9 * HOUR, ["a"])})
+    loop.join(until=10 * HOUR)
+    assert loop.labels() == {("r", "a"): (1, None), ("s", "a"): (1, None), ("t", "a"): (0, None)}
+
+
 def test_drafts_of_a_killed_run_are_removed(loop: LoopFolders) -> None:
     loop.serve({"r": (0, ["a"])})
     draft = loop.log / ".run-000001-x"
@@ -255,6 +297,114 @@ def test_drafts_of_a_killed_run_are_removed(loop: LoopFolders) -> None:
     assert len(loop.rows()) == 1
 
 
+# Damaged files.
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def overwrite_rows(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4:400] = b"\xff" * 396
+    path.write_bytes(content)
+
+
+def replace_by_a_foreign_file(path: Path) -> None:
+    pq.write_table(pa.table({"iid": ["a"]}), path)
+
+
+def drop_a_column(path: Path) -> None:
+    pq.write_table(pq.read_table(path).drop_columns(["item_id"]), path)
+
+
+DAMAGE = [truncate, overwrite_rows, replace_by_a_foreign_file, drop_a_column]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_served_file_is_left_out_until_it_is_restored(
+    loop: LoopFolders, damage: Callable[[Path], None]
+) -> None:
+    damaged = loop.serve({"r": (0, ["a"])})
+    content = damaged.read_bytes()
+    damage(damaged)
+    loop.serve({"s": (60, ["a"])})
+    loop.send(("r", "a", {"is_click": 1}, 10), ("s", "a", {"is_click": 1}, 70))
+    counts = loop.join()
+    (message,) = counts.left_out
+    assert message.startswith(f"{damaged}: is damaged, or is not part of a served log (")
+    assert loop.labels() == {("s", "a"): (1, None)}
+    loop.serve({"t": (8 * HOUR, ["a"])})
+    assert len(loop.join(until=9 * HOUR).left_out) == 1
+    damaged.write_bytes(content)
+    assert loop.join(until=10 * HOUR).left_out == ()
+    assert loop.labels() == {("r", "a"): (1, None), ("s", "a"): (1, None), ("t", "a"): (0, None)}
+
+
+def test_served_file_that_is_damaged_between_two_runs_continues_where_it_was(loop: LoopFolders) -> None:
+    damaged = loop.serve({"r": (0, ["a"]), "s": (2 * HOUR, ["a"])})
+    loop.join(until=HOUR)
+    content = damaged.read_bytes()
+    truncate(damaged)
+    loop.serve({"t": (60, ["a"])})
+    assert len(loop.join(until=3 * HOUR).left_out) == 1
+    damaged.write_bytes(content)
+    assert loop.join(until=3 * HOUR).requests == 1
+    assert [*loop.labels()] == [("r", "a"), ("s", "a"), ("t", "a")]
+
+
+DAMAGED_LINES = [
+    b'{"request_id": "r", "ev',
+    b"\xff\xfe",
+    b"[1]",
+    b"{}",
+    b'"text"',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": null}',
+    b'{"request_id": "r", "received": "yesterday", "events": [{"item": "a", "labels": {"is_click": 1}}]}',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a", "labels": {"is_click": "x"}}]}',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a", "labels": 1}]}',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a", "labels": {}, "time": "x"}]}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES)
+def test_damaged_line_of_feedback_is_left_out(loop: LoopFolders, line: bytes) -> None:
+    loop.serve({"r": (0, ["a", "b"])})
+    path = loop.send(("r", "a", {"is_click": 1}, 1), ("r", "b", {"watch": 2.5}, 2))
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + line + b"\n" + second)
+    loop.send(("r", "b", {"is_click": 1}, 3))
+    counts = loop.join()
+    assert counts.left_out == (f"{path}: line 2: not feedback; correct or delete what is damaged",)
+    assert counts.used == 3
+    assert loop.labels() == {("r", "a"): (1, None), ("r", "b"): (1, 2.5)}
+
+
+def test_lines_beside_damaged_ones_are_read_like_others(loop: LoopFolders) -> None:
+    items = ["a", 7, "ü", "b"]
+    loop.serve({"r": (0, ["a", "7", "ü", "b"])})
+    path = loop.send(*(("r", item, {"is_click": 1, "watch": i / 3}, i + 0.123456) for i, item in enumerate(items)))
+    events = read(path)
+    assert len(events) == 4
+    path.write_bytes(path.read_bytes() + b"\n{torn")
+    assert read(path) == events
+
+
+def read(path: Path) -> list[tuple[Any, ...]]:
+    """Return the events of a file of feedback."""
+    with duckdb.connect() as connection:
+        read_events(connection, [path])
+        return connection.execute("SELECT * FROM events ORDER BY t").fetchall()
+
+
+def test_many_damaged_lines_are_counted(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    path = loop.send(("r", "a", {"is_click": 1}, 1))
+    path.write_text(path.read_text() + "torn\n" * 12)
+    (message,) = loop.join().left_out
+    assert message.startswith(f"{path}: lines 2, 3, 4, 5, 6 and 7 more: not feedback")
+
+
 # Errors.
 
 
@@ -263,19 +413,6 @@ def error_of(loop: LoopFolders, kind: type[RankerError], **options: Any) -> str:
         loop.join(**options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def test_damaged_served_file_is_named(loop: LoopFolders) -> None:
-    path = loop.serve({"r": (0, ["a"])})
-    path.write_bytes(path.read_bytes()[:-20])
-    assert error_of(loop, LogError).startswith(f"{path}: cannot be read")
-
-
-def test_damaged_feedback_file_is_named(loop: LoopFolders) -> None:
-    loop.serve({"r": (0, ["a"])})
-    path = loop.send(("r", "a", {"is_click": 1}, 1))
-    path.write_text(path.read_text() + '{"request_id": "r", "ev')
-    assert error_of(loop, LogError).startswith(f"{path}: is damaged")
 
 
 @pytest.mark.parametrize("name", ["request_id=7", "events=none", "day=2026-01-01"])
@@ -335,6 +472,24 @@ def test_command_prints_counts(loop: LoopFolders, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["rows"] == 0
 
 
+def test_command_exits_with_4_if_damaged_input_was_left_out(
+    loop: LoopFolders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.serve({"r": (0, ["a"])})
+    truncate(loop.serve({"s": (0, ["a"])}))
+    path = loop.send(("r", "a", {"is_click": 1}, 10))
+    path.write_text(path.read_text() + "torn\n")
+    command = ["join", "--served", str(loop.served), "--feedback", str(loop.feedback), "--window", "1h"]
+    command += ["--out", str(loop.log)]
+    assert main([*command, "--json"]) == 4
+    out, err = capsys.readouterr()
+    assert [len(json.loads(out)["left_out"]), json.loads(out)["rows"]] == [2, 1]
+    assert err.splitlines()[-1].startswith("ranker: damaged input was left out: ")
+    assert err.splitlines()[-1].endswith("; and 1 more, see above")
+    assert main(command) == 4
+    assert capsys.readouterr().out.splitlines()[-1].startswith("damaged: ")
+
+
 def daily(loop: LoopFolders, *options: str) -> int:
     """Run ``ranker daily`` for a day without rows."""
     splits = {"validation_from": datetime(2026, 3, 2), "test_from": datetime(2026, 3, 3)}
@@ -355,6 +510,17 @@ def test_daily_joins_before_it_trains(loop: LoopFolders, capsys: pytest.CaptureF
     assert len(loop.rows()) == 2
 
 
+def test_daily_exits_with_4_after_publication_if_damaged_input_was_left_out(
+    loop: LoopFolders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.jobs.daily.daily", lambda *_, **__: {"model": "feed", "version": 2})
+    truncate(loop.serve({"r": (0, ["a", "b"])}))
+    assert daily(loop, "--served", str(loop.served), "--feedback", str(loop.feedback), "--window", "1h") == 4
+    out, err = capsys.readouterr()
+    assert out == f"{loop.repository}/feed/2\n"
+    assert err.splitlines()[-1].startswith(f"ranker: damaged input was left out: {loop.served}/served-")
+
+
 def test_daily_needs_all_options_of_the_join(loop: LoopFolders, capsys: pytest.CaptureFixture[str]) -> None:
     assert daily(loop, "--served", str(loop.served)) == 2
     assert "--served, --feedback and --window belong together" in capsys.readouterr().err
@@ -365,6 +531,6 @@ def test_forgotten_rows_are_removed_and_the_join_continues(loop: LoopFolders) ->
     loop.send(("r", "a", {"is_click": 1}, 10), ("s", "a", {"is_click": 1}, 10))
     loop.join()
     removed = forget("u-r", served=loop.served, feedback=loop.feedback, logs=[loop.log], user_column="uid")
-    assert removed == {"feedback_lines": 1, "log_rows": {str(loop.log): 1}, "served_requests": 1}
+    assert removed == {"feedback_lines": 1, "log_rows": {str(loop.log): 1}, "served_requests": 1, "unreadable": []}
     assert loop.join(until=7 * HOUR).unmatched == 0
     assert [*loop.labels()] == [("s", "a"), ("t", "b")]
