@@ -13,6 +13,7 @@ import pytest
 
 from ranking import regular_files
 from ranking.regular_files import open_regular, read_parquet, read_regular
+from tests.support.open_files import open_files
 
 
 def test_read_regular_returns_the_content(tmp_path: Path) -> None:
@@ -43,11 +44,10 @@ def test_open_regular_rejects_pipes_devices_sockets_and_folders(tmp_path: Path) 
 
 def test_open_regular_closes_rejected_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
         with pytest.raises(OSError, match="a pipe"):
             open_regular(tmp_path / "pipe")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files(tmp_path) == []
 
 
 def test_read_parquet_leaves_the_content_to_no_thread_of_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from ranking.artifacts import checksums
 from ranking.artifacts.atomic_files import files_in
 from ranking.errors import BundleError
 from tests.service.models.conftest import Service
+from tests.support.open_files import open_files
 
 Serve = Callable[..., Service]
 
@@ -31,10 +32,6 @@ def corrupt(file: Path) -> bytes:
     middle = len(content) // 2
     file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     return content
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def logged_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -233,13 +230,13 @@ def test_retired_version_is_freed_after_its_last_request_without_garbage_collect
 def test_repeated_releases_do_not_leak_versions_or_files(repo: Path, serve: Serve) -> None:
     service = serve(repo)
     models = []
-    files = open_files()
+    files = len(open_files(repo))
     for index in range(6):
         service.release(version=2 - index % 2)
         models.append(weakref.ref(service.models.get("feed").current))
     assert [model() is not None for model in models] == [False] * 5 + [True]
     assert mapped_versions(repo) == {"1"}
-    assert open_files() == files
+    assert len(open_files(repo)) == files
 
 
 def test_frozen_version_in_a_reference_cycle_is_freed_after_it_is_replaced(repo: Path, serve: Serve) -> None:

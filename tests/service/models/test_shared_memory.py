@@ -6,7 +6,6 @@ import mmap
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from ranking.lookup.npy import open_array
 from service.models.shared_memory import SharedMemoryReader
+from tests.support.open_files import open_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,17 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 def copies_of(file: Path) -> list[Path]:
     """Return the paths in ``/proc`` of this process' open copies of a file; each map has its own descriptor."""
-    prefix = f"/memfd:ranker-{file.stat().st_dev:x}-{file.stat().st_ino:x}-"
-    copies = []
-    for path in list(Path("/proc/self/fd").iterdir()):
-        with suppress(FileNotFoundError):  # The descriptor of the listing itself.
-            if os.readlink(path).startswith(prefix):  # noqa: PTH115 — the text of the link
-                copies.append(path)
-    return copies
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return open_files(f"/memfd:ranker-{file.stat().st_dev:x}-{file.stat().st_ino:x}-")
 
 
 @pytest.mark.parametrize("size", [0, 1, 5_000])
@@ -64,13 +54,12 @@ def test_copy_is_unaffected_by_truncation_and_overwriting(file: Path, size: int)
 
 def test_copy_of_an_array_is_freed_with_the_array(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(1000))
-    files = open_files()
     array = open_array(tmp_path / "a.npy", np.int64, SharedMemoryReader(None))
     os.truncate(tmp_path / "a.npy", 0)
     assert array.tolist() == list(range(1000))
     assert len(copies_of(tmp_path / "a.npy")) == 1
     del array
-    assert (copies_of(tmp_path / "a.npy"), open_files()) == ([], files)
+    assert (copies_of(tmp_path / "a.npy"), open_files(tmp_path)) == ([], [])
 
 
 def test_copy_cannot_be_changed(file: Path) -> None:
@@ -87,14 +76,13 @@ def test_copy_cannot_be_changed(file: Path) -> None:
 
 
 def test_pipe_and_empty_file_are_rejected(tmp_path: Path) -> None:
-    files = open_files()
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="a pipe"):
         SharedMemoryReader(None)(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty"):
         SharedMemoryReader(None)(tmp_path / "empty")
-    assert open_files() == files
+    assert (copies_of(tmp_path / "empty"), open_files(tmp_path)) == ([], [])
 
 
 def test_processes_share_one_copy_until_the_file_changes(file: Path, tmp_path: Path) -> None:
