@@ -14,12 +14,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/* Name of a claim: an existing one, or that which the chart creates. Arguments: (list ROOT NAME VALUES). */}}
 {{- define "ranker.claim" -}}
-{{ .Values.repository.claim | default (printf "%s-repository" (include "ranker.name" .)) }}
-{{- end }}
-
-{{- define "ranker.feedbackClaim" -}}
-{{ .Values.feedback.claim | default (printf "%s-feedback" (include "ranker.name" .)) }}
+{{ (index . 2).claim | default (printf "%s-%s" (include "ranker.name" (index . 0)) (index . 1)) }}
 {{- end }}
 
 {{/* Reference of an image, by digest if there is one. Argument: (list IMAGE CHART). */}}
@@ -79,13 +76,22 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Container settings of every training pod. */}}
+{{/* Environment variable with the address of the feature store. */}}
+{{- define "ranker.store" -}}
+- name: RANKER_STORE
+  valueFrom: {secretKeyRef: {name: {{ .Values.store.secret }}, key: address}}
+{{- end }}
+
+{{/* Image, security settings and environment of the containers of training and of the loop. `env` is the last key. */}}
 {{- define "ranker.training" -}}
 image: {{ include "ranker.image" (list .Values.training.image .Chart) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{ include "ranker.container" . }}
 env:
   - {name: HOME, value: /tmp}
+{{- end }}
+
+{{- define "ranker.trainingMounts" -}}
 volumeMounts:
   - {name: training, mountPath: /training}
   - {name: repository, mountPath: /repository}
@@ -98,7 +104,7 @@ volumes:
   - name: training
     persistentVolumeClaim: {claimName: {{ .Values.training.claim }}}
   - name: repository
-    persistentVolumeClaim: {claimName: {{ include "ranker.claim" . }}}
+    persistentVolumeClaim: {claimName: {{ include "ranker.claim" (list . "repository" .Values.repository) }}}
   - {name: tmp, emptyDir: {}}
   - {name: shm, emptyDir: {medium: Memory}}  # Ranks exchange tensors through /dev/shm.
 {{- end }}
