@@ -15,7 +15,7 @@ from service.settings import Settings
 SCHEMA_FILE = Path(__file__).parents[1] / "deploy" / "helm" / "values.schema.json"
 BLOCK = re.compile(r'^    "settings": \{\n.*?^    \}', re.MULTILINE | re.DOTALL)
 SET_BY_THE_CHART = {"repository", "keys", "no_keys", "operations_port", "store", "served_log_user_key"}
-"""Settings that other values of the chart determine. A secret is read from a Secret by an entry of ``env``."""
+"""Settings that other values of the chart determine."""
 
 OVERRIDES: dict[str, Any] = {
     # The chart adds these up to the termination grace period, in whole seconds.

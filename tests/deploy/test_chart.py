@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,10 +57,27 @@ def placement(name: str) -> dict[str, Any]:
     }
 
 
+def merged(values: Any, other: Any) -> Any:
+    """Values of two files, as Helm merges them."""
+    if not (isinstance(values, dict) and isinstance(other, dict)):
+        return other
+    return values | {name: merged(values.get(name), value) for name, value in other.items()}
+
+
+LOOP, KAFKA = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL))
+"""Examples of the documentation: values of the loop, and those to add for Kafka."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "gpu": yaml.safe_load((CHART / "values-gpu.yaml").read_text())
-    | {"feedback": {"enabled": True, "claim": "mine"}, "serviceAccount": {"name": "existing"}},
+    "gpu": merged(
+        yaml.safe_load((CHART / "values-gpu.yaml").read_text()),
+        {
+            "feedback": {"enabled": True, "claim": "mine"},
+            "serviceAccount": {"name": "existing"},
+            "store": {"secret": "redis"},
+            "training": {"daily": {"enabled": True, "loadCounters": True}},
+        },
+    ),
     "all": placement("online")
     | {
         "image": IMAGE,
@@ -101,6 +121,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "minimal": {
         "repository": {"claim": "mine"},
         "feedback": {"enabled": True, "emptyDir": True, "size": "5Gi"},
+        "servedLog": {"enabled": True, "userKeySecret": "users"},
         "keys": {"secret": ""},
         "autoscaling": {"enabled": False},
         "networkPolicy": {"enabled": False},
@@ -108,6 +129,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "topologySpreadConstraints": [],
         "training": {"distributed": {"enabled": True, "pods": 1}},
     },
+    "loop": LOOP | {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "kafka": merged(
+        merged(LOOP, KAFKA),
+        {
+            "settings": {"store_prefix": "it's $HOME"},
+            "servedLog": {"claim": "shared"},
+            "training": {
+                "model": "feed",
+                "daily": {"window": "36h", "keepDays": 7},
+                "follow": {"window": "1h", "claim": "mine"},
+            },
+        },
+    ),
 }
 """Values that together reach every branch of the templates."""
 
@@ -127,11 +161,12 @@ def objects_of(variant: str) -> dict[str, dict[str, Any]]:
 
 
 def pod_templates(variant: str) -> dict[str, dict[str, Any]]:
-    """Pod templates by role: ``serving``, ``daily``, ``Master`` or ``Worker``."""
+    """Pod templates by role: ``serving``, ``daily``, ``follow``, ``collect``, ``Master`` or ``Worker``."""
     templates = {}
     for manifest in objects_of(variant).values():
         if manifest["kind"] == "Deployment":
-            templates["serving"] = manifest["spec"]["template"]
+            template = manifest["spec"]["template"]
+            templates[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template
         if manifest["kind"] == "CronJob":
             templates["daily"] = manifest["spec"]["jobTemplate"]["spec"]["template"]
         if manifest["kind"] == "PyTorchJob":
@@ -197,7 +232,7 @@ def test_schema_validation_unknown_field_raises() -> None:
 
 def test_custom_resources_match_operator_schemas() -> None:
     validated = set()
-    for manifest in objects_of("all").values():
+    for manifest in [manifest for variant in VARIANTS for manifest in objects_of(variant).values()]:
         if manifest["kind"] in CUSTOM_RESOURCE_SCHEMAS:
             jsonschema.validate(manifest["spec"], CUSTOM_RESOURCE_SCHEMAS[manifest["kind"]])
             validated.add(manifest["kind"])
@@ -260,7 +295,7 @@ def test_environment_variables_are_valid_service_settings() -> None:
         assert settings.model_dump().items() >= written.items()
 
 
-def test_container_commands_parse_as_ranker_commands() -> None:
+def test_container_commands_parse_as_ranker_commands(tmp_path: Path) -> None:
     for variant in VARIANTS:
         for role in pod_templates(variant):
             container = container_of(variant, role)
@@ -268,7 +303,173 @@ def test_container_commands_parse_as_ranker_commands() -> None:
             if words[0] == "torchrun":
                 assert words[:5] == ["torchrun", "-m", "--", "pipelines.cli", "train"]
                 words = ["ranker", *words[4:]]
-            build_parser().parse_args(words[1:])  # Exits with a usage error if the command is invalid.
+            commands = run_script(variant, tmp_path)[1] if words[0] == "sh" else [words]
+            for command in commands:
+                if command[0] == "ranker":
+                    build_parser().parse_args(command[1:])  # Exits with a usage error if the command is invalid.
+
+
+def run_script(variant: str, folder: Path, **statuses: int) -> tuple[int, list[list[str]]]:
+    """Run the script of the daily job with programs that only record their arguments.
+
+    Args:
+        variant: the variant.
+        folder: folder for the programs.
+        statuses: exit statuses of ``daily``, ``counters`` and ``find``; default: 0.
+
+    Returns:
+        The exit status of the script, and the commands that it ran.
+    """
+    record = folder / "record"
+    record.write_text("")
+    for program in ("ranker", "find"):
+        (folder / program).write_text(
+            f'#!/bin/sh\nprintf "%s\\0" {program} "$@" >> {record}; printf "\\n" >> {record}\n'
+            f"case {program}$1 in {' '.join(f'*{name}*) exit {status} ;;' for name, status in statuses.items())} esac\n"
+        )
+        (folder / program).chmod(0o755)
+    container = container_of(variant, "daily")
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    script = subprocess.run([*container["command"], *container["args"]], env=environment, check=False)
+    return script.returncode, [line.split("\0")[:-1] for line in record.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "programs"),
+    [
+        ({}, 0, ["daily", "counters", "find"]),
+        ({"daily": 1}, 1, ["daily"]),
+        ({"daily": 2}, 2, ["daily"]),
+        ({"daily": 3}, 3, ["daily", "counters", "find"]),
+        ({"daily": 4}, 4, ["daily", "counters", "find"]),
+        ({"daily": 137}, 137, ["daily"]),
+        ({"counters": 1}, 1, ["daily", "counters"]),
+        ({"daily": 4, "counters": 1}, 1, ["daily", "counters"]),
+        ({"find": 1}, 1, ["daily", "counters", "find"]),
+    ],
+)
+def test_daily_job_loads_counters_unless_daily_failed(
+    statuses: dict[str, int], status: int, programs: list[str], tmp_path: Path
+) -> None:
+    returned, commands = run_script("loop", tmp_path, **statuses)
+    assert returned == status
+    assert [words[1] if words[0] == "ranker" else words[0] for words in commands] == programs
+
+
+def test_daily_job_retries_only_failed_steps() -> None:
+    for variant, statuses in (("all", [2, 3]), ("loop", [2, 3, 4])):
+        job = objects_of(variant)["CronJob/ranker-daily"]["spec"]["jobTemplate"]["spec"]
+        (rule,) = job["podFailurePolicy"]["rules"]
+        assert rule["action"] == "FailJob"
+        assert rule["onExitCodes"] == {"containerName": "daily", "operator": "In", "values": statuses}
+
+
+@pytest.mark.parametrize(
+    ("window", "days"), [("90m", None), ("23h", None), ("24h", 2), ("86399s", None), ("36h", 2), ("1d", 2), ("7d", 8)]
+)
+def test_daily_job_with_a_long_window_tests_on_an_earlier_day(
+    window: str, days: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daily = {"enabled": True, "window": window}
+    values = {name: LOOP[name] for name in ("feedback", "servedLog")} | {"training": {"daily": daily}}
+    monkeypatch.setitem(VARIANTS, window, values)
+    before = datetime.now(UTC).date()
+    command, deletion = run_script(window, tmp_path)[1]
+    assert deletion[0] == "find", "without a store, the job loads no counters"
+    arguments = build_parser().parse_args(command[1:])
+    dates = {date - timedelta(days=days or 0) for date in (before, datetime.now(UTC).date())}
+    assert arguments.day in (dates if days else {None})
+
+
+def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path) -> None:
+    for variant in ("loop", "kafka"):
+        settings = environment_of(variant)
+        parse = build_parser().parse_args
+        daily_words, load_words = run_script(variant, tmp_path)[1][:2]
+        follow_container = container_of(variant, "follow")
+        daily, load = parse(daily_words[1:]), parse(load_words[1:])
+        follow = parse(follow_container["command"][1:] + follow_container["args"])
+        assert daily.feedback == follow.feedback == Path(settings["RANKER_FEEDBACK_DIR"])
+        assert daily.served == follow.served
+        assert load.prefix == follow.prefix == settings.get("RANKER_STORE_PREFIX", "ranker")
+        assert load.model == follow.model == (VARIANTS[variant]["training"].get("model") or None)
+        assert follow.metrics_port == follow_container["ports"][0]["containerPort"]
+        if variant == "loop":
+            assert daily.served == Path(settings["RANKER_SERVED_LOG"])
+        else:
+            container = container_of(variant, "collect")
+            collect = parse(container["command"][1:] + container["args"])
+            assert str(collect.topic) == settings["RANKER_SERVED_LOG"]
+            assert collect.to == daily.served
+        claims = {}
+        for role in pod_templates(variant):
+            spec = pod_templates(variant)[role]["spec"]
+            sources = {volume["name"]: volume.get("persistentVolumeClaim") for volume in spec["volumes"]}
+            for mount in container_of(variant, role)["volumeMounts"]:
+                if (claim := sources[mount["name"]]) is not None:
+                    claims.setdefault(mount["mountPath"], set()).add(claim["claimName"])
+        assert {path: len(names) for path, names in claims.items()} == dict.fromkeys(claims, 1)
+        assert {str(daily.served), str(daily.feedback), str(follow.state), "/repository", "/training"} == claims.keys()
+
+
+def test_files_are_written_only_where_a_pod_has_to() -> None:
+    """The daily job deletes old files of feedback, and of a served log that no service deletes."""
+    writers: dict[str, dict[str, set[str]]] = {}
+    for variant in ("loop", "kafka"):
+        writers[variant] = {"served": set(), "feedback": set(), "repository": set(), "followed": set()}
+        for role in pod_templates(variant):
+            for mount in container_of(variant, role)["volumeMounts"]:
+                if mount["name"] in writers[variant] and not mount.get("readOnly"):
+                    writers[variant][mount["name"]].add(role)
+    shared = {"feedback": {"serving", "daily"}, "repository": {"daily"}, "followed": {"follow"}}
+    assert writers["loop"] == shared | {"served": {"serving"}}
+    assert writers["kafka"] == shared | {"served": {"collect", "daily"}}
+
+
+def test_daily_job_deletes_old_files_that_no_service_deletes(tmp_path: Path) -> None:
+    feedback = ["find", "/feedback", "-maxdepth", "1", "-name", "feedback-*.jsonl", "-mmin"]
+    served = ["find", "/served", "-maxdepth", "1", "-name", "served-*.parquet", "-mmin"]
+    month, week = ([f"+{days * 24 * 60}", "-delete"] for days in (30, 7))
+    assert run_script("loop", tmp_path)[1][2:] == [feedback + month]
+    assert run_script("kafka", tmp_path)[1][2:] == [feedback + week, served + week]
+
+
+def test_every_pod_has_one_network_policy_that_closes_its_egress() -> None:
+    for variant in ("all", "loop", "kafka"):
+        policies = [o["spec"] for o in objects_of(variant).values() if o["kind"] == "NetworkPolicy"]
+        for role, template in pod_templates(variant).items():
+            labels = template["metadata"]["labels"]
+            (policy,) = [policy for policy in policies if selects(policy["podSelector"], labels)]
+            assert policy["policyTypes"] == ["Ingress", "Egress"]
+            dns, *rules = policy["egress"]
+            assert {port["port"] for port in dns["ports"]} == {53}
+            values = VARIANTS[variant]["networkPolicy"]
+            ranks = [rule["from"] for rule in policy["ingress"] if "ports" not in rule]
+            assert rules == [{"to": peers} for peers in ranks] + (
+                values["egress"] if role == "serving" else values.get("trainingEgress", [])
+            )
+            if role in ("Master", "Worker"):
+                assert selects(ranks[0][0]["podSelector"], labels)
+            open_ports = {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())}
+            assert {port["name"] for port in container_of(variant, role).get("ports", ())} <= open_ports
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a selector of pods matches labels."""
+    expressions = selector.get("matchExpressions", ())
+    return selector["matchLabels"].items() <= labels.items() and all(
+        labels.get(expression["key"]) in expression["values"] for expression in expressions
+    )
+
+
+def test_monitoring_scrapes_follow_as_a_job_of_its_own() -> None:
+    """Alerts on the service select the job ``ranker``."""
+    monitor = objects_of("loop")["PodMonitor/ranker-follow"]
+    assert selects(monitor["spec"]["selector"], pod_templates("loop")["follow"]["metadata"]["labels"])
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == container_of("loop", "follow")["ports"][0]["name"]
+    assert "relabelings" not in endpoint
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
 def test_chart_values_are_those_that_the_documentation_and_the_service_assume() -> None:
@@ -337,6 +538,48 @@ def test_feedback_volume_is_mounted_writable_at_feedback_dir() -> None:
             "settings.feedback_dir: feedback.enabled",
         ),
         ({"feedback": {"claim": "mine", "emptyDir": True}}, "set either feedback.claim or feedback.emptyDir"),
+        (
+            {"servedLog": {"enabled": True}, "settings": {"served_log": "/data"}},
+            "settings.served_log: servedLog.enabled determines it",
+        ),
+        ({"servedLog": {"kafka": "broker:9092/served"}}, "/servedLog/kafka"),
+        ({"servedLog": {"size": "10"}}, "/servedLog/size"),
+        ({"training": {"daily": {"window": "1 day"}}}, "/training/daily/window"),
+        ({"training": {"daily": {"keepDays": 0}}}, "/training/daily/keepDays"),
+        ({"training": {"follow": {"window": ""}}}, "/training/follow/window"),
+        (
+            {"training": {"collect": {"resources": {"limits": {"cpu": "0.5"}}}}},
+            "/training/collect/resources/limits/cpu",
+        ),
+        (
+            {"training": {"daily": {"enabled": True, "window": "3h"}}},
+            "training.daily.window: requires servedLog.enabled and feedback.enabled",
+        ),
+        (
+            merged(LOOP, {"feedback": {"emptyDir": True}, "training": {"follow": {"enabled": False}}}),
+            "training.daily.window: only the serving pod can read feedback.emptyDir",
+        ),
+        (
+            merged(LOOP, {"training": {"daily": {"window": "29d"}}}),
+            "training.daily.keepDays: the job reads feedback of the window",
+        ),
+        (
+            merged(LOOP, {"store": {"secret": ""}, "training": {"follow": {"enabled": False}}}),
+            "training.daily.loadCounters: requires store.secret",
+        ),
+        (
+            {"training": {"follow": {"enabled": True}}},
+            "training.follow: requires servedLog.enabled and feedback.enabled",
+        ),
+        (
+            merged(LOOP, {"store": {"secret": ""}, "training": {"daily": {"enabled": False}}}),
+            "training.follow: requires store.secret",
+        ),
+        (merged(LOOP, {"servedLog": {"userKeySecret": "users"}}), "training.follow: servedLog.userKeySecret hashes"),
+        (
+            merged(LOOP, {"training": {"daily": {"loadCounters": False}}}),
+            "training.follow: requires training.daily.loadCounters",
+        ),
         ({"extraVolumes": [{"emptyDir": {}}]}, "/extraVolumes/0"),
         ({"extraVolumeMounts": [{"name": "certificates"}]}, "/extraVolumeMounts/0"),
         ({"settings": {"max_candidates": "many"}}, "/settings/max_candidates"),

@@ -91,6 +91,33 @@ env:
   - {name: HOME, value: /tmp}
 {{- end }}
 
+{{/* Fails unless pods of the loop can read what the service writes. Arguments: (list ROOT NAME_OF_VALUE). */}}
+{{- define "ranker.requireLogs" -}}
+{{- $values := (index . 0).Values -}}
+{{- if not (and $values.servedLog.enabled $values.feedback.enabled) }}
+{{- fail (printf "%s: requires servedLog.enabled and feedback.enabled" (index . 1)) }}
+{{- end }}
+{{- if $values.feedback.emptyDir }}
+{{- fail (printf "%s: only the serving pod can read feedback.emptyDir; use a claim" (index . 1)) }}
+{{- end }}
+{{- end }}
+
+{{/* Volumes that the service writes. */}}
+{{- define "ranker.logVolumes" -}}
+- name: served
+  persistentVolumeClaim: {claimName: {{ include "ranker.claim" (list . "served-log" .Values.servedLog) }}}
+- name: feedback
+  persistentVolumeClaim: {claimName: {{ include "ranker.claim" (list . "feedback" .Values.feedback) }}}
+{{- end }}
+
+{{/* Arguments that select the model and its keys in the feature store, as a JSON list. */}}
+{{- define "ranker.counterArguments" -}}
+{{- $arguments := list -}}
+{{- with .Values.training.model }}{{ $arguments = concat $arguments (list "--model" .) }}{{ end -}}
+{{- with .Values.settings.store_prefix }}{{ $arguments = concat $arguments (list "--prefix" .) }}{{ end -}}
+{{- toJson $arguments -}}
+{{- end }}
+
 {{- define "ranker.trainingMounts" -}}
 volumeMounts:
   - {name: training, mountPath: /training}
