@@ -401,7 +401,7 @@ def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path
             collect = parse(container["command"][1:] + container["args"])
             assert str(collect.topic) == settings["RANKER_SERVED_LOG"]
             assert collect.to == daily.served
-        claims = {}
+        claims: dict[str, set[str]] = {}
         for role in pod_templates(variant):
             spec = pod_templates(variant)[role]["spec"]
             sources = {volume["name"]: volume.get("persistentVolumeClaim") for volume in spec["volumes"]}
