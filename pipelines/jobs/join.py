@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from pipelines.features.database import empty_database
 from pipelines.loop.attribution import MAX_SKEW, Attribution, LabelColumns
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
 from pipelines.loop.folder_locks import lock_folders
-from pipelines.loop.output import RunWriter, lock_log, new_run, rows_of
+from pipelines.loop.output import RunWriter, lock_log, new_run
 from pipelines.loop.rows import RowLayout, add_labels
 from pipelines.loop.served_files import (
     Candidates,
@@ -178,16 +179,13 @@ def _join_files(
     ):
         used = [path for path in find_feedback_files(sources.feedback) if not _is_complete(state, path)]
         left_out = counts.left_out + tuple(read_events(connection, used))
-        attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown)
+        attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown, state.requests)
         open_requests = 0
         served = {name: time for name, time in known.items() if time is None or sources.served / name in damaged}
         for number, file in enumerate(files):
             remaining = attribution.add(number, file, known.get(file.path.name), closed)
             served[file.path.name] = closed if remaining else None
             open_requests += remaining
-        layout = RowLayout(files, versions, labels)
-        if layout.request_column is not None:
-            attribution.leave_out_joined(rows_of(log), layout.request_column)
         attribution.resolve()
         # Requests in damaged files, and those that are still on their way, need their feedback later.
         kept_from = 0 if damaged else int((served_until(sources.served) or LATEST).timestamp() * MICROSECONDS)
@@ -195,8 +193,8 @@ def _join_files(
         decided: dict[str, Any] = attribution.counts()
         decided["unmatched"] += unmatched
         counts = replace(counts, open_requests=open_requests, left_out=left_out, **decided)
-        after = JoinState(state.run + 1, model, served, feedback)
-        return _write(log, after, files, layout, attribution, counts)
+        after = JoinState(state.run + 1, model, served, feedback, np.append(state.requests, attribution.joined()))
+        return _write(log, after, files, RowLayout(files, versions, labels), attribution, counts)
 
 
 def _open_versions(files: Sequence[ServedFile], repository: Path | None) -> dict[str, ServedVersion]:
@@ -215,7 +213,7 @@ def _in_one_zone(versions: Mapping[str, ServedVersion], log: Path) -> dict[str, 
     """
     newest = list(versions.values())[-1]
     zone = newest.zone
-    for file in rows_of(log)[:1]:
+    for file in sorted(log.glob("run-*/day=*/*.parquet"))[:1]:
         try:
             stored = pq.read_schema(file)
         except (OSError, pa.ArrowException) as error:

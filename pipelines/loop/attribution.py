@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.config.uri import single_line
+from pipelines.loop.request_ids import hash_ids
 from pipelines.loop.served_files import ServedFile
 from ranking.encoding.vocabulary import IdArray
-from ranking.errors import LogError
 from ranking.schema import Schema
 
 if TYPE_CHECKING:
@@ -66,14 +65,22 @@ class Attribution:
         window: length of the window in microseconds.
         labels: columns to determine.
         shown: name of the label that marks the candidates that were shown.
+        known: hashes of the ids of requests that earlier runs joined, see ``hash_ids``.
     """
 
-    def __init__(self, connection: DuckDBPyConnection, window: int, labels: LabelColumns, shown: str) -> None:
+    def __init__(
+        self,
+        connection: DuckDBPyConnection,
+        window: int,
+        labels: LabelColumns,
+        shown: str,
+        known: npt.NDArray[np.uint64],
+    ) -> None:
         self._connection, self._window, self._labels, self._shown = connection, window, labels, shown
         self._latest = int((datetime.now(UTC) + FUTURE).timestamp() * 1e6)
         self._impossible = 0
-        connection.execute("CREATE TABLE requests (file INT, row BIGINT, request_id VARCHAR, t BIGINT)")
-        connection.execute("CREATE TABLE joined (request_id VARCHAR)")
+        connection.execute("CREATE TABLE requests (file INT, row BIGINT, request_id VARCHAR, hash UBIGINT, t BIGINT)")
+        connection.register("known", pa.table({"hash": known}))
         connection.execute("CREATE TABLE candidates (request_id VARCHAR, item VARCHAR)")
 
     def add(self, number: int, file: ServedFile, after: int | None, until: int) -> int:
@@ -95,11 +102,13 @@ class Attribution:
         closed = (times <= until) & possible
         selected = closed if after is None else closed & (times > after)
         if selected.any():
-            new = requests.filter(pa.array(selected)).append_column("file", pa.array([number] * int(selected.sum())))
+            new = requests.filter(pa.array(selected))
+            new = new.append_column("file", pa.array([number] * new.num_rows))
+            new = new.append_column("hash", pa.array(hash_ids(new["request_id"])))
             items = file.read(["request_id", "item_id"]).filter(pa.array(selected))
             self._connection.register("new_requests", new)
             self._connection.register("new_items", items)
-            self._connection.execute("INSERT INTO requests SELECT file, row, request_id, t FROM new_requests")
+            self._connection.execute("INSERT INTO requests SELECT file, row, request_id, hash, t FROM new_requests")
             self._connection.execute(
                 "INSERT INTO candidates SELECT request_id, unnest(item_id)::VARCHAR FROM new_items "
                 "WHERE request_id IN (SELECT request_id FROM events)"
@@ -108,38 +117,12 @@ class Attribution:
             self._connection.unregister("new_items")
         return int((possible & (times > until)).sum())
 
-    def leave_out_joined(self, files: Sequence[Path], column: str) -> None:
-        """Leave out the requests that have rows in the log, because their ids are repeated.
-
-        Args:
-            files: files of rows of earlier runs.
-            column: their column of request ids.
-
-        Raises:
-            LogError: a file is damaged.
-        """
-        import duckdb  # part of the train extra
-
-        if not files:
-            return
-        name = column.replace('"', '""')
-        try:
-            self._connection.execute(
-                f"""
-                INSERT INTO joined SELECT DISTINCT "{name}" FROM read_parquet($files, hive_partitioning = false)
-                WHERE "{name}" IN (SELECT request_id FROM requests)
-                """,
-                {"files": [str(file) for file in files]},
-            )
-        except (duckdb.InvalidInputException, duckdb.BinderException) as error:
-            raise LogError(f"the joined log cannot be read ({single_line(error)[:200]}); restore it") from None
-
     def resolve(self) -> None:
         """Decide on every event; call this after all files were added."""
         run = self._connection.execute
         # Files and their rows are in the order of arrival; the time is what the client says.
         run(
-            "CREATE TABLE answers AS SELECT * FROM requests WHERE request_id NOT IN (SELECT request_id FROM joined) "
+            "CREATE TABLE answers AS SELECT * FROM requests WHERE hash NOT IN (SELECT hash FROM known) "
             "QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY file, row) = 1"
         )
         run(
@@ -175,6 +158,11 @@ class Attribution:
         query = "SELECT row FROM answers WHERE file = $number ORDER BY row"
         rows: IdArray = self._connection.execute(query, {"number": number}).fetchnumpy()["row"]
         return np.asarray(rows, np.int64)
+
+    def joined(self) -> npt.NDArray[np.uint64]:
+        """Return the hashes of the ids of all requests that become rows, in the order of arrival."""
+        hashes = self._connection.execute("SELECT hash FROM answers ORDER BY file, row").fetchnumpy()["hash"]
+        return np.asarray(hashes, np.uint64)
 
     def labels(self, request_ids: pa.Array, items: pa.Array) -> tuple[pa.Table, pa.ChunkedArray]:
         """Return the labels of candidates in their order, and whether each candidate becomes a row [candidates]."""

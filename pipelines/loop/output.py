@@ -1,7 +1,7 @@
 """A joined log: a folder per run, which appears by one rename, with a file per day and version.
 
 run-000001/day=2026-01-31/version-3.parquet    rows
-run-000001/_join.json                          state after the run; only the newest run has one
+run-000001/_join.json                          state after the run; only the newest run has one, and _requests.npy
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.data.splits import local_days
+from pipelines.loop import request_ids
 from pipelines.loop.folder_locks import lock_folder
 from pipelines.loop.state import STATE, JoinState
 from ranking.artifacts.atomic_files import atomic_directory, os_error_text
@@ -41,11 +42,6 @@ def lock_log(log: Path) -> Iterator[None]:
         yield
 
 
-def rows_of(log: Path) -> list[Path]:
-    """Return the files of rows of a joined log, oldest run first."""
-    return sorted(log.glob("run-*/day=*/*.parquet"))
-
-
 @contextmanager
 def new_run(log: Path, number: int) -> Iterator[Path]:
     """Yield the draft of the folder of a run, which appears in the log on success; drafts of ended processes go.
@@ -57,7 +53,7 @@ def new_run(log: Path, number: int) -> Iterator[Path]:
     _remove_drafts(log)
     with atomic_directory(folder) as draft:
         yield draft
-    for file in log.glob(f"run-*/{STATE}"):
+    for file in (*log.glob(f"run-*/{STATE}"), *log.glob(f"run-*/{request_ids.FILE}")):
         if file.parent != folder:
             file.unlink(missing_ok=True)
 

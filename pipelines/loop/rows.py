@@ -32,7 +32,6 @@ class RowLayout:
 
     Attributes:
         labels: columns that feedback determines.
-        request_column: column of request ids; None if a feature or label has its name.
     """
 
     def __init__(
@@ -47,8 +46,6 @@ class RowLayout:
                 if feature.column not in {*derived, self.columns.user, self.columns.item}:
                     self._features.setdefault(feature.column, feature)
         computed = {feature.column: feature for version in versions.values() for feature in version.schema.derived}
-        taken = REQUEST in {*self._features, *computed, *labels.names}
-        self.request_column = self.columns.request or (None if taken else REQUEST)
         self._computed_types = {name: _computed_type(feature, files) for name, feature in computed.items()}
         self._types = {name: self._type(name, feature, files) for name, feature in self._features.items()}
         ids = (("user_id", self.columns.user), ("item_id", self.columns.item))

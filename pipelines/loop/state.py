@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.loop.request_ids import read_hashes, write_hashes
 from ranking.errors import LogError
 
 STATE = "_join.json"
@@ -48,12 +52,14 @@ class JoinState:
         served: time of the last used request of each file of the served log, in microseconds; None for a file of which
             every request is used.
         feedback: state of each file of feedback.
+        requests: hashes of the ids of requests that became rows, oldest first.
     """
 
     run: int = 0
     model: str | None = None
     served: Mapping[str, int | None] = field(default_factory=dict)
     feedback: Mapping[str, FeedbackState] = field(default_factory=dict)
+    requests: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
 
     @classmethod
     def read(cls, log: Path) -> JoinState:
@@ -75,10 +81,13 @@ class JoinState:
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']} is unknown")
             feedback = {name: FeedbackState(**entry) for name, entry in data["feedback"].items()}
-            return cls(data["run"], data["model"], data["served"], feedback)
+            return cls(data["run"], data["model"], data["served"], feedback, read_hashes(files[-1].parent))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise LogError(f"{files[-1]}: is damaged ({error}); restore it, or join into a new folder") from None
 
     def write(self, folder: Path) -> None:
         """Write the state to the folder of its run."""
-        (folder / STATE).write_text(json.dumps({"format": FORMAT, **asdict(self)}) + "\n")
+        feedback = {name: asdict(entry) for name, entry in self.feedback.items()}
+        data = {"run": self.run, "model": self.model, "served": dict(self.served), "feedback": feedback}
+        (folder / STATE).write_text(json.dumps({"format": FORMAT, **data}) + "\n")
+        write_hashes(folder, self.requests)

@@ -17,6 +17,7 @@ import tomli_w
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader
 from pipelines.jobs.forget import forget
+from pipelines.loop import request_ids
 from pipelines.loop.feedback_files import read_events
 from ranking.errors import BundleError, LogError, OutputError, RankerError, UsageError
 from ranking.schema import Schema
@@ -196,31 +197,34 @@ def test_first_answer_counts_if_a_request_id_is_repeated(loop: LoopFolders) -> N
     assert counts.repeated_requests == 1
 
 
-@pytest.mark.parametrize("request_column", ["rid", None])
-def test_request_id_of_an_earlier_run_is_repeated(loop: LoopFolders, request_column: str | None) -> None:
-    schema = {**SCHEMA, "columns": {**SCHEMA["columns"], "request": request_column}}
-    loop.publish("2", {key: value for key, value in schema.items() if value is not None})
-    loop.serve({"r": (0, ["b"]), "s": (0, ["a"])}, version="2")
+def test_request_id_of_an_earlier_run_is_repeated(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["b"]), "s": (0, ["a"])})
     loop.join()
-    loop.serve({"r": (2 * HOUR, ["a"]), "t": (2 * HOUR, ["a"])}, version="2")
+    loop.serve({"r": (2 * HOUR, ["a"]), "t": (2 * HOUR, ["a"])})
     loop.send(("r", "a", {"is_click": 1}, 2 * HOUR + 1))
     counts = loop.join(until=4 * HOUR)
     assert (counts.requests, counts.repeated_requests) == (1, 1)
-    assert [(row["request_id"], row["iid"], row["is_click"]) for row in loop.rows()] == [
-        ("r", "b", 0),
-        ("s", "a", 0),
-        ("t", "a", 0),
-    ]
+    loop.serve({"r": (4 * HOUR, ["a"]), "u": (4 * HOUR, ["a"])})
+    assert loop.join(until=6 * HOUR).repeated_requests == 1
+    assert loop.labels() == {("r", "b"): (0, None), ("s", "a"): (0, None), ("t", "a"): (0, None), ("u", "a"): (0, None)}
+    assert len(list(loop.log.glob("run-*/_requests.npy"))) == 1
 
 
-def test_a_feature_with_the_name_of_the_request_id_is_not_an_id(loop: LoopFolders) -> None:
-    feature = {"name": "request_id", "kind": "categorical", "owner": "context"}
-    schema = {**SCHEMA, "columns": {k: v for k, v in SCHEMA["columns"].items() if k != "request"}}
-    loop.publish("2", {**schema, "features": [*SCHEMA["features"], feature]})
-    for hour in range(2):
-        loop.serve({"r": (hour * HOUR, ["a"])}, version="2")
+def test_only_the_newest_ids_are_remembered(loop: LoopFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_ids, "MAX_IDS", 2)
+    for hour, name in enumerate(["r", "s", "t", "t", "r"]):
+        loop.serve({name: (hour * HOUR, ["a"])})
         loop.join(until=(hour + 1) * HOUR)
-    assert sum(pq.read_metadata(file).num_rows for file in loop.log.rglob("*.parquet")) == 2
+    assert [row["request_id"] for row in loop.rows()] == ["r", "r", "s", "t"]
+
+
+def test_log_of_an_earlier_version_without_ids_continues(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    loop.join()
+    (file,) = loop.log.glob("run-*/_requests.npy")
+    file.unlink()
+    loop.serve({"s": (2 * HOUR, ["a"])})
+    assert loop.join(until=4 * HOUR).requests == 1
 
 
 def test_requests_with_impossible_times_are_left_out_and_counted(loop: LoopFolders) -> None:
