@@ -88,3 +88,10 @@ async def test_parsed_body_that_decompresses_beyond_the_limit_is_rejected_beside
     second.grow(1_000)
     second.release()
     (await bodies.acquire(100)).release()
+
+
+def test_size_of_counts_the_elements_of_long_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed_bodies.size_of(b"[" + b"1," * 100 + b"1]") == 100 * parsed_bodies.ELEMENT_BYTES
+    assert parsed_bodies.size_of(b'{"text": "' + b"x" * 500 + b'"}') == 512
+    monkeypatch.setattr(parsed_bodies, "SMALL_BYTES", 1_000)
+    assert parsed_bodies.size_of(b"1," * 100) == 200
