@@ -108,17 +108,13 @@ def create_app(
         watch = asyncio.create_task(engine.watch())
         yield {STATE_KEY: context}
         watch.cancel()
-        watcher.stop()
         await shadows.close()
         engine.close()
         if feature_store is not None:
             await feature_store.close()
-        if writer is not None:
-            writer.close()
-        if served_log is not None:
-            served_log.close()
-        if tracer is not None:
-            tracer.close()
+        writers = [part for part in (writer, served_log, tracer) if part is not None]
+        # At the same time, because each may wait for a destination that does not respond.
+        await asyncio.gather(*(asyncio.to_thread(close) for close in (watcher.stop, *(part.close for part in writers))))
 
     def build(*routers: APIRouter) -> Gateway:
         app = FastAPI(title=TITLE, version="1", lifespan=lifespan, telemetry=NO_TELEMETRY, **DISABLED)

@@ -40,6 +40,13 @@ PREFIX = "RANKER_"
 """Prefix of environment variables: ``RANKER_MAX_CANDIDATES`` sets ``max_candidates``."""
 DEFAULT_BUFFERED_BYTES = 256 * 1024 * 1024
 """Default of the bytes of request bodies that all processes of a service hold together."""
+CLOSE_SECONDS = 10.0
+"""Maximum seconds to write what is in memory when the service stops, after ``drain_seconds`` and ``grace_seconds``.
+
+Each part that writes has all of them, because the parts close at the same time.
+"""
+KILL_MARGIN_SECONDS = CLOSE_SECONDS + 3.0
+"""Seconds after the drain and grace periods until a process that still runs is killed."""
 
 TEST_VARIABLES = frozenset({"RANKER_DATA", "RANKER_SOAK_SECONDS"})
 """Variables with the prefix that configure this project's tests, not the service."""

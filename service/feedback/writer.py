@@ -18,7 +18,7 @@ from service.feedback.files import RotatingJsonlFile
 from service.feedback.folder import FeedbackFolder
 from service.feedback.quota import FeedbackQuota, FolderFullError, KeyQuotaError
 from service.protocol.messages import SuspectReason
-from service.settings import Settings
+from service.settings import CLOSE_SECONDS, Settings
 from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("ranker.service")
@@ -31,8 +31,6 @@ KEY_SHARE = 0.5
 """Maximum share of the queue that the requests of one API key may take, so that others find room in it."""
 WRITE_SECONDS = 10.0
 """Maximum seconds that a request waits to be written; a hung filesystem must not hold its connection."""
-CLOSE_SECONDS = 10.0
-"""Maximum seconds to write the queue when the service stops."""
 SCAN_SECONDS = 5.0
 """Seconds between two scans of the folder."""
 MIN_SCAN_SECONDS = 0.1

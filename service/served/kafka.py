@@ -15,7 +15,7 @@ MAX_REQUEST_BYTES = 900_000
 MAX_MESSAGE_BYTES = 1_000_000
 """Maximum size of a message."""
 DELIVERY_SECONDS = 8.0
-"""Maximum seconds until a message is acknowledged, less than the time to write all requests when the service stops."""
+"""Maximum seconds until a message is acknowledged; less than ``CLOSE_SECONDS`` of the settings."""
 TOPIC_SECONDS = 4.0
 """Seconds for which a topic that the cluster does not know may still appear."""
 UNKNOWN_TOPIC = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)

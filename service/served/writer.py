@@ -18,7 +18,7 @@ from service.served.buffer import VersionBuffer
 from service.served.columns import ServedColumns
 from service.served.record import ServedRequest, is_sampled
 from service.served.sink import ServedSink, open_sink
-from service.settings import Settings
+from service.settings import CLOSE_SECONDS, Settings
 from service.telemetry.metrics import Metrics, ServedDrop
 
 log = logging.getLogger("ranker.service")
@@ -50,8 +50,6 @@ MAX_SCAN_SECONDS = 60.0
 """Maximum seconds between two scans, also if one took long because the machine or the filesystem did not respond."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two log lines about requests that are dropped."""
-CLOSE_SECONDS = 10.0
-"""Maximum seconds to write all requests when the service stops."""
 
 REASONS: dict[ServedDrop, str] = {
     "queue_full": "requests arrive faster than they can be written",

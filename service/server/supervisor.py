@@ -16,9 +16,9 @@ import uvicorn
 from uvicorn.supervisors.multiprocess import Multiprocess
 
 from service.server.graceful import SIGNAL_EXIT_BASE
-from service.server.worker import KILL_MARGIN_SECONDS, Worker
+from service.server.worker import Worker
 from service.server.worker_link import WorkerState
-from service.settings import Settings
+from service.settings import KILL_MARGIN_SECONDS, Settings
 from service.telemetry.metrics import worker_restarts
 from service.telemetry.multiprocess import prune_dead_workers
 from service.telemetry.shared_values import SharedValues

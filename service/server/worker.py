@@ -18,11 +18,10 @@ from uvicorn.supervisors.multiprocess import Process
 
 from service.server.graceful import GracefulServer
 from service.server.worker_link import ALL_READY, LISTEN, WorkerLink, WorkerState
+from service.settings import KILL_MARGIN_SECONDS
 
 START_SECONDS = 120.0
 """Seconds in which a new process must report for the first time; until then it imports modules."""
-KILL_MARGIN_SECONDS = 5.0
-"""Seconds after the drain and grace periods until workers that still run are killed."""
 REPORT_SECONDS = 0.5
 """Seconds between two reports of a process whose event loop does not run yet."""
 

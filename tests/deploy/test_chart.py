@@ -27,7 +27,7 @@ import yaml
 from benchmarks.serving.capacity import CORES, QUEUE_ROWS
 from pipelines.cli.arguments import build_parser
 from service.main import OPERATIONS_PORT
-from service.settings import Settings, load_settings
+from service.settings import KILL_MARGIN_SECONDS, Settings, load_settings
 from tests.deploy.rendering import CHART, DEPLOY, RenderError, render_chart
 from tests.support.snapshots import assert_matches_snapshot
 
@@ -255,12 +255,12 @@ def test_probes_tolerate_a_busy_process_and_notice_a_draining_one() -> None:
 
 
 @pytest.mark.parametrize("variant", ["default", "all"])
-def test_termination_grace_period_covers_prestop_drain_and_grace(variant: str) -> None:
+def test_termination_grace_period_covers_prestop_drain_grace_and_closing(variant: str) -> None:
     variables = environment_of(variant)
     seconds = container_of(variant)["lifecycle"]["preStop"]["sleep"]["seconds"]
     seconds += int(variables["RANKER_DRAIN_SECONDS"]) + int(variables["RANKER_GRACE_SECONDS"])
     period = pod_templates(variant)["serving"]["spec"]["terminationGracePeriodSeconds"]
-    assert seconds < period <= seconds + 10
+    assert seconds + KILL_MARGIN_SECONDS < period <= seconds + KILL_MARGIN_SECONDS + 10
 
 
 def test_every_pod_is_unprivileged_and_mounts_its_volumes() -> None:

@@ -15,7 +15,7 @@ from compose_spec import PyCompose
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from service.settings import PREFIX, Settings
+from service.settings import KILL_MARGIN_SECONDS, PREFIX, Settings
 from tests.support.ports import free_port
 from tests.support.redis_server import require_redis
 from tests.support.waiting import wait_until
@@ -68,7 +68,7 @@ def test_mounted_folders_and_volumes_exist(compose: dict[str, Any], services: di
                 assert source in compose["volumes"]
 
 
-def test_environment_variables_are_service_settings(services: dict[str, Any]) -> None:
+def test_environment_variables_are_settings_that_fit_into_the_grace_period(services: dict[str, Any]) -> None:
     """The service ignores unknown variables, so that a typo would go unnoticed."""
     variables = {name: str(value) for name, value in services["ranker"]["environment"].items()}
     assert set(variables) <= {PREFIX + name.upper() for name in Settings.model_fields}
@@ -76,6 +76,8 @@ def test_environment_variables_are_service_settings(services: dict[str, Any]) ->
         {"repository": "/repository"} | {name.removeprefix(PREFIX).lower(): value for name, value in variables.items()}
     )
     assert settings.no_keys
+    seconds = settings.drain_seconds + settings.grace_seconds + KILL_MARGIN_SECONDS
+    assert seconds < int(services["ranker"]["stop_grace_period"].removesuffix("s")) <= seconds + 10
 
 
 def test_published_ports_are_loopback_only_and_match_containers(services: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from service.settings import Settings
+from service.settings import KILL_MARGIN_SECONDS, Settings
 from tests.deploy.test_chart import supported_kubernetes_versions
 
 MANIFEST: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "kserve.yaml").read_text())
@@ -24,10 +24,13 @@ def test_predictor_is_a_valid_pod() -> None:
         kubernetes_validate.validate(pod, version, strict=True)
 
 
-def test_environment_names_settings() -> None:
+def test_environment_names_settings_that_fit_into_the_grace_period() -> None:
     (container,) = PREDICTOR["containers"]
     names = {variable["name"].removeprefix("RANKER_").lower() for variable in container["env"]} - {"home"}
     assert names <= set(Settings.model_fields)
+    assert not names & {"drain_seconds", "grace_seconds"}
+    seconds = sum(Settings.model_fields[name].default for name in ("drain_seconds", "grace_seconds"))
+    assert seconds + KILL_MARGIN_SECONDS < PREDICTOR["terminationGracePeriodSeconds"]
 
 
 def test_probes_are_paths_of_the_ranking_port() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,18 @@ from pipelines.jobs.join import JoinSources, join
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.errors import ConfigError
 from service.app import create_app
+from service.models.watcher import STOP_SECONDS
 from service.served.sink import open_sink
-from service.settings import Settings, load_settings
+from service.settings import CLOSE_SECONDS, KILL_MARGIN_SECONDS, Settings, load_settings
+from service.telemetry.tracing import FLUSH_SECONDS
+from tests.support.http_client import send_request
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.metrics import metrics_of
 from tests.support.ports import HOST, free_port
+from tests.support.processes import running_service
 from tests.support.rank_request import rank
 from tests.support.served_files import logged_ids
-from tests.support.waiting import wait_until
+from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
 SHOWN = datetime(2026, 1, 11, 12, tzinfo=UTC)
 BODY = {"user": {"id": "u3"}, "time": SHOWN.isoformat(), "items": {"id": ["v0", "v1"]}}
@@ -130,6 +137,31 @@ def test_stopping_without_a_server_ends_within_the_limit(
     assert "drops requests" in line
     assert "Connection refused" in line
     assert "check the address, the servers and the network" in line
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.system
+def test_stopping_with_a_silent_server_ends_before_the_kill(repository: Path, tmp_path: Path, workers: int) -> None:
+    """A client holds the shutdown for all grace seconds. Then the writers must not add up their times."""
+    kafka = pytest.importorskip("service.served.kafka")
+    settings = {"workers": workers, "threads": 1, "feedback_dir": tmp_path, "served_log_seconds": 600}
+    with socket.create_server((HOST, 0)) as silent, ExitStack() as stack:
+        log = f"kafka://{HOST}:{silent.getsockname()[1]}/served"
+        service = stack.enter_context(running_service(repository, served_log=log, grace_seconds=1, **settings))
+        assert send_request(f"{service.url}/v1/rank", BODY).status == 200
+        with service.connect() as client:
+            client.sendall(b"POST /v1/rank HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            service.process.terminate()
+            begin = time.monotonic()
+            assert service.process.wait(TIMEOUT_SECONDS) == 0
+        assert kafka.DELIVERY_SECONDS < time.monotonic() - begin < 1 + KILL_MARGIN_SECONDS
+        assert "not acknowledged within 8 s" in service.output()
+
+
+def test_parts_close_within_the_limit() -> None:
+    kafka = pytest.importorskip("service.served.kafka")
+    # A message has one second more than its delivery, for the report of the failure.
+    assert max(kafka.DELIVERY_SECONDS + 1, STOP_SECONDS, FLUSH_SECONDS) < CLOSE_SECONDS
 
 
 def test_invalid_address_is_an_error_that_shows_the_form(repository: Path) -> None:
