@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -18,6 +17,7 @@ from pipelines.bench.served_log import measure_served_log
 from pipelines.bench.sizes import Sizes
 from pipelines.console import print_status
 from pipelines.jobs.publish import publish
+from ranking.temporary_folders import temporary_folder
 
 REFERENCE = "reference"
 """Name of the reference model in the results."""
@@ -57,10 +57,10 @@ def run_benchmark(
         RankerError: the bundle cannot be loaded, or a measurement failed.
     """
     parts = PARTS if parts is None else parts
-    with tempfile.TemporaryDirectory() as work:
-        measured = folder or _write_reference(Path(work) / "bundle", sizes)
-        publish(measured, Path(work) / "repository")
-        harness = Harness(measured, Path(work) / "repository", sizes, threads)
+    with temporary_folder("bench") as work:
+        measured = folder or _write_reference(work / "bundle", sizes)
+        publish(measured, work / "repository")
+        harness = Harness(measured, work / "repository", sizes, threads)
         model = REFERENCE if folder is None else folder.name
         about = {"threads": threads, "model": model, "machine": describe_machine(packages)}
         for part in only:

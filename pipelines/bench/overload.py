@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pipelines.bench.attacks import ATTACKS, RETRIES
@@ -17,6 +15,7 @@ from pipelines.bench.harness import Harness
 from pipelines.bench.server_process import ServerProcess
 from pipelines.console import print_status
 from ranking.errors import RankerError
+from ranking.temporary_folders import temporary_folder
 
 FORM, CLIENTS = "ids", 32
 MAX_ADMITTED = 50
@@ -62,7 +61,7 @@ def measure_attacks(harness: Harness) -> dict[str, Any]:
     turns = []
     for _ in range(harness.sizes.turns):
         loads = {}
-        with tempfile.TemporaryDirectory() as feedback, harness.service(feedback_dir=Path(feedback)) as server:
+        with temporary_folder("bench") as feedback, harness.service(feedback_dir=feedback) as server:
             _closed_loop(harness, server, OTHER_CLIENTS)  # Warms up the service.
             for name in ATTACKS:
                 if name == RETRIES:

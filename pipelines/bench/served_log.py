@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from pipelines.bench.harness import Harness
 from pipelines.bench.server_process import ServerProcess
 from pipelines.console import print_status
+from ranking.temporary_folders import temporary_folder
 
 CANDIDATES, CLIENTS = 100, 32
 FORMS = ("ids", "columns")
@@ -29,8 +28,8 @@ def measure_served_log(harness: Harness) -> dict[str, Any]:
     """
     candidates = min(CANDIDATES, harness.max_candidates)
     turns: list[dict[str, dict[str, Any]]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        log: dict[str, Any] = {"served_log": Path(folder), "served_log_seconds": INTERVAL_SECONDS}
+    with temporary_folder("bench") as folder:
+        log: dict[str, Any] = {"served_log": folder, "served_log_seconds": INTERVAL_SECONDS}
         with harness.service() as off, harness.service(**log) as on:
             servers = {"off": off, "on": on}
             for turn in range(harness.sizes.turns * TURNS):

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from ranking.counters.history_state import write_history_state
 from ranking.counters.state import StateClock, write_counter_state
 from ranking.errors import OutputError
 from ranking.schema import Schema
+from ranking.temporary_folders import temporary_folder
 
 Numbers = npt.NDArray[np.float32]
 """Values of the features of a counter [columns, rows of the log]; NaN is null."""
@@ -94,8 +94,8 @@ def joined_columns(
         if part is not None:
             yield part
             return
-    with TemporaryDirectory(prefix="ranker-counters-") as folder:
-        yield write_joined_columns(reader, schema, Path(folder), earlier=earlier)
+    with temporary_folder("counters") as folder:
+        yield write_joined_columns(reader, schema, folder, earlier=earlier)
 
 
 def belongs_to(joined: JoinedColumns, reader: LogReader, schema: Schema) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from pipelines.loop.served_version import ServedVersion
 from pipelines.loop.state import FeedbackState, JoinState
 from ranking.artifacts.served_log import SHOWN
 from ranking.errors import LogError, UsageError
+from ranking.temporary_folders import temporary_folder
 
 MICROSECONDS = 1_000_000
 LATEST = datetime.max.replace(tzinfo=UTC)
@@ -174,8 +174,8 @@ def _join_files(
     versions = _in_one_zone(_open_versions(files, sources.repository), log)
     labels = LabelColumns.of([version.schema for version in versions.values()])
     with (
-        TemporaryDirectory(prefix="ranker-join-") as work,
-        empty_database(Path(work), f"{log}: feedback cannot be joined") as connection,
+        temporary_folder("join") as work,
+        empty_database(work, f"{log}: feedback cannot be joined") as connection,
     ):
         used = [path for path in find_feedback_files(sources.feedback) if not _is_complete(state, path)]
         left_out = counts.left_out + tuple(read_events(connection, used))

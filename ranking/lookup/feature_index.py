@@ -8,7 +8,6 @@ hashes.npy    hashes of the same ids, if the keys of counters contain lists of t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from ranking.errors import InvalidInputError
 from ranking.lookup.id_index import IdIndex, RowArray, holds_text, write_id_index
 from ranking.lookup.npy import ArrayWriter, ReadFile, map_file, open_array
 from ranking.schema import Owner, PooledFeature, Schema
+from ranking.temporary_folders import temporary_folder
 
 CHUNK_SIZE = 65_536
 """Number of rows that are encoded at once; limits the memory of building an index."""
@@ -192,9 +192,9 @@ class FeatureIndex:
     @classmethod
     def temporary(cls, table: FeatureTable, encoder: Encoder, owner: Owner) -> Self:
         """Build an index in a temporary folder; the mapped files are deleted but stay readable through the map."""
-        with tempfile.TemporaryDirectory() as folder:
-            write_feature_index(table, encoder, owner, Path(folder) / owner)
-            return cls.open(Path(folder) / owner, encoder, owner)
+        with temporary_folder("index") as folder:
+            write_feature_index(table, encoder, owner, folder / owner)
+            return cls.open(folder / owner, encoder, owner)
 
 
 def write_feature_index(table: FeatureTable, encoder: Encoder, owner: Owner, folder: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.registry import Collector
+
+from ranking.temporary_folders import FolderLock, new_path
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Variable that prometheus_client reads once, on import. Processes started while it is set share their metrics."""
@@ -40,17 +41,16 @@ def shared_metrics() -> Iterator[Path]:
     """
     in_memory = "TMPDIR" not in os.environ and os.access(SHARED_MEMORY, os.W_OK)
     parent = SHARED_MEMORY if in_memory else Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
-    folder = parent / f"ranker-metrics-{secrets.token_hex(4)}"
-    try:
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        log.warning("the metrics folder %s cannot be created (%s)", folder, error.strerror)
-    os.environ[FOLDER] = str(folder)
-    try:
+    folder = new_path("metrics", parent)
+    with ExitStack() as stack:
+        try:
+            stack.callback(FolderLock(folder).close)
+        except OSError as error:
+            log.warning("the metrics folder %s cannot be created (%s)", folder, error.strerror)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[FOLDER] = str(folder)
+        stack.callback(os.environ.pop, FOLDER)
         yield folder
-    finally:
-        del os.environ[FOLDER]
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prune_dead_workers(folder: Path, alive: Collection[int | None]) -> None:

@@ -18,6 +18,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from ranking.temporary_folders import FolderLock
+
 log = logging.getLogger("ranker.service")
 
 INITIAL_BYTES = 64 * 1024
@@ -139,6 +141,7 @@ class SharedValues:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.lock = threading.Lock()
+        self._folder_lock: FolderLock | None = None
         self._files: dict[str, AllocatedFile] = {}
         self._values: list[SharedValue] = []
         self._unshared: list[SharedValue] = []
@@ -243,7 +246,7 @@ class SharedValues:
 
     def _open(self, prefix: str) -> AllocatedFile:
         if prefix not in self._files:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._folder_lock = FolderLock(self._folder)  # workers outlive a supervisor that is killed
             self._files[prefix] = AllocatedFile(self._path(prefix))
         return self._files[prefix]
 

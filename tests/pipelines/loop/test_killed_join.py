@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.pipelines.killed_ranker import killed_ranker
 from tests.support.loop_folders import HOUR, LoopFolders
@@ -39,3 +40,20 @@ def test_killed_join_leaves_the_old_or_the_new_rows(tmp_path: Path) -> None:
     loop.join(until=20 * HOUR)
     assert row_ids(loop.log) == sorted(served)
     assert {row["is_click"] for row in loop.rows() if row["iid"] == "a"} == {1}
+
+
+def test_join_removes_the_temporary_folder_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    loop = LoopFolders(tmp_path / "loop")
+    loop.serve({"r": (0, ["a"])})
+    command = ["join", "--served", loop.served, "--feedback", loop.feedback, "--out", loop.log, "--window", "1h"]
+    with killed_ranker(tmp_path / "loop", "pipelines.jobs.join") as ranker:
+        for step in count(1):
+            assert ranker.run(*command, change=step)
+            if list(temporary.glob("ranker-join-*")):
+                break
+        assert not ranker.run(*command)
+    assert not list(temporary.glob("ranker-*"))
+    assert row_ids(loop.log) == ["r"]

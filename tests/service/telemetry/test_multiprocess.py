@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ranking.temporary_folders import new_path
 from service.telemetry.multiprocess import FOLDER, prune_dead_workers, shared_folder, shared_metrics
+from service.telemetry.shared_values import SharedValues
 from tests.support.http_client import post_json
 from tests.support.processes import ServiceProcess, started_service
 from tests.support.waiting import TIMEOUT_SECONDS
@@ -91,6 +93,31 @@ def test_every_worker_exposes_the_totals_of_all_workers_including_killed_ones(
     service.process.wait(TIMEOUT_SECONDS)
     assert not list(tmp_path.glob("ranker-metrics-*"))
 
+
+@pytest.mark.system
+def test_next_service_removes_the_metrics_folder_of_a_killed_one_and_keeps_those_of_living_ones(
+    service: ServiceProcess, repository: Path, tmp_path: Path
+) -> None:
+    (used,) = tmp_path.glob("ranker-metrics-*")
+    with started_service(repository, workers=2, threads=1) as killed:
+        killed.wait_until(lambda: len(list(tmp_path.glob("ranker-metrics-*/*.db"))) > len(list(used.glob("*.db"))))
+        (abandoned,) = set(tmp_path.glob("ranker-metrics-*")) - {used}
+        killed.kill()
+    with started_service(repository, workers=2, threads=1) as following:
+        following.wait_until(lambda: not abandoned.exists())
+    assert used.is_dir()
+    assert workers(service)
+
+
+def test_metrics_folder_of_a_killed_supervisor_stays_while_a_worker_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folder = new_path("metrics", tmp_path)
+    worker = SharedValues(folder)
+    worker.create("counter", "requests", "requests_total", [], [], "Requests.")
+    with shared_metrics():
+        assert list(folder.glob("counter_*.db"))
 
 def test_prune_dead_workers_removes_gauges_and_keeps_counters(tmp_path: Path) -> None:
     for name in ("counter_7", "histogram_7", "gauge_livesum_7", "gauge_livemax_7", "counter_8", "gauge_livesum_8"):
