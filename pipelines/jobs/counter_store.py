@@ -9,8 +9,7 @@ from typing import Any
 
 from redis.cluster import RedisCluster
 
-from pipelines.config.uri import single_line
-from pipelines.jobs.store_client import STORE_ERRORS, connect
+from pipelines.jobs.store_client import STORE_ERRORS, connect, store_error
 from ranking.artifacts import bundle, repository
 from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.feature_store_keys import counter_prefix
@@ -86,7 +85,7 @@ class CounterStore:
         try:
             yield
         except STORE_ERRORS as error:
-            raise OutputError(f"{self.address}: cannot be written ({single_line(error)}); {hint}") from None
+            raise store_error(self._url, error, "cannot be written", hint) from None
 
 
 def read_state(store: CounterStore, key: str, hint: str = "fix the store, then try again") -> StateValue | None:

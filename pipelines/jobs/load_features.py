@@ -8,13 +8,12 @@ from typing import Any
 import orjson
 import redis
 
-from pipelines.config.uri import Uri, single_line
+from pipelines.config.uri import Uri
 from pipelines.console import Progress, print_status
 from pipelines.data.side_table import SideTableChunk, SideTableReader
-from pipelines.jobs.store_client import STORE_ERRORS, connect
+from pipelines.jobs.store_client import STORE_ERRORS, connect, store_error
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.store_address import redact_address
-from ranking.errors import OutputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Owner
 
@@ -68,11 +67,8 @@ def load_features(
             written += len(batch)
             loading.advance(len(batch))
     except STORE_ERRORS as error:
-        raise OutputError(
-            f"{redact_address(url)}: cannot be written ({single_line(error)}); "
-            f"{written:,} of {rows.num_rows:,} {owner}s "
-            "are written completely: fix the store and load again"
-        ) from None
+        done = f"{written:,} of {rows.num_rows:,} {owner}s are written completely"
+        raise store_error(url, error, "cannot be written", f"{done}: fix the store and load again") from None
     loading.close()
     result = {"to": redact_address(url), "keys": f"{key_start}*", "columns": rows.columns, f"{owner}s": written}
     return result if known_ids is None else result | {"known": rows.known_rows}

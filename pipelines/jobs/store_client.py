@@ -51,11 +51,23 @@ def connect(url: str) -> StoreClient:
     except (TypeError, ValueError):
         raise UsageError(unsupported_option_message(url)) from None
     except STORE_ERRORS as error:
-        raise OutputError(
-            f"{redact_address(url)}: cannot be reached ({single_line(error)}); "
-            "check the address, the password and the network"
-        ) from None
+        raise store_error(url, error, "cannot be reached", "check the address, the password and the network") from None
     return client
+
+
+def store_error(url: str, error: Exception, failure: str, hint: str) -> OutputError:
+    """Convert one of ``STORE_ERRORS``.
+
+    Args:
+        url: address of the store; the message does not contain its user and password.
+        error: the error.
+        failure: what failed.
+        hint: end of the message, unless the user lacks a permission, which nothing but a permission can fix.
+    """
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        failure = "its access control list rejects a command"
+        hint = "permit what docs/operations.md lists under 'Users of the store'"
+    return OutputError(f"{redact_address(url)}: {failure} ({single_line(error)}); {hint}")
 
 
 def _server_client(url: str) -> redis.Redis:

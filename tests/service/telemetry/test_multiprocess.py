@@ -119,6 +119,7 @@ def test_metrics_folder_of_a_killed_supervisor_stays_while_a_worker_uses_it(
     with shared_metrics():
         assert list(folder.glob("counter_*.db"))
 
+
 def test_prune_dead_workers_removes_gauges_and_keeps_counters(tmp_path: Path) -> None:
     for name in ("counter_7", "histogram_7", "gauge_livesum_7", "gauge_livemax_7", "counter_8", "gauge_livesum_8"):
         (tmp_path / f"{name}.db").touch()
