@@ -76,7 +76,8 @@ class ServedFolder(OutputFolder):
             The path of the file.
 
         Raises:
-            OSError: The file could not be written; nothing of it remains, if the filesystem permits that.
+            OSError: The file could not be written; nothing of it remains, if the filesystem permits that. The number is
+                ``ESTALE`` if the file or the folder was removed while the file was written.
         """
         self.check()
         path = self.path / new_name()
@@ -91,6 +92,8 @@ class ServedFolder(OutputFolder):
                 content = content[written:]
             os.fsync(file)
             part.rename(path)
+        except FileNotFoundError:
+            raise OSError(errno.ESTALE, f"{part} was removed while it was written") from None
         except OSError:
             with suppress(OSError):
                 part.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -204,7 +205,8 @@ class ServedLog:
                     self._write(content, requests)
                     remaining -= requests
             except OSError as error:
-                self._drop("write_failed", remaining, error.strerror or str(error))
+                reason: ServedDrop = "lost" if error.errno == errno.ESTALE else "write_failed"
+                self._drop(reason, remaining, error.strerror or str(error))
             except Exception as error:
                 self._drop("write_failed", remaining, f"{type(error).__name__}: {error!s:.200}")
 

@@ -57,7 +57,7 @@ FEEDBACK_OUTCOMES = {
 }
 """Status code → outcome of a feedback request, unless the request has a more specific reason of rejection."""
 
-ServedDrop = Literal["queue_full", "folder_full", "write_failed"]
+ServedDrop = Literal["queue_full", "folder_full", "write_failed", "lost"]
 """Reasons for which the served log lacks requests."""
 
 
@@ -245,7 +245,7 @@ class Metrics:
         self.served_requests = counter("served_requests", "Requests in finished files of the served log.")
         self.served_dropped = counter(
             "served_dropped",
-            "Requests that the served log lacks by reason: queue_full, folder_full or write_failed.",
+            "Requests that the served log lacks by reason: queue_full, folder_full, write_failed or lost.",
             ["reason"],
         )
         for reason in get_args(ServedDrop):

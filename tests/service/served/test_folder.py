@@ -64,6 +64,23 @@ def test_write_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("removed", ["file", "folder", "folder, which is created again"])
+def test_removal_during_a_write_is_a_stale_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str) -> None:
+    def remove(_: int) -> None:
+        (part,) = folder.path.iterdir()
+        part.unlink()
+        if removed != "file":
+            folder.path.rmdir()
+        if "again" in removed:
+            folder.path.mkdir()
+
+    folder = ServedFolder(tmp_path / "log", 1.0)
+    monkeypatch.setattr(os, "fsync", remove)
+    with pytest.raises(OSError, match="was removed while it was written") as caught:
+        folder.write(memoryview(b"content"))
+    assert caught.value.errno == errno.ESTALE
+
+
 def test_scan_measures_the_files_of_the_log_only(tmp_path: Path) -> None:
     folder = ServedFolder(tmp_path, 1.0)
     folder.write(memoryview(b"x" * 10))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shutil
 import threading
 import time
@@ -245,6 +247,28 @@ def test_removed_folder_is_created_again(repository: Path, tmp_path: Path) -> No
         shutil.rmtree(tmp_path / "log")
         rank(client, BODY, request_id="r")
     assert logged_ids(tmp_path / "log") == ["r"]
+
+
+def test_folder_removed_during_a_write_counts_the_lost_request_and_the_next_is_logged(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, fsync = tmp_path / "log", os.fsync
+
+    def remove_folder(file: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        shutil.rmtree(folder)
+        fsync(file)
+
+    with client_of(repository, folder, served_log_seconds=1) as client:
+        monkeypatch.setattr(os, "fsync", remove_folder)
+        rank(client, BODY, request_id="lost")
+        wait_until(lambda: dropped(client, "lost") == 1)
+        assert dropped(client, "write_failed") == 0
+        rank(client, BODY, request_id="logged")
+    assert logged_ids(folder) == ["logged"]
+    (line,) = drop_lines(caplog)
+    assert re.search(rf": {folder}/served-.*\.part was removed while it was written$", line)
+    assert f"the served log folder {folder} was removed; created it again" in caplog.messages
 
 
 def test_folder_replaced_by_a_file_drops_and_ranking_goes_on(
