@@ -24,6 +24,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
@@ -62,6 +63,8 @@ OPTIONS = {"RANKER_HOST": "--host", "RANKER_PORT": "--port"}
 
 def _parse_sink(value: Any) -> Any:
     """Parse the address of a Kafka topic; any other text is a folder."""
+    if not isinstance(value, str | Path | KafkaAddress):
+        raise PydanticKnownError("string_type")
     return KafkaAddress.parse(value) if isinstance(value, str) and value.startswith(SCHEME) else value
 
 

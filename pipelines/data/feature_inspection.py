@@ -19,6 +19,7 @@ from pipelines.data.sample import Matrix, RowSample
 from ranking.encoding.encoder import encode_labels
 from ranking.encoding.encoder_fitter import MIN_INDICATED, has_indicator
 from ranking.schema import InputFeature, NumberFeature, Schema, Task
+from ranking.schema.value_text import value_text
 
 SAMPLED_ROWS = 10_000
 """Maximum number of training rows in which copies of a label are searched."""
@@ -104,7 +105,7 @@ class FeatureInspector:
             name = feature.name
             if name in self._varying or (name in self._candidates and self._nulls[name]):
                 continue
-            value = f"{self._candidates[name]!r:.40}" if name in self._candidates else "null"
+            value = value_text(self._candidates.get(name))
             yield (
                 f"feature '{name}' is {value} in every training row: the model cannot learn from it; "
                 f"fix column '{feature.column}' or remove the feature"

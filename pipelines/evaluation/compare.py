@@ -21,6 +21,7 @@ from pipelines.runs.single_task import merge_baselines
 from ranking.errors import LogError, UsageError
 from ranking.metrics import UnitDraws, interval_units
 from ranking.schema import Task
+from ranking.schema.value_text import value_text
 
 LABEL_FIELDS = {"kind", "label", "transform", "mask"}
 """Fields in which two tasks of the same name must agree to be comparable."""
@@ -102,7 +103,8 @@ def _shared_tasks(a: Sequence[Scorer], b: Sequence[Scorer]) -> list[str]:
         for key, value in fields_a.items():
             if value != fields_b[key]:
                 raise UsageError(
-                    f"task '{name}' differs between A and B: {key} is {value!r} in A, {fields_b[key]!r} in B; "
+                    f"task '{name}' differs between A and B: {key} is {value_text(value)} in A, "
+                    f"{value_text(fields_b[key])} in B; "
                     "compare models with the same labels"
                 )
     return shared

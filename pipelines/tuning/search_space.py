@@ -12,6 +12,7 @@ from pipelines.config.consistency import require_consistent
 from pipelines.config.types import Range
 from ranking.errors import ConfigError
 from ranking.schema.validation_errors import format_validation_error
+from ranking.schema.value_text import value_text
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -53,7 +54,7 @@ def search_space(config: Config) -> dict[str, Range]:
             try:
                 override(config, {path: value})
             except ConfigError as error:
-                raise ConfigError(f'tune."{path}": {value!r} is not a valid value: {error}') from None
+                raise ConfigError(f'tune."{path}": {value_text(value)} is not a valid value: {error}') from None
     return {path: default for path, default in DEFAULTS.items() if _is_applicable(config, path)} | dict(config.tune)
 
 

@@ -37,6 +37,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.tuning.search_space import override, search_space, starting_params, suggest
 from ranking.artifacts.atomic_files import check_folder, os_error_text
 from ranking.errors import ConfigError, OutputError
+from ranking.schema.value_text import value_text
 
 OUTCOME, REASON, RETRY_OF, START, LOSS = "outcome", "reason", "takes_up", "start", "loss"
 """User attributes in the journal: outcome of a trial, its reason, the abandoned trial that it retries, whether it
@@ -118,10 +119,10 @@ class StudyFolder:
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({os_error_text(error)})") from None
         for setting, before, now in diff_configs(load_config(file), config):
-            raise ConfigError(
-                f"{path} is a study of a different configuration: {setting} was {before!r}, now it is {now!r}; "
-                "choose another folder"
-            )
+            texts = value_text(before), value_text(now)
+            change = "has changed" if texts[0] == texts[1] else f"was {texts[0]}, now it is {texts[1]}"
+            reason = f"is a study of a different configuration: {setting} {change}"
+            raise ConfigError(f"{path} {reason}; choose another folder")
         return cls(path)
 
     def trials(self) -> list[FrozenTrial]:

@@ -16,6 +16,7 @@ from ranking.encoding.encoder import Encoder, Scale, transform_column
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
+from ranking.schema.value_text import value_text
 
 MIN_INDICATED = 0.01
 """Least share of nulls among the training rows with which a feature has a missing indicator.
@@ -177,9 +178,8 @@ def _check_default_type(column: pa.Array, feature: IdFeature) -> None:
     expected, actual = _id_type(column), _id_type(to_canonical(pa.array([default]), feature))
     if expected != actual and not (pa.types.is_null(expected) or pa.types.is_null(actual)):
         hint = "write it in quotes" if pa.types.is_string(expected) else "write an integer"
-        raise InvalidInputError(
-            feature.column, f"holds {_type_name(expected)}, but the default of '{feature.name}' is {default!r}: {hint}"
-        )
+        reason = f"holds {_type_name(expected)}, but the default of '{feature.name}' is {value_text(default)}: {hint}"
+        raise InvalidInputError(feature.column, reason)
 
 
 def _id_type(column: pa.Array) -> pa.DataType:

@@ -18,6 +18,7 @@ from ranking.schema.features import (
     PooledFeature,
     SequenceFeature,
 )
+from ranking.schema.value_text import value_text
 
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 """Seconds of each unit of a duration."""
@@ -33,8 +34,8 @@ def seconds_of(duration: str) -> int:
 
 def _check_duration(text: Any) -> str:
     if not isinstance(text, str) or not re.fullmatch(r"\d{1,6}[smhd]", text):
-        shown = repr(text) if isinstance(text, str | int | float) else "this"
-        raise ValueError(f"{shown} is not a duration: write a number and s, m, h or d in quotes, such as '1h' or '7d'")
+        form = "write a number and s, m, h or d in quotes, such as '1h' or '7d'"
+        raise ValueError(f"{value_text(text)} is not a duration: {form}")
     return text
 
 

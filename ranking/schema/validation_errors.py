@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from datetime import date, time
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from ranking.schema.models_at import models_at
+from ranking.schema.value_text import value_text
 
 MESSAGES = {
     "int_type": "must be a whole number",
@@ -19,8 +19,11 @@ MESSAGES = {
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
+    "int_from_float": "must be a whole number",
     "string_type": "must be text in quotes",
+    "path_type": "must be text in quotes",
     "tuple_type": "must be a list{example}",
+    "frozen_set_type": "must be a list, or text with commas",
     "model_type": "must be a table of keys and values{example}",
     "model_attributes_type": "must be a table of keys and values{example}",
     "dict_type": "must be a table of keys and values",
@@ -92,7 +95,7 @@ def _quoted_key(key: str) -> str:
 
 def _message(problem: Any, branch: str, model: type[BaseModel] | None) -> str:
     loc, example = problem["loc"], ""
-    value = _format_value(problem["input"])
+    value = value_text(problem["input"])
     got = f"(got {value})"
     match problem["type"]:
         case "extra_forbidden":
@@ -120,7 +123,7 @@ def _message(problem: Any, branch: str, model: type[BaseModel] | None) -> str:
             return "kind is missing"
         case "union_tag_invalid":
             expected = problem["ctx"]["expected_tags"].replace("'", "")
-            return f"kind is {problem['ctx']['tag']!r}; choose {' or '.join(expected.rsplit(', ', 1))}"
+            return f"kind is {value_text(problem['input'].get('kind'))}; choose {' or '.join(expected.rsplit(', ', 1))}"
         case "value_error":
             return str(problem["ctx"]["error"])
         case kind if kind in MESSAGES:
@@ -151,18 +154,5 @@ def _example(model: type[BaseModel] | None, place: tuple[int | str, ...]) -> str
     models = [] if model is None else models_at(model, place)
     for key, field in models[0].model_fields.items() if len(models) == 1 else ():
         if isinstance(field.default, int | float | str):
-            return f", such as {{ {key} = {_format_value(field.default)} }}"
+            return f", such as {{ {key} = {value_text(field.default)} }}"
     return ""
-
-
-def _format_value(value: Any) -> str:
-    """Return a value approximately as TOML writes it, truncated."""
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_format_value, value[:20])):.58}]"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, date | time):
-        return value.isoformat()
-    return f"{value!r:.60}"

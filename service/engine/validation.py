@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from reprlib import repr  # noqa: A004 — the built-in one fails on deeply nested lists
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from ranking.encoding.columns import to_canonical
 from ranking.errors import InvalidInputError
 from ranking.schema import InputFeature, NumberFeature, Owner, PooledFeature, Schema
+from ranking.schema.value_text import value_text
 from service.engine.errors import InvalidRequestError
 from service.engine.request import EMPTY, FeatureRequest, RawFeatures, StoreFeatures
 from service.engine.values import Values, to_columns, to_list, to_numpy
@@ -236,7 +236,8 @@ def _reject(values: Sequence[Any], feature: InputFeature, is_allowed: Callable[[
     """Raise an error about the first value that is not allowed."""
     row = next(row for row, value in enumerate(values) if not is_allowed(value))
     field = f"{_field_path(feature.owner, row)}.{feature.column}"
-    raise InvalidRequestError(field, f"must be {ALLOWED_VALUES[feature.kind]}, not {repr(values[row]):.80}")
+    value = value_text(values[row], "an object")
+    raise InvalidRequestError(field, f"must be {ALLOWED_VALUES[feature.kind]}, not {value}")
 
 
 def to_invalid_request(error: InvalidInputError, schema: Schema) -> InvalidRequestError:

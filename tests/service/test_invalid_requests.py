@@ -57,7 +57,10 @@ INVALID: list[Invalid] = [
     ({"items": [{"id": "v1", "features": {"prise": 1}}]}, 422, "items.features.prise", UNKNOWN),
     ({"items": [{"id": "v1", "features": {"item_id": "v2"}}]}, 422, "items.features.item_id", UNKNOWN),
     ({"items": [*ITEMS, {"id": 2, "features": {"price": "x"}}]}, 422, "items[1].features.price", "a number, not 'x'"),
-    ({"items": [{"id": "v1", "features": {"price": True}}]}, 422, "items[0].features.price", "a number, not True"),
+    *(
+        ({"items": [{"id": "v1", "features": {"price": value}}]}, 422, "items[0].features.price", f", not {text}")
+        for value, text in ((True, "true"), ([None], r"\[null"), ({"items": [1]}, "an object"), ([{}], r"\[an object"))
+    ),
     ({"items": [{"id": "v1", "features": {"price": [1]}}]}, 422, "items[0].features.price", "must be a number"),
     ({"items": [*ITEMS, {"id": "v2", "features": {"price": -1}}]}, 422, "items[1].features.price", "log1p"),
     ({"items": [{"id": "v1", "features": {"topics": "topic0_1"}}]}, 422, "items[0].features.topics", LISTS),

@@ -39,6 +39,10 @@ def test_load_settings_prefers_command_line_then_environment_then_file(file: Pat
         ("workers", {}, "service.toml is not valid TOML"),
         ("store = 'localhost:6379'", {}, "service.toml: store: is not a store address: write redis://HOST:PORT/DB"),
         ("store_timeout_ms = 0", {}, "service.toml: store_timeout_ms: must be greater than 0"),
+        ("workers = 1.5", {}, r"service.toml: workers: must be a whole number \(got 1.5\)"),
+        ("keys = {items = [1, 2]}", {}, r"service.toml: keys: must be text in quotes \(got a table\)"),
+        ("served_log = {servers = 1}", {}, r"service.toml: served_log: must be text in quotes \(got a table\)"),
+        ("feedback_reject = true", {}, r"feedback_reject: must be a list, or text with commas \(got true\)"),
     ],
 )
 def test_load_settings_invalid_setting_names_its_source(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import struct
 from itertools import chain
-from reprlib import repr  # noqa: A004 — the built-in one fails on deeply nested lists
 from types import NoneType
 from typing import Any
 
 import numpy as np
 
+from ranking.schema.value_text import value_text
 from service.engine.errors import InvalidRequestError
 from service.engine.values import Values
 from service.protocol.open_inference import InputTensor
@@ -108,14 +108,14 @@ def _check_types(tensor: InputTensor, elements: list[Any]) -> None:
         allowed |= {int, float} if datatype in FLOATS else {int}
     if not set(map(type, elements)) <= allowed:
         position = next(i for i, element in enumerate(elements) if type(element) not in allowed)
-        reason = f"{repr(elements[position]):.80} is not an element of {datatype}"
+        reason = f"{value_text(elements[position], 'an object')} is not an element of {datatype}"
         raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason)
     if datatype in INTEGERS:
         limits = np.iinfo(INTEGERS[datatype])
         low, high = int(limits.min), min(int(limits.max), MAX_INT64)
         for position, element in enumerate(elements):
             if element is not None and not low <= element <= high:
-                reason = f"{repr(element):.80} is not between {low} and {high}"
+                reason = f"{value_text(element)} is not between {low} and {high}"
                 raise InvalidRequestError(f"{field_of(tensor)}[{position}]", reason)
 
 

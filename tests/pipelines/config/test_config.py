@@ -3,16 +3,23 @@ from __future__ import annotations
 import re
 import tempfile
 import tomllib
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from copy import deepcopy
+from datetime import UTC, date, datetime, time
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pipelines.config.config import Config, ConvergenceConfig, TrainingConfig, load_config
 from ranking.errors import ConfigError, UsageError
 from ranking.gates.config import DSelectKConfig
+from ranking.schema.validation_errors import format_validation_error
 from tests.conftest import GATES
 
 DOCUMENT = """
@@ -320,11 +327,22 @@ def test_gate_without_kind_is_dselect_k(config_file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["softmx", "3", "DSelectK"])
-def test_unknown_gate_kind_is_rejected_with_a_list_of_kinds(config_file: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("softmx", "'softmx'"),
+        ("3", "3"),
+        ("DSelectK", "'DSelectK'"),
+        ("true", "true"),
+        ("2026-01-09", "2026-01-09"),
+        ("{items = [1, 2]}", "a table"),
+        ("[{items = [true]}]", "[a table]"),
+    ],
+)
+def test_unknown_gate_kind_is_rejected_with_a_list_of_kinds(config_file: Path, kind: str, shown: str) -> None:
     override = f"model.gate.kind={kind}"
     assert error_message(config_file, override) == (
-        f"{config_file}: model.gate: kind is {kind!r}; choose {KINDS} (with --set {override})"
+        f"{config_file}: model.gate: kind is {shown}; choose {KINDS} (with --set {override})"
     )
 
 
@@ -535,3 +553,45 @@ def test_config_is_immutable(config_file: Path) -> None:
     assert isinstance(config, Config)
     with pytest.raises(ValueError, match="frozen"):
         config.training.epochs = 3  # type: ignore[misc]
+
+
+# Python syntax in messages.
+
+WRONG_VALUES: list[Any] = [
+    {"items": [1, 2]},
+    {"kind": {"a": True}},
+    [{"a": [True]}],
+    [True, {"a": 1}],
+    True,
+    1.5,
+    "x",
+    date(2026, 1, 9),
+    datetime(2026, 1, 9, 3),
+    time(6),
+]
+PYTHON = re.compile(r"[{(]'|\b(None|True|False|dict|tuple|list\(|datetime|Input should)\b|<class|\(\)")
+
+
+def places(node: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value of a configuration."""
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, entry in entries:
+        yield (*place, key)
+        yield from places(entry, (*place, key))
+
+
+def test_messages_show_no_python(tmp_path: Path) -> None:
+    """Replaces each value of a configuration by values of the wrong types."""
+    table = tomllib.loads(Path(__file__).with_name("all_keys.toml").read_text())
+    Config.model_validate(table)
+    messages = set()
+    for *place, last in places(table):
+        for value in WRONG_VALUES:
+            changed = deepcopy(table)
+            reduce(getitem, place, changed)[last] = value
+            try:
+                Config.model_validate(changed)
+            except ValidationError as error:
+                messages.add(format_validation_error(error, changed, Config))
+    assert len(messages) > 300
+    assert not [message for message in messages if PYTHON.search(message)]

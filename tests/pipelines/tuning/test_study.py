@@ -339,8 +339,11 @@ def test_create_study_with_a_different_configuration_fails(shop: Shop, study: St
     StudyFolder.create(study.path, shop.config())
     with pytest.raises(ConfigError, match=r"study of a different configuration: model\.experts was 3, now it is 4"):
         StudyFolder.create(study.path, shop.config(model={"experts": 4}))
-    with pytest.raises(ConfigError, match=r"tune\.model\.dropout was None"):
+    with pytest.raises(ConfigError, match=r"tune\.model\.dropout was null, now it is a table; choose"):
         StudyFolder.create(study.path, shop.config(tune={"model.dropout": [0.1]}))
+    tasks = [task.model_copy(update={"weight": 2.0}) for task in shop.config().tasks]
+    with pytest.raises(ConfigError, match="tasks has changed; choose"):
+        StudyFolder.create(study.path, shop.config().model_copy(update={"tasks": tuple(tasks)}))
 
 
 def test_create_study_in_a_folder_with_other_trials_fails(shop: Shop) -> None:

@@ -113,7 +113,7 @@ def test_integers_and_text_in_a_shared_table_are_rejected(brand: Any, tags: Any)
     ("feature", "default", "value", "reason"),
     [
         (BRAND, 3, "a", "holds text, but the default of 'brand' is 3: write it in quotes"),
-        (BRAND, True, "a", "holds text, but the default of 'brand' is True: write it in quotes"),
+        (BRAND, True, "a", "holds text, but the default of 'brand' is true: write it in quotes"),
         (BRAND, "3", 3, "holds integers, but the default of 'brand' is '3': write an integer"),
         (TAGS, [3], ["a"], r"holds text, but the default of 'tags' is \[3\]: write it in quotes"),
         ({**BRAND, "hash_buckets": 9}, 3, "a", "holds text, but the default of 'brand' is 3: write it in quotes"),

@@ -67,7 +67,8 @@ def test_read_json_elements(datatype: str, shape: list[int], data: list[Any], el
     [
         ("INT64", [1], r"inputs.x: has 1 elements for the shape \[2\]: send 2"),
         ("INT64", [1, 1.5], r"inputs.x\[1\]: 1.5 is not an element of INT64"),
-        ("INT64", [1, True], r"inputs.x\[1\]: True is not an element of INT64"),
+        ("INT64", [1, True], r"inputs.x\[1\]: true is not an element of INT64"),
+        ("INT64", [1, {"items": [2]}], r"inputs.x\[1\]: an object is not an element of INT64"),
         ("INT8", [1, 128], r"inputs.x\[1\]: 128 is not between -128 and 127"),
         ("UINT8", [-1, 1], r"inputs.x\[0\]: -1 is not between 0 and 255"),
         ("FP32", [1.0, "a"], r"inputs.x\[1\]: 'a' is not an element of FP32"),

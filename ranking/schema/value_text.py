@@ -1,0 +1,30 @@
+"""Values as messages show them: as TOML and JSON write them, not as Python does."""
+
+from __future__ import annotations
+
+from datetime import date, time
+from typing import Any
+
+MAX_LENGTH = 60
+"""Maximum number of characters; longer text is truncated."""
+MAX_ENTRIES = 20
+"""Number of entries of a list that are formatted at most."""
+
+
+def value_text(value: Any, table: str = "a table") -> str:
+    """Return a value approximately as TOML or JSON writes it, truncated.
+
+    Args:
+        value: any value that TOML or JSON can hold.
+        table: what stands for a table of keys and values.
+    """
+    if isinstance(value, dict):
+        return table
+    if isinstance(value, list | tuple):
+        entries = ", ".join(value_text(entry, table) for entry in value[:MAX_ENTRIES])
+        return f"[{entries[: MAX_LENGTH - 2]}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return repr(value)[:MAX_LENGTH]
