@@ -93,10 +93,8 @@ def test_http_score_command_and_library_agree(served: tuple[Path, bool], client:
             np.testing.assert_allclose(command, library, rtol=0, atol=TOLERANCE)
 
 
-def test_ids_of_the_other_type_are_the_same_ids(served: tuple[Path, bool], client: TestClient) -> None:
-    _, text = served
-    if text:
-        pytest.skip("text such as u1 has no integer")
+@pytest.mark.parametrize("served", [False], ids=["integers"], indirect=True)
+def test_integer_ids_and_their_decimal_text_are_the_same_ids(client: TestClient) -> None:
     options = {"context": {"tab": "home"}, "time": TIME}
     answers = [rank(client, options | {"user": {"id": kind(5)}, "items": [{"id": kind(3)}]}) for kind in (int, str)]
     assert answers[0]["items"][0]["scores"] == answers[1]["items"][0]["scores"]
