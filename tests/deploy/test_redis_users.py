@@ -159,7 +159,9 @@ def test_service_reads_what_the_loader_writes_and_cannot_write(server: ComposeRe
     loop.follower().step(start + timedelta(days=2))
     with server.client("loader").pipeline() as transaction:
         transaction.watch(obsolete)  # a transaction that an error ends before its commands are sent needs UNWATCH
-    assert succeed("forget", "u1", "--repository", repository, "--to", loop.url) == {"store_keys": 2}
+    assert succeed("forget", "u1", "--repository", repository, "--to", loop.url)["store_keys"] == 2
+    assert succeed("counters", "load", repository, "--to", loop.url)["values"] > 0  # reads who was forgotten
+    loop.follower().step(start + timedelta(days=2))
     client = server.client("service")
     writes: list[Callable[[], Any]] = [
         lambda: client.set("ranker:counted:item:v1", "{}"),

@@ -36,3 +36,10 @@ def test_value_text(value: Any, text: str) -> None:
 
 def test_value_text_of_json_names_objects() -> None:
     assert value_text([{"a": 1}], "an object") == "[an object]"
+
+
+def test_deep_lists_are_cut() -> None:
+    value: object = 1
+    for _ in range(10_000):
+        value = [value] * 20
+    assert value_text(value) == ("[" * 4 + "[…], " * 20)[:59] + "]"
