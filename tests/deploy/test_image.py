@@ -1,11 +1,15 @@
-"""Static tests of the Dockerfile. deploy/try-image tests the built images."""
+"""Static tests of the Dockerfile, and deploy/try-image on the built images."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
@@ -65,6 +69,7 @@ def test_build_context_contains_all_packages() -> None:
         "LICENSE",
         "NOTICE",
         "README.md",
+        "deploy/remove-unused",
         "pyproject.toml",
         "pipelines",
         "ranking",
@@ -72,3 +77,20 @@ def test_build_context_contains_all_packages() -> None:
         "service",
     }
     assert all((ROOT / name).exists() for name in included)
+
+
+IMAGES = ["dselect-ranker", "dselect-ranker-slim", "dselect-ranker-train"]
+
+
+@pytest.mark.nightly
+def test_built_images_train_serve_and_stop_as_in_a_cluster() -> None:
+    """Build the images with buildah first, see docs/deployment.md."""
+    if shutil.which("buildah") is None:
+        pytest.skip("buildah is not installed")
+    listed = subprocess.run(["buildah", "images", "--format", "{{.Name}}"], capture_output=True, text=True, check=True)
+    missing = [name for name in IMAGES if f"localhost/{name}" not in listed.stdout.split()]
+    if missing:
+        pytest.skip(f"not built: {', '.join(missing)}")
+    result = subprocess.run([ROOT / "deploy" / "try-image"], capture_output=True, text=True, check=False)
+    print(result.stdout)
+    assert result.returncode == 0, result.stderr

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import yaml
 
 from service.settings import KILL_MARGIN_SECONDS, Settings
+from tests.deploy.rendering import validate_object
 from tests.deploy.test_chart import supported_kubernetes_versions
 
 MANIFEST: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "kserve.yaml").read_text())
@@ -21,7 +21,7 @@ def test_predictor_is_a_valid_pod() -> None:
     spec = {name: value for name, value in PREDICTOR.items() if name not in SCALING}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
     for version in supported_kubernetes_versions():
-        kubernetes_validate.validate(pod, version, strict=True)
+        validate_object(pod, version)
 
 
 def test_environment_names_settings_that_fit_into_the_grace_period() -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipelines.jobs.train import train
@@ -21,6 +19,9 @@ from pipelines.runs.trackers import Trackers, flatten_numbers, flatten_settings
 from ranking.errors import ConfigError, RankerError
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
     from tests.pipelines.conftest import Shop
 
 RECORD = {"step": 5, "phase": "selected", "best": True, "gamma": 0.5, "train": {"click": 0.25}}
@@ -30,6 +31,12 @@ RECORD = {"step": 5, "phase": "selected", "best": True, "gamma": 0.5, "train": {
 def _local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+def new_client() -> MlflowClient:
+    from mlflow import MlflowClient  # takes 2 s, which each test process would spend
+
+    return MlflowClient()
 
 
 @dataclass
@@ -50,7 +57,7 @@ class Tracked:
 def tracked(shop: Shop, tmp_path: Path) -> Tracked:
     shop.write(shop.table(600))
     run = train(shop.config(training={"trackers": ["tensorboard", "mlflow"]}), tmp_path / "run")
-    client = MlflowClient()
+    client = new_client()
     (mlflow_run,) = client.search_runs([client.get_experiment_by_name("shop").experiment_id])
     return Tracked(run, EventAccumulator(str(run.tensorboard)).Reload(), mlflow_run, client)
 
@@ -159,7 +166,7 @@ def test_trackers_mark_a_training_that_raises_as_failed(trackers: Callable[..., 
 
     with pytest.raises(RankerError):
         diverge()
-    client = MlflowClient()
+    client = new_client()
     (mlflow_run,) = client.search_runs([client.get_experiment_by_name("shop").experiment_id])
     assert mlflow_run.info.status == "FAILED"
 
