@@ -10,6 +10,7 @@ import pytest
 
 from service.server.worker import START_SECONDS, Worker
 from service.server.worker_link import WorkerLink, WorkerState
+from service.settings import KILL_MARGIN_SECONDS
 
 
 class RunningProcess:
@@ -63,13 +64,19 @@ def test_worker_state_is_the_last_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "limit"), [(None, START_SECONDS), (WorkerState.STARTING, 10), (WorkerState.SERVING, 10), (b"e", 40)]
+    ("state", "limit"),
+    [
+        (None, START_SECONDS),
+        (WorkerState.STARTING, 10),
+        (WorkerState.SERVING, 10),
+        (b"e", 10 + 25 + KILL_MARGIN_SECONDS),
+    ],
 )
 def test_silence_limit_is_longer_before_the_first_report_and_while_requests_are_finished(
     state: Any, limit: float
 ) -> None:
     worker, _ = connected()
-    worker.state = None if state is None else WorkerState(state)
+    worker.state = state
     assert worker.silence_limit(10, 25) == limit
 
 
