@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,12 +17,11 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from pipelines.config.uri import HINT, Uri, Uris, open_uri, redact_uri, single_line
+from pipelines.data.chunk_names import ChunkNames, footer_digest, row_group_sizes
 from ranking.errors import LogError
 
 CHUNK_ROWS = 16_384
 """Maximum number of rows that are decoded at once."""
-ORIGIN_KEY = b"ranker.origin"
-"""Key in the metadata of a file from which rows were removed: its identity."""
 BUFFER_BYTES = 1 << 20
 """Read-ahead buffer per column in bytes; without a buffer, Parquet holds the whole column of a row group."""
 
@@ -71,19 +70,6 @@ class LogFile:
         return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
 
 
-def footer_digest(parquet: pq.ParquetFile) -> str:
-    """Return a hash of the footer of a file, see ``OpenFile.digest``."""
-    footer = pa.BufferOutputStream()
-    parquet.metadata.write_metadata_file(footer)
-    return hashlib.blake2b(footer.getvalue(), digest_size=8).hexdigest()
-
-
-def file_origin(parquet: pq.ParquetFile) -> str:
-    """Return the identity of a file, see ``OpenFile.origin``."""
-    origin = (parquet.schema_arrow.metadata or {}).get(ORIGIN_KEY)
-    return footer_digest(parquet) if origin is None else origin.decode()
-
-
 class OpenFile:
     """An open Parquet file.
 
@@ -111,16 +97,16 @@ class OpenFile:
     @property
     def row_group_sizes(self) -> list[int]:
         """Number of rows of each row group."""
-        metadata = self._parquet.metadata
-        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        return row_group_sizes(self._parquet)
 
     def digest(self) -> str:
-        """Return a hash of the footer, which contains the positions, sizes and statistics of all columns."""
+        """Return a hash of the footer, see ``footer_digest``."""
         return footer_digest(self._parquet)
 
-    def origin(self) -> str:
-        """Return the identity of the file: its digest, or that which it had before rows were removed from it."""
-        return file_origin(self._parquet)
+    @cached_property
+    def chunk_names(self) -> ChunkNames:
+        """Names of the chunks."""
+        return ChunkNames.of(self._parquet)
 
     def row_groups_matching(self, rows: pc.Expression | None) -> list[int]:
         """Return the row groups that may contain rows matching a filter, according to the footer's statistics."""

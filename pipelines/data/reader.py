@@ -48,7 +48,7 @@ class ScannedChunk:
         positions: positions of ``rows`` in the file [rows] int64.
         duplicates: number of exact duplicates that were dropped.
         replaced: number of rows that were dropped because a later location has the same request and item.
-        origin: identity of the file, see ``OpenFile.origin``.
+        name: name of the chunk, which remains when rows are removed, see ``ChunkNames``.
     """
 
     rows: pa.Table
@@ -59,7 +59,7 @@ class ScannedChunk:
     positions: npt.NDArray[np.int64]
     duplicates: int = 0
     replaced: int = 0
-    origin: str = ""
+    name: str = ""
 
 
 def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
@@ -146,7 +146,7 @@ class LogReader:
         for partition in self._partitions():
             seen = DuplicateFilter()  # exact duplicates have the same time and are therefore in the same partition
             for file in partition:
-                for chunk, table, joined, first_row, origin in self._read(file, columns, time_range):
+                for chunk, table, joined, first_row, name in self._read(file, columns, time_range):
                     selected = self._positions_in_range(table, time_range)
                     candidates = _take(table, selected)
                     superseded = self._replaced.find(file, candidates)
@@ -159,7 +159,7 @@ class LogReader:
                     scanned = self._clean(table, rows, dropped, chunk, first_row, file.display_name)
                     duplicates = int(np.count_nonzero(~new))
                     replaced = len(dropped) - duplicates
-                    yield replace(scanned, duplicates=duplicates, replaced=replaced, origin=origin)
+                    yield replace(scanned, duplicates=duplicates, replaced=replaced, name=name)
 
     def with_schema(self, schema: Schema) -> LogReader:
         """Return a reader of the same files that checks rows against another schema."""
@@ -258,7 +258,7 @@ class LogReader:
         """Yield the chunks of a file; skip row groups outside the time range.
 
         Yields the chunk, its rows, their computed columns (none if only some ``columns`` are read), the position of the
-        first row, and the identity of the file.
+        first row, and the name of the chunk.
         """
         try:
             with file.open() as parquet:
@@ -270,7 +270,7 @@ class LogReader:
                     time = self._schema.columns.time
                     with as_log_error(file.display_name):
                         rows = time_range.expression(time, parquet.schema.field(time).type)
-                digest, origin, sizes = parquet.digest(), parquet.origin(), parquet.row_group_sizes
+                digest, sizes = parquet.digest(), parquet.row_group_sizes
                 with self._open_joined(file, parquet, needed=columns is None) as joined:
                     for group in parquet.row_groups_matching(rows):
                         start = 0
@@ -279,7 +279,13 @@ class LogReader:
                             chunks, self._joined_chunks(joined, group, None, threads=True), strict=False
                         ):
                             chunk = Chunk(file.name, digest, group, start, table.num_rows)
-                            yield chunk, table, derived, sum(sizes[:group]) + start, origin
+                            yield (
+                                chunk,
+                                table,
+                                derived,
+                                sum(sizes[:group]) + start,
+                                parquet.chunk_names.name(group, start),
+                            )
                             start += table.num_rows
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None

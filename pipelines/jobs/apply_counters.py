@@ -61,7 +61,7 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
     progress = Progress("applying", unit="rows")
     state = writer.read_state()
     for chunk in LogReader(logs, ranker.schema.logged, dict(ranker.tables)).scan():
-        marker = f"{chunk.origin}:{chunk.chunk.group}:{chunk.chunk.start}"
+        marker = chunk.name
         counts["bad"] += chunk.bad.num_rows
         if writer.is_applied(marker):
             counts["repeated"] += chunk.rows.num_rows

@@ -168,7 +168,7 @@ class Follower:
                 if file in rule.applied:
                     continue
                 for chunk in LogReader(file, self._schema, self._tables).scan():
-                    marker = f"{rule.log.name}:{chunk.origin}:{chunk.chunk.group}:{chunk.chunk.start}"
+                    marker = f"{rule.log.name}:{chunk.name}"
                     if not rule.writer.is_applied(marker):
                         applied += rule.writer.apply(chunk, marker)[1]
                 rule.applied.add(file)

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
-from pipelines.data.parquet import ORIGIN_KEY, file_origin
+from pipelines.data.chunk_names import ChunkNames
+from pipelines.data.parquet import CHUNK_ROWS
 from ranking.artifacts.atomic_files import os_error_text, replaced_file
 from ranking.errors import LogError, OutputError
 
@@ -32,7 +34,8 @@ def remove_parquet_rows(
 ) -> int:
     """Remove rows from a Parquet file; a file without remaining rows is deleted.
 
-    The others keep their row groups, and the file its identity, so that ``ranker counters`` does not apply them again.
+    Each chunk of the file becomes a row group and keeps its name, so that ``ranker counters`` does not apply the
+    others again.
 
     Args:
         file: the file; it may disappear before it is read.
@@ -51,17 +54,19 @@ def remove_parquet_rows(
         with pq.ParquetFile(file) as parquet:
             if column not in parquet.schema_arrow.names:
                 raise LogError(f"{file}: has no column '{column}' (found: {', '.join(parquet.schema_arrow.names)})")
-            masks = [selected(group[column].combine_chunks()) for group in _groups(parquet, [column])]
+            masks = [selected(rows[column].combine_chunks()) for _, rows in _chunks(parquet, [column])]
             removed: int = sum(mask.true_count for mask in masks)
             if removed == parquet.metadata.num_rows and removed:
                 file.unlink()
             elif removed:
-                metadata = (parquet.schema_arrow.metadata or {}) | {ORIGIN_KEY: file_origin(parquet)}
+                names = ChunkNames.of(parquet)
+                if names.starts is None:
+                    names = replace(names, starts=[start for start, _ in _chunks(parquet, [column])])
+                metadata = (parquet.schema_arrow.metadata or {}) | names.metadata([mask.false_count for mask in masks])
                 schema = parquet.schema_arrow.with_metadata(metadata)
                 with _kept_rows(file) as stream, pq.ParquetWriter(stream, schema) as writer:
-                    for group, mask in zip(_groups(parquet), masks, strict=True):
-                        kept = group.filter(pc.invert(mask)).replace_schema_metadata(metadata)
-                        writer.write_table(kept, max(1, kept.num_rows))
+                    for (_, rows), mask in zip(_chunks(parquet), masks, strict=True):
+                        writer.write_table(rows.filter(pc.invert(mask)).replace_schema_metadata(metadata), CHUNK_ROWS)
             return removed
     except FileNotFoundError:  # collected in the meantime
         return 0
@@ -106,10 +111,12 @@ def remove_feedback(file: Path, request_ids: Collection[str], unreadable: list[s
         raise _output_error(file, error) from None
 
 
-def _groups(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the row groups of a file."""
+def _chunks(parquet: pq.ParquetFile, columns: list[str] | None = None) -> Iterator[tuple[tuple[int, int], pa.Table]]:
+    """Yield the row group and the first row of each chunk, and its rows; a row group without rows is a chunk, too."""
     for group in range(parquet.num_row_groups):
-        yield parquet.read_row_group(group, columns)
+        rows = parquet.read_row_group(group, columns)
+        for start in range(0, max(1, rows.num_rows), CHUNK_ROWS):
+            yield (group, start), rows.slice(start, CHUNK_ROWS)
 
 
 def _request_id(line: bytes) -> str | None:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.data.parquet import file_origin, footer_digest
+from pipelines.data.chunk_names import ChunkNames, footer_digest, row_group_sizes
+from pipelines.jobs import row_removal
 from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
 from ranking.artifacts.user_hash import UserHash
 from ranking.counters.stored_sums import encode_value
@@ -245,16 +246,29 @@ def test_forget_removes_features_and_counters_from_the_store(
     assert (code, "has no model 'other': it has feed" in err) == (2, True)
 
 
-def test_changed_file_keeps_its_identity_and_row_groups(tmp_path: Path) -> None:
+def test_changed_file_keeps_the_names_of_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_removal, "CHUNK_ROWS", 2)
     users = ["u1"] * 3 + ["u2"] * 3 + ["u1", "u3", "u3"]
     file = tmp_path / "log" / "part.parquet"
     file.parent.mkdir()
     pq.write_table(pa.table({"user_id": users, "row": range(9)}), file, row_group_size=3)
-    before = file_origin(pq.ParquetFile(file))
-    for user, sizes in (("u1", [0, 3, 2]), ("u2", [0, 0, 2])):
+    digest = footer_digest(pq.ParquetFile(file))
+    starts = [(0, 0), (0, 2), (1, 0), (1, 2), (2, 0), (2, 2)]
+    for user, sizes in (("u1", [0, 0, 2, 1, 1, 1]), ("u2", [0, 0, 0, 0, 1, 1])):
         assert ranker("forget", user, "--log", tmp_path / "log")[0] == 0
         parquet = pq.ParquetFile(file)
-        assert [parquet.metadata.row_group(i).num_rows for i in range(3)] == sizes
-        assert file_origin(parquet) == before
-        assert footer_digest(parquet) != before
+        assert row_group_sizes(parquet) == sizes
+        names = [ChunkNames.of(parquet).name(group, 0) for group in range(6)]
+        assert names == [f"{digest}:{group}:{start}" for group, start in starts]
     assert pq.read_table(file)["row"].to_pylist() == [7, 8]
+
+
+def test_file_that_is_made_of_a_changed_one_is_a_file_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"user_id": ["u1", "u2", "u3"]}), file)
+    assert ranker("forget", "u1", "--log", tmp_path)[0] == 0
+    changed = pq.read_table(file)
+    pq.write_table(pa.concat_tables([changed, changed]), file)
+    parquet = pq.ParquetFile(file)
+    assert b"ranker.chunks" in parquet.schema_arrow.metadata
+    assert ChunkNames.of(parquet).name(0, 0) == f"{footer_digest(parquet)}:0:0"
