@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from pipelines.config.uri import single_line
 from pipelines.console import Progress
 from pipelines.features.database import empty_database
-from pipelines.loop.attribution import MAX_SKEW, Attribution, LabelColumns
+from pipelines.loop.attribution import Attribution, LabelColumns
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
 from pipelines.loop.folder_locks import lock_folders
 from pipelines.loop.output import RunWriter, lock_log, new_run
@@ -28,16 +29,18 @@ from pipelines.loop.served_files import (
     ServedFile,
     choose_model,
     find_served_files,
-    served_until,
 )
 from pipelines.loop.served_version import ServedVersion
 from pipelines.loop.state import FeedbackState, JoinState
+from ranking.artifacts.repository import list_models
 from ranking.artifacts.served_log import SHOWN
 from ranking.errors import LogError, UsageError
 from ranking.temporary_folders import temporary_folder
 
 MICROSECONDS = 1_000_000
-LATEST = datetime.max.replace(tzinfo=UTC)
+MAX_LAG = 86_400 * MICROSECONDS
+"""Microseconds after its window for which feedback of an unknown request is kept: a file of the served log can be
+collected late."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,14 @@ class JoinCounts:
     def to_text(self) -> str:
         """Return the counts as lines of text."""
         labels = ", ".join(f"{name} {count:,}" for name, count in (self.labels or {}).items())
-        left_out = f"; left out for their time: {self.impossible_times:,}" if self.impossible_times else ""
+        impossible = f"; left out for their time: {self.impossible_times:,}" if self.impossible_times else ""
         return "\n".join(
             [
                 f"until {self.until}: {self.rows:,} rows of {self.requests:,} requests with {self.impressions:,} items",
                 f"labels: {labels or 'none'}",
                 f"events: {self.used:,} used, {self.duplicates:,} of them repeated; {self.late:,} late, "
                 f"{self.early:,} early, {self.unmatched:,} unmatched",
-                f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}{left_out}",
+                f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}{impossible}",
                 *(f"damaged: {message}" for message in self.left_out),
             ]
         )
@@ -157,28 +160,27 @@ def _join_files(
     """
     state = JoinState.read(log)
     if until is None:
-        until = min(datetime.now(UTC), oldest_unfinished(sources.feedback) or LATEST)
+        until = min(datetime.now(UTC), oldest_unfinished(sources.feedback) or datetime.max.replace(tzinfo=UTC))
     closed = int((until.timestamp() - window) * MICROSECONDS)
-    counts = JoinCounts(
-        until.isoformat(timespec="seconds").replace("+00:00", "Z"), left_out=tuple(map(str, damaged.values()))
-    )
     paths = find_served_files(sources.served)
     known: dict[str, int | None] = {p.name: state.served[p.name] for p in paths if p.name in state.served}
     new = [ServedFile.open(path) for path in paths if known.get(path.name, 0) is not None and path not in damaged]
-    model = state.model or choose_model(new, sources.model)
-    if state.model is not None and sources.model not in (None, state.model):
-        raise UsageError(f"{log}: holds the rows of model {state.model}: join {sources.model} into another folder")
+    model = _model_of(state, sources, new, log, damaged=bool(damaged))
     files = [file for file in new if file.model == model]
-    if not files:
-        return counts
-    versions = _in_one_zone(_open_versions(files, sources.repository), log)
-    labels = LabelColumns.of([version.schema for version in versions.values()])
     with (
         temporary_folder("join") as work,
         empty_database(work, f"{log}: feedback cannot be joined") as connection,
     ):
         used = [path for path in find_feedback_files(sources.feedback) if not _is_complete(state, path)]
-        left_out = counts.left_out + tuple(read_events(connection, used))
+        damaged_feedback = read_events(connection, used, work)
+        counts = JoinCounts(
+            until.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            left_out=(*map(str, damaged.values()), *damaged_feedback.values()),
+        )
+        if not files:
+            return counts
+        versions = _in_one_zone(_open_versions(files, sources.repository), log)
+        labels = LabelColumns.of([version.schema for version in versions.values()])
         attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown, state.requests)
         open_requests = 0
         served = {name: time for name, time in known.items() if time is None or sources.served / name in damaged}
@@ -187,14 +189,37 @@ def _join_files(
             served[file.path.name] = closed if remaining else None
             open_requests += remaining
         attribution.resolve()
-        # Requests in damaged files, and those that are still on their way, need their feedback later.
-        kept_from = 0 if damaged else int((served_until(sources.served) or LATEST).timestamp() * MICROSECONDS)
-        feedback, unmatched = _feedback_state(state, attribution, used, min(closed, kept_from))
+        # Requests in damaged files need their feedback later.
+        latest = -math.inf if damaged else closed - MAX_LAG
+        feedback = _feedback_state(state, attribution, used, damaged_feedback, latest)
         decided: dict[str, Any] = attribution.counts()
-        decided["unmatched"] += unmatched
-        counts = replace(counts, open_requests=open_requests, left_out=left_out, **decided)
+        decided["unmatched"] += _newly_unmatched(state, feedback)
+        counts = replace(counts, open_requests=open_requests, **decided)
         after = JoinState(state.run + 1, model, served, feedback, np.append(state.requests, attribution.joined()))
         return _write(log, after, files, RowLayout(files, versions, labels), attribution, counts)
+
+
+def _model_of(
+    state: JoinState, sources: JoinSources, files: Sequence[ServedFile], log: Path, *, damaged: bool
+) -> str | None:
+    """Return the model whose requests to join: that of the log, or the chosen one; None without files.
+
+    Raises:
+        UsageError: another one than that of the log is chosen, or it must be chosen.
+    """
+    if state.model is not None:
+        if sources.model not in (None, state.model):
+            raise UsageError(f"{log}: holds the rows of model {state.model}: join {sources.model} into another folder")
+        return state.model
+    if damaged:  # its requests may be those of the model
+        if sources.model is not None:
+            return sources.model
+        models = {name for file in files for name in list_models(sources.repository or file.repository)}
+        if len(models) > 1:
+            raise UsageError(
+                "a damaged file of the served log may be that of another model than the others: name one with --model"
+            )
+    return choose_model(files, sources.model)
 
 
 def _open_versions(files: Sequence[ServedFile], repository: Path | None) -> dict[str, ServedVersion]:
@@ -231,24 +256,31 @@ def _is_complete(state: JoinState, path: Path) -> bool:
 
 
 def _feedback_state(
-    state: JoinState, attribution: Attribution, used: Sequence[Path], kept_from: int
-) -> tuple[dict[str, FeedbackState], int]:
-    """Return the state of each file of feedback, and the number of events that no later request can have.
+    state: JoinState, attribution: Attribution, used: Sequence[Path], damaged: Collection[Path], latest: float
+) -> dict[str, FeedbackState]:
+    """Return the state of each file of feedback.
 
-    Feedback that arrived from ``kept_from`` (microseconds) on is read again in the next run.
+    A file is complete when all its events are decided, or were received before ``latest`` (microseconds), unless lines
+    of it are damaged.
     """
     events, decided = attribution.events_by_file(), attribution.decided_by_file()
     feedback = {name: entry for name, entry in state.feedback.items() if entry.complete}
-    unmatched = 0
     for path in used:
-        count, latest = events.get(str(path), (0, 0))
-        earlier = state.feedback.get(path.name, FeedbackState(count, 0, latest)).decided
-        entry = FeedbackState(
-            count, earlier + decided.get(str(path), 0), latest, complete=latest < kept_from - MAX_SKEW
-        )
-        unmatched += max(0, entry.events - entry.decided) if entry.complete else 0
-        feedback[path.name] = entry
-    return feedback, unmatched
+        count, newest = events.get(str(path), (0, 0))
+        earlier = state.feedback.get(path.name, FeedbackState(count, 0, newest)).decided
+        entry = FeedbackState(count, earlier + decided.get(str(path), 0), newest)
+        complete = path not in damaged and (entry.undecided == 0 or newest < latest)
+        feedback[path.name] = replace(entry, complete=complete)
+    return feedback
+
+
+def _newly_unmatched(state: JoinState, feedback: Mapping[str, FeedbackState]) -> int:
+    """Return the number of events that no later request can have, of the files that have become complete."""
+    return sum(
+        entry.undecided
+        for name, entry in feedback.items()
+        if entry.complete and not (name in state.feedback and state.feedback[name].complete)
+    )
 
 
 def _write(

@@ -64,7 +64,7 @@ def remove_parquet_rows(
                     names = replace(names, starts=[start for start, _ in _chunks(parquet, [column])])
                 metadata = (parquet.schema_arrow.metadata or {}) | names.metadata([mask.false_count for mask in masks])
                 schema = parquet.schema_arrow.with_metadata(metadata)
-                with _kept_rows(file) as stream, pq.ParquetWriter(stream, schema) as writer:
+                with _kept_rows(file) as stream, pq.ParquetWriter(stream, schema, write_page_checksum=True) as writer:
                     for (_, rows), mask in zip(_chunks(parquet), masks, strict=True):
                         writer.write_table(rows.filter(pc.invert(mask)).replace_schema_metadata(metadata), CHUNK_ROWS)
             return removed

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipelines.config.uri import single_line
 from pipelines.loop.request_ids import hash_ids
-from pipelines.loop.served_files import ServedFile
+from pipelines.loop.served_files import DamagedFileError, ServedFile
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import Schema
 
@@ -93,7 +94,13 @@ class Attribution:
             file: the file.
             after: time until which earlier runs used the file; None for the first time.
             until: time of the last request whose window has closed.
+
+        Raises:
+            DamagedFileError: the file is damaged.
+            LogError: the file cannot be read.
         """
+        import duckdb  # part of the train extra
+
         requests = file.requests()
         times = requests["t"].to_numpy()
         possible = (times >= 0) & (times <= self._latest)
@@ -108,11 +115,14 @@ class Attribution:
             items = file.read(["request_id", "item_id"]).filter(pa.array(selected))
             self._connection.register("new_requests", new)
             self._connection.register("new_items", items)
-            self._connection.execute("INSERT INTO requests SELECT file, row, request_id, hash, t FROM new_requests")
-            self._connection.execute(
-                "INSERT INTO candidates SELECT request_id, unnest(item_id)::VARCHAR FROM new_items "
-                "WHERE request_id IN (SELECT request_id FROM events)"
-            )
+            try:
+                self._connection.execute("INSERT INTO requests SELECT file, row, request_id, hash, t FROM new_requests")
+                self._connection.execute(
+                    "INSERT INTO candidates SELECT request_id, unnest(item_id)::VARCHAR FROM new_items "
+                    "WHERE request_id IN (SELECT request_id FROM events)"
+                )
+            except duckdb.InvalidInputException as error:  # such as text that is not UTF-8
+                raise DamagedFileError(file.path, single_line(error)[:200]) from None
             self._connection.unregister("new_requests")
             self._connection.unregister("new_items")
         return int((possible & (times > until)).sum())

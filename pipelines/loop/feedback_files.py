@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import orjson
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.errors import LogError
@@ -24,18 +22,10 @@ LINE = "request_id: 'VARCHAR', received: 'VARCHAR', events: '" + (
     'STRUCT(item JSON, labels MAP(VARCHAR, DOUBLE), "time" VARCHAR)[]' + "'"
 )
 """Columns of a line."""
-EVENT = pa.schema(
-    {
-        "request_id": pa.string(),
-        "item": pa.string(),
-        "labels": pa.map_(pa.string(), pa.float64()),
-        "t": pa.int64(),
-        "received": pa.int64(),
-    }
-)
-"""Columns of an event."""
 SHOWN_LINES = 5
 """Number of damaged lines of a file that a message names."""
+MAX_DAMAGED = 1_000
+"""Number of damaged lines of a file after which no more are looked for."""
 
 
 def find_feedback_files(folder: Path) -> list[Path]:
@@ -54,102 +44,99 @@ def oldest_unfinished(folder: Path) -> datetime | None:
         LogError: the folder does not exist or cannot be read.
     """
     names = [FILE_NAME.fullmatch(path.name) for path, is_part in _files(folder) if is_part]
-    times = [datetime.strptime(name["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC) for name in names if name]
+    times = []
+    for name in names:
+        with suppress(ValueError):  # not a time
+            times += [datetime.strptime(name["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)] if name else []
     return min(times, default=None)
 
 
-def read_events(connection: DuckDBPyConnection, files: list[Path]) -> list[str]:
+def read_events(connection: DuckDBPyConnection, files: list[Path], work: Path) -> dict[Path, str]:
     """Create the table ``events`` from files of feedback.
 
     Its columns are ``file`` (path), ``request_id``, ``item`` (text), ``labels``, ``t`` (time of the event, or
     else of its arrival) and ``received``, both in microseconds.
 
+    Args:
+        connection: the database.
+        files: the files.
+        work: folder for temporary files.
+
     Returns:
         A message for each file with damaged lines, which are left out.
-
-    Raises:
-        LogError: a file cannot be read.
     """
-    import duckdb  # part of the train extra
-
     connection.execute(
         "CREATE OR REPLACE TABLE events (file VARCHAR, request_id VARCHAR, item VARCHAR, "
         "labels MAP(VARCHAR, DOUBLE), t BIGINT, received BIGINT)"
     )
-    left_out = []
+    damaged = {}
     for path in files:
-        try:
-            _read_file(connection, path)
-        except (duckdb.InvalidInputException, duckdb.ConversionException):
-            damaged = _read_lines(connection, path)
-            more = f" and {len(damaged) - SHOWN_LINES:,} more" if len(damaged) > SHOWN_LINES else ""
-            lines = f"line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged[:SHOWN_LINES]))}{more}"
-            left_out.append(f"{path}: {lines}: not feedback; correct or delete what is damaged")
-    return left_out
-
-
-def _read_file(connection: DuckDBPyConnection, path: Path) -> None:
-    """Add the events of a file; fails without adding any if a line is damaged."""
-    connection.execute(
-        f"""
-        INSERT INTO events
-        SELECT $path, request_id, event.item ->> '$', event.labels,
-            epoch_us(coalesce(event.time, received)::TIMESTAMPTZ), epoch_us(received::TIMESTAMPTZ)
-        FROM (
-            SELECT request_id, received, unnest(CASE
-                WHEN request_id IS NULL OR received IS NULL OR events IS NULL THEN error('not feedback')
-                ELSE events END) AS event
-            FROM read_json($path, format = 'newline_delimited', columns = {{{LINE}}}, hive_partitioning = false,
-                maximum_object_size = {MAX_LINE_BYTES})
-        )
-        """,
-        {"path": str(path)},
-    )
-
-
-def _read_lines(connection: DuckDBPyConnection, path: Path) -> list[int]:
-    """Add the events of all lines but the damaged ones, and return the numbers of these, from 1."""
-    events: list[dict[str, Any]] = []
-    damaged = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                events += _parse_line(line)
-            except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-                damaged.append(number)
-    table = pa.Table.from_pylist(events, EVENT)
-    connection.register("parsed", table)
-    connection.execute("INSERT INTO events SELECT $path, * FROM parsed", {"path": str(path)})
-    connection.unregister("parsed")
+        if not _read(connection, path, path):
+            damaged[path] = _describe(path, _read_lines(connection, path, work / "lines.jsonl"))
     return damaged
 
 
-def _parse_line(line: bytes) -> list[dict[str, Any]]:
-    """Return the events of a line as rows of ``EVENT``; none if the line is blank."""
-    if not line.strip():
-        return []
-    entry = orjson.loads(line)
-    request_id, received = _id(entry["request_id"]), _microseconds(entry["received"])
-    return [
-        {
-            "request_id": request_id,
-            "item": _id(event["item"]),
-            "labels": [(name, float(value)) for name, value in event["labels"].items()],
-            "t": received if event.get("time") is None else _microseconds(event["time"]),
-            "received": received,
-        }
-        for event in entry["events"]
-    ]
+def _read(connection: DuckDBPyConnection, path: Path, name: Path) -> bool:
+    """Add the events of a file under a name; add none and return False if a line is damaged."""
+    import duckdb  # part of the train extra
+
+    try:
+        connection.execute(
+            f"""
+            INSERT INTO events
+            SELECT $name, request_id, coalesce(event.item ->> '$', error('no item')),
+                coalesce(event.labels, error('no labels')),
+                epoch_us(coalesce(event.time, received)::TIMESTAMPTZ), epoch_us(received::TIMESTAMPTZ)
+            FROM (
+                SELECT request_id, received, unnest(CASE
+                    WHEN request_id IS NULL OR received IS NULL OR events IS NULL THEN error('not feedback')
+                    ELSE events END) AS event
+                FROM read_json($path, format = 'newline_delimited', columns = {{{LINE}}}, hive_partitioning = false,
+                    maximum_object_size = {MAX_LINE_BYTES})
+            )
+            """,
+            {"name": str(name), "path": str(path)},
+        )
+    except (duckdb.InvalidInputException, duckdb.DataError):
+        return False
+    return True
 
 
-def _id(value: object) -> str:
-    if not isinstance(value, str | int):
-        raise TypeError("an id is neither text nor an integer")
-    return str(value)
+def _read_lines(connection: DuckDBPyConnection, path: Path, part: Path) -> list[int]:
+    """Add the events of all lines but the damaged ones, and return the numbers of these, from 1.
+
+    Halves of the lines are read until only damaged lines remain. After ``MAX_DAMAGED`` of them the others are not read.
+
+    Args:
+        connection: the database.
+        path: the file.
+        part: path of a temporary file.
+    """
+    lines = path.read_bytes().split(b"\n")
+    damaged: list[int] = []
+
+    def read(start: int, stop: int) -> None:
+        part.write_bytes(b"\n".join(lines[start:stop]))
+        if len(damaged) >= MAX_DAMAGED or _read(connection, part, path):
+            return
+        if stop - start == 1:
+            damaged.append(stop)
+            return
+        middle = (start + stop) // 2
+        read(start, middle)
+        read(middle, stop)
+
+    read(0, len(lines))
+    return damaged
 
 
-def _microseconds(time: str) -> int:
-    return round(datetime.fromisoformat(time).timestamp() * 1e6)
+def _describe(path: Path, lines: list[int]) -> str:
+    if len(lines) >= MAX_DAMAGED:
+        return f"{path}: more than {MAX_DAMAGED:,} lines are not feedback; restore or delete the file"
+    more = f" and {len(lines) - SHOWN_LINES:,} more" if len(lines) > SHOWN_LINES else ""
+    numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
+    subject = f"line {numbers} is" if len(lines) == 1 else f"lines {numbers}{more} are"
+    return f"{path}: {subject} not feedback; correct or delete what is damaged"
 
 
 def _files(folder: Path) -> list[tuple[Path, bool]]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,8 @@ from ranking.encoding.vocabulary import IdArray
 from ranking.errors import LogError, UsageError
 from ranking.schema import Owner
 
-FILE_NAME = re.compile(r"served-(?P<time>\d{8}T\d{6}Z)?.+\.parquet(?P<part>\.part)?")
-"""Name of a file, with the time of its creation; unfinished ones end with .part."""
+FILE_NAME = re.compile(r"served-.+\.parquet")
+"""Name of a finished file; unfinished ones end with .part."""
 TIME = pa.timestamp("us", "UTC")
 
 
@@ -101,9 +100,7 @@ class ServedFile:
                 raise LogError(f"{path}: has format {meta['format']} of the served log; update dselect-ranker")
             columns = tuple(ServedColumn(c["name"], c["owner"], c["computed"]) for c in meta["columns"])
             where, hashed = Path(meta["repository"]), meta.get("hashed_users", False)
-            absent = [name for name in ("request_id", "time", "user_id", "item_id") if name not in stored.names]
-            if absent:
-                raise DamagedFileError(path, f"it has no column '{absent[0]}'")
+            _check_columns(path, stored, columns)
             return cls(path, meta["model"], str(meta["version"]), where, columns, hashed, meta.get("zone"), stored)
 
     def requests(self) -> pa.Table:
@@ -125,7 +122,7 @@ class ServedFile:
             LogError: the file cannot be read.
         """
         with _reading(self.path):
-            return pq.ParquetFile(self.path).read(columns)
+            return pq.ParquetFile(self.path, page_checksum_verification=True).read(columns)
 
 
 def find_served_files(folder: Path) -> list[Path]:
@@ -134,35 +131,12 @@ def find_served_files(folder: Path) -> list[Path]:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    return [path for path, name in _files(folder) if not name["part"]]
-
-
-def served_until(folder: Path) -> datetime | None:
-    """Return the time until which answers are in finished files; None if the names of the files do not tell.
-
-    Answers that are still on their way, such as those that were not yet collected from Kafka, are later than the newest
-    file.
-
-    Raises:
-        LogError: the folder does not exist or cannot be read.
-    """
-    names = [name for _, name in _files(folder) if name["time"]]
-    finished = max((name["time"] for name in names if not name["part"]), default=None)
-    unfinished = [name["time"] for name in names if name["part"]]
-    if finished is None:
-        return None
-    return datetime.strptime(min([finished, *unfinished]), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """Return the files of a served log and the parts of their names, oldest first."""
     try:
-        matches = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted(folder.iterdir())]
+        return sorted(path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name))
     except OSError as error:
         raise LogError(
             f"{folder}: cannot be read ({os_error_text(error)}); name the served_log of the service"
         ) from None
-    return [(path, name) for path, name in matches if name is not None]
 
 
 def choose_model(files: Iterable[ServedFile], name: str | None) -> str | None:
@@ -232,6 +206,25 @@ class Candidates:
 
     def _column(self, name: str) -> pa.Array:
         return self._table[name].combine_chunks()
+
+
+def _check_columns(path: Path, stored: pa.Schema, columns: Iterable[ServedColumn]) -> None:
+    """Check that a file has the columns of a served log, with lists of candidates.
+
+    Raises:
+        DamagedFileError: it has not.
+    """
+    of_requests = {"request_id", "time", "user_id"} | {source_column(c.owner) for c in columns if c.owner != "item"}
+    of_items = {"item_id"} | {source_column("item") for c in columns if c.owner == "item"}
+    of_items |= {c.stored for c in columns if c.owner == "item" and c.stored in stored.names}
+    for name in sorted(of_requests | of_items):
+        if name not in stored.names:
+            raise DamagedFileError(path, f"it has no column '{name}'")
+        kind = stored.field(name).type
+        if (name in of_items) != (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            raise DamagedFileError(path, f"column '{name}' has type {kind}")
+    if not pa.types.is_timestamp(stored.field("time").type):
+        raise DamagedFileError(path, "its times have no type of times")
 
 
 @contextmanager

@@ -33,13 +33,18 @@ class FeedbackState:
         events: their number.
         decided: number of events of requests that have become rows.
         latest: latest arrival in microseconds.
-        complete: whether no open request can have an event in the file.
+        complete: whether no later request can have an event in the file, so that it is not read again.
     """
 
     events: int
     decided: int
     latest: int
     complete: bool = False
+
+    @property
+    def undecided(self) -> int:
+        """Number of events of requests that have not become rows."""
+        return max(0, self.events - self.decided)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ class VersionBuffer:
             compression=COMPRESSION,
             use_dictionary=REPEATED_COLUMNS,
             write_statistics=False,
+            write_page_checksum=True,
         ) as writer:
             rows = max(1, ROW_GROUP_BYTES * table.num_rows // max(self.bytes, 1))
             for start in range(0, table.num_rows, rows):

@@ -16,8 +16,6 @@ from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, MISSING, 
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = 3_600
-MAX_CREATED = 1_000 * HOUR
-"""Time of the name of a file whose requests are later, in seconds after the start."""
 SCHEMA: dict[str, Any] = {
     "name": "feed",
     "columns": {"time": "ts", "user": "uid", "item": "iid", "request": "rid", "weight": "w"},
@@ -55,7 +53,7 @@ class LoopFolders:
         )
         for path in (self.served, self.feedback, self.repository):
             path.mkdir(parents=True)
-        self._files, self._created = 0, 0.0
+        self._files = 0
         self.publish("1", SCHEMA)
 
     def publish(self, version: str, schema: Mapping[str, Any]) -> None:
@@ -73,10 +71,7 @@ class LoopFolders:
         version: str = "1",
         zone: str | None = None,
     ) -> Path:
-        """Write a file of the served log: for each request id, seconds after the start, and items, best first.
-
-        The name of the file has the time of the first request, but no earlier one than that of the file before it.
-        """
+        """Write a file of the served log: for each request id, seconds after the start, and items, best first."""
         times, items = [at(t) for t, _ in requests.values()], [ids for _, ids in requests.values()]
         item_sources = {"a": bytes([REQUEST] * 2), "b": bytes([BUNDLE] * 2)}
         sources = [[item_sources.get(item, bytes([MISSING] * 2)) for item in ids] for ids in items]
@@ -109,8 +104,7 @@ class LoopFolders:
             "columns": columns,
         }
         self._files += 1
-        self._created = max(self._created, min(next(iter(requests.values()))[0], MAX_CREATED))
-        path = self.served / f"served-{at(self._created):%Y%m%dT%H%M%SZ}-{self._files:012x}.parquet"
+        path = self.served / f"served-20260301T120000Z-{self._files:012x}.parquet"
         pq.write_table(table.replace_schema_metadata({METADATA_KEY: json.dumps(meta)}), path)
         return path
 

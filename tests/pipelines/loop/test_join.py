@@ -17,7 +17,8 @@ import tomli_w
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader
 from pipelines.jobs.forget import forget
-from pipelines.loop import request_ids
+from pipelines.loop import feedback_files, request_ids
+from pipelines.loop.attribution import Attribution
 from pipelines.loop.feedback_files import read_events
 from ranking.errors import BundleError, LogError, OutputError, RankerError, UsageError
 from ranking.schema import Schema
@@ -154,10 +155,13 @@ def test_late_early_and_unmatched_events_are_counted_and_not_used(loop: LoopFold
     loop.serve({"r": (0, ["a", "b"])})
     loop.send(("r", "a", {"is_click": 1}, HOUR + 1), ("r", "a", {"is_click": 1}, -301))
     loop.send(("r", "z", {"is_click": 1}, 5), ("other", "a", {"is_click": 1}, 5))
-    loop.serve({"s": (3 * HOUR, ["a"])})
     counts = loop.join(until=3 * HOUR)
-    assert (counts.used, counts.late, counts.early, counts.unmatched) == (0, 1, 1, 2)
+    assert (counts.used, counts.late, counts.early, counts.unmatched) == (0, 1, 1, 1)
     assert loop.labels() == {("r", "a"): (0, None), ("r", "b"): (0, None)}
+    loop.serve({"s": (24 * HOUR, ["a"])})
+    assert loop.join(until=25 * HOUR).unmatched == 0  # the request "other" may be in a file that is collected later
+    loop.serve({"t": (26 * HOUR, ["a"])})
+    assert loop.join(until=27 * HOUR).unmatched == 1
 
 
 def test_events_at_the_ends_of_the_window_are_used(loop: LoopFolders) -> None:
@@ -284,11 +288,39 @@ def test_feedback_of_requests_that_are_collected_late_is_used(loop: LoopFolders)
     loop.serve({"r": (0, ["a"])})
     loop.send(("r", "a", {"is_click": 1}, 10))
     loop.send(("s", "a", {"is_click": 1}, 700))
-    assert loop.join(until=9 * HOUR).unmatched == 0  # the file of s is still on its way, for example in Kafka
+    loop.serve({"t": (8 * HOUR, ["a"])})
+    loop.join(until=9 * HOUR)
     loop.serve({"s": (600, ["a"])})
-    loop.serve({"t": (9 * HOUR, ["a"])})
     loop.join(until=10 * HOUR)
     assert loop.labels() == {("r", "a"): (1, None), ("s", "a"): (1, None), ("t", "a"): (0, None)}
+
+
+def test_feedback_of_files_that_arrive_during_the_join_is_used(
+    loop: LoopFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop.serve({"r": (0, ["a"])})
+    resolve = Attribution.resolve
+
+    def resolve_late(attribution: Attribution) -> None:
+        loop.serve({"s": (HOUR, ["a"])})
+        loop.send(("s", "a", {"is_click": 1}, HOUR + 1))
+        resolve(attribution)
+
+    loop.send(("s", "a", {"watch": 2.0}, HOUR + 2))
+    monkeypatch.setattr(Attribution, "resolve", resolve_late)
+    loop.join(until=12 * HOUR)
+    monkeypatch.undo()
+    loop.join(until=12 * HOUR)
+    assert loop.labels() == {("r", "a"): (0, None), ("s", "a"): (1, 2.0)}
+
+
+def test_feedback_whose_events_are_all_decided_is_not_read_again(loop: LoopFolders) -> None:
+    loop.serve({"r": (0, ["a"])})
+    path = loop.send(("r", "a", {"is_click": 1}, 10))
+    loop.join()
+    path.write_text("torn")
+    loop.serve({"s": (2 * HOUR, ["a"])})
+    assert loop.join(until=4 * HOUR).left_out == ()
 
 
 def test_drafts_of_a_killed_run_are_removed(loop: LoopFolders) -> None:
@@ -322,7 +354,17 @@ def drop_a_column(path: Path) -> None:
     pq.write_table(pq.read_table(path).drop_columns(["item_id"]), path)
 
 
-DAMAGE = [truncate, overwrite_rows, replace_by_a_foreign_file, drop_a_column]
+def drop_the_sources(path: Path) -> None:
+    pq.write_table(pq.read_table(path).drop_columns(["source.item"]), path)
+
+
+def flatten_a_list(path: Path) -> None:
+    table = pq.read_table(path)
+    position = table.column_names.index("item.price")
+    pq.write_table(table.set_column(position, "item.price", pa.array([1.0] * table.num_rows)), path)
+
+
+DAMAGE = [truncate, overwrite_rows, replace_by_a_foreign_file, drop_a_column, drop_the_sources, flatten_a_list]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -343,6 +385,19 @@ def test_damaged_served_file_is_left_out_until_it_is_restored(
     damaged.write_bytes(content)
     assert loop.join(until=10 * HOUR).left_out == ()
     assert loop.labels() == {("r", "a"): (1, None), ("s", "a"): (1, None), ("t", "a"): (0, None)}
+
+
+@pytest.mark.parametrize("model", [None, "feed"])
+def test_damaged_file_does_not_choose_another_model(loop: LoopFolders, model: str | None) -> None:
+    for name in ("feed", "other"):
+        (loop.repository / name).mkdir(exist_ok=True)
+        (loop.repository / name / "current.json").write_text('{"version": 1}')
+    truncate(loop.serve({"r": (0, ["a"])}))
+    loop.serve({"s": (0, ["a"])}, model="other")
+    if model is None:
+        assert "may be that of another model than the others: name one with --model" in error_of(loop, UsageError)
+    else:
+        assert len(loop.join(model=model).left_out) == 1
 
 
 def test_served_file_that_is_damaged_between_two_runs_continues_where_it_was(loop: LoopFolders) -> None:
@@ -368,6 +423,10 @@ DAMAGED_LINES = [
     b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a", "labels": {"is_click": "x"}}]}',
     b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a", "labels": 1}]}',
     b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a", "labels": {}, "time": "x"}]}',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"labels": {"is_click": 1}}]}',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": null, "labels": {"is_click": 1}}]}',
+    b'{"request_id": "r", "received": "2026-03-01T12:00:00Z", "events": [{"item": "a"}]}',
+    b"\x00" * 100,
 ]
 
 
@@ -379,9 +438,24 @@ def test_damaged_line_of_feedback_is_left_out(loop: LoopFolders, line: bytes) ->
     path.write_bytes(first + line + b"\n" + second)
     loop.send(("r", "b", {"is_click": 1}, 3))
     counts = loop.join()
-    assert counts.left_out == (f"{path}: line 2: not feedback; correct or delete what is damaged",)
+    assert counts.left_out == (f"{path}: line 2 is not feedback; correct or delete what is damaged",)
     assert counts.used == 3
     assert loop.labels() == {("r", "a"): (1, None), ("r", "b"): (1, 2.5)}
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES)
+def test_damaged_file_of_feedback_is_named_in_each_run_until_it_is_restored(loop: LoopFolders, line: bytes) -> None:
+    loop.serve({"r": (0, ["a"]), "s": (600, ["a"])})
+    path = loop.send(("s", "a", {"is_click": 1}, 610))
+    content = path.read_bytes()
+    path.write_bytes(line)
+    for seconds in (HOUR, HOUR, HOUR + 60):
+        assert loop.join(until=seconds).left_out == (
+            f"{path}: line 1 is not feedback; correct or delete what is damaged",
+        )
+    path.write_bytes(content)
+    assert loop.join(until=2 * HOUR).left_out == ()
+    assert loop.labels() == {("r", "a"): (0, None), ("s", "a"): (1, None)}
 
 
 def test_lines_beside_damaged_ones_are_read_like_others(loop: LoopFolders) -> None:
@@ -397,7 +471,7 @@ def test_lines_beside_damaged_ones_are_read_like_others(loop: LoopFolders) -> No
 def read(path: Path) -> list[tuple[Any, ...]]:
     """Return the events of a file of feedback."""
     with duckdb.connect() as connection:
-        read_events(connection, [path])
+        read_events(connection, [path], path.parent)
         return connection.execute("SELECT * FROM events ORDER BY t").fetchall()
 
 
@@ -406,7 +480,15 @@ def test_many_damaged_lines_are_counted(loop: LoopFolders) -> None:
     path = loop.send(("r", "a", {"is_click": 1}, 1))
     path.write_text(path.read_text() + "torn\n" * 12)
     (message,) = loop.join().left_out
-    assert message.startswith(f"{path}: lines 2, 3, 4, 5, 6 and 7 more: not feedback")
+    assert message.startswith(f"{path}: lines 2, 3, 4, 5, 6 and 7 more are not feedback; ")
+
+
+def test_file_of_something_else_is_not_searched_to_its_end(loop: LoopFolders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback_files, "MAX_DAMAGED", 10)
+    loop.serve({"r": (0, ["a"])})
+    path = loop.send(("r", "a", {"is_click": 1}, 1))
+    path.write_text("a,b\n" * 1_000)
+    assert loop.join().left_out == (f"{path}: more than 10 lines are not feedback; restore or delete the file",)
 
 
 # Errors.
