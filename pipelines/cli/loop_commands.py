@@ -83,9 +83,10 @@ def forget_command(arguments: argparse.Namespace) -> None:
         hashed = "" if key is not None else ", or --user-key-file if the service hashes ids"
         print_status(f"nothing of user '{arguments.user}' was found: check the id{hashed}")
     if removed["unreadable"]:
-        first, *others = removed["unreadable"]
-        more = f"; and {len(others):,} more, see above" if others else ""
-        raise LeftOutError(f"what is damaged may hold data of the user: delete it or restore it; {first}{more}")
+        raise LeftOutError(
+            "damaged files may contain data of the user: restore or delete them, then repeat the command; "
+            + _first_of(removed["unreadable"])
+        )
 
 
 def collect_command(arguments: argparse.Namespace) -> None:
@@ -113,8 +114,13 @@ def require_complete(left_out: Sequence[str]) -> None:
         LeftOutError: some was.
     """
     if left_out:
-        more = f"; and {len(left_out) - 1:,} more, see above" if len(left_out) > 1 else ""
-        raise LeftOutError(f"damaged input was left out: {left_out[0]}{more}")
+        raise LeftOutError(f"damaged input was left out: {_first_of(left_out)}")
+
+
+def _first_of(messages: Sequence[str]) -> str:
+    """Return the first message, and how many more were printed before."""
+    more = f"; and {len(messages) - 1:,} more, see above" if len(messages) > 1 else ""
+    return f"{messages[0]}{more}"
 
 
 def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> Sequence[str]:

@@ -70,6 +70,11 @@ class LogFile:
         return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
 
 
+def is_damage(error: Exception) -> bool:
+    """Return whether Arrow failed because of the content of a file: its errors of the system have a number."""
+    return not isinstance(error, OSError) or error.errno is None
+
+
 class OpenFile:
     """An open Parquet file.
 

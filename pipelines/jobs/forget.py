@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
 from pipelines.console import Progress
+from pipelines.data.parquet import is_damage
 from pipelines.jobs.counter_store import CounterStore
 from pipelines.jobs.forgotten_users import forget_user
 from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
 from ranking.artifacts import repository
-from ranking.artifacts.atomic_files import os_error_text, remove_drafts
+from ranking.artifacts.atomic_files import remove_drafts
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.user_hash import UserHash
 from ranking.errors import LogError, UsageError
@@ -159,12 +160,10 @@ def _requests(served: Path, selected: Callable[[pa.Array], pa.Array]) -> set[str
             table = pq.ParquetFile(file).read([USER, REQUEST])
         except FileNotFoundError:
             continue
-        except pa.ArrowException:
+        except (OSError, pa.ArrowException) as error:
+            if not is_damage(error):
+                raise LogError(f"{file}: cannot be read ({single_line(error)}); fix this first") from None
             continue  # the removal of its rows reports it
-        except OSError as error:
-            if error.errno is not None:
-                raise LogError(f"{file}: cannot be read ({os_error_text(error)}); fix this first") from None
-            continue
         if {USER, REQUEST} <= {*table.column_names}:
             requests.update(table.filter(selected(table[USER].combine_chunks()))[REQUEST].to_pylist())
     return requests

@@ -21,6 +21,8 @@ from ranking.encoding.vocabulary import IdArray, stable_hash
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+FUTURE = timedelta(days=1)
+"""Time by which the last impression of a bundle may be in the future, as in ``ranker join``, because clocks differ."""
 
 
 def forget_user(store: CounterStore, user: str, features: str) -> int:
@@ -56,7 +58,7 @@ def forget_user(store: CounterStore, user: str, features: str) -> int:
 
 
 def were_forgotten(store: CounterStore, users: IdArray, clock: StateClock) -> npt.NDArray[np.bool_]:
-    """Return which users were forgotten after the last impression of a bundle, so that its sums must not be used.
+    """Return which users were forgotten after a bundle was trained, so that its sums must not be used.
 
     Args:
         store: the store.
@@ -70,7 +72,7 @@ def were_forgotten(store: CounterStore, users: IdArray, clock: StateClock) -> np
 
 
 def forgotten_users(store: CounterStore, clock: StateClock) -> IdArray:
-    """Return the hashes of all users that were forgotten after the last impression of a bundle [users]."""
+    """Return the hashes of all users that were forgotten after a bundle was trained [users]."""
     times: Any = store.client.hgetall(store.forgotten)
     return np.array([int(user) for user, time in times.items() if _is_later(time, clock)], np.int64)
 
@@ -80,4 +82,4 @@ def _holds_counters(value: Any) -> bool:
 
 
 def _is_later(microseconds: bytes, clock: StateClock) -> bool:
-    return clock.at(EPOCH + int(microseconds) * MICROSECOND) >= clock.until
+    return clock.at(EPOCH + int(microseconds) * MICROSECOND + FUTURE) >= clock.until

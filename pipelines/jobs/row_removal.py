@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
 from pipelines.data.chunk_names import ChunkNames
-from pipelines.data.parquet import CHUNK_ROWS
+from pipelines.data.parquet import CHUNK_ROWS, is_damage
 from ranking.artifacts.atomic_files import os_error_text, replaced_file
 from ranking.errors import LogError, OutputError
 
@@ -70,14 +70,14 @@ def remove_parquet_rows(
             return removed
     except FileNotFoundError:  # collected in the meantime
         return 0
+    except OSError as error:
+        if not is_damage(error):
+            raise _output_error(file, error) from None
+        unreadable.append(f"{file}: is damaged ({single_line(error)})")
+        return 0
     except pa.ArrowException as error:
         unreadable.append(f"{file}: is damaged ({single_line(error)})")
         return 0
-    except OSError as error:
-        if error.errno is None:  # Arrow raises OSError without a number for damaged data
-            unreadable.append(f"{file}: is damaged ({single_line(error)})")
-            return 0
-        raise _output_error(file, error) from None
 
 
 def remove_feedback(file: Path, request_ids: Collection[str], unreadable: list[str]) -> int:

@@ -66,7 +66,7 @@ def store_error(url: str, error: Exception, failure: str, hint: str) -> OutputEr
     """
     if isinstance(error, redis.exceptions.NoPermissionError):
         failure = "its access control list rejects a command"
-        hint = "permit what docs/operations.md lists under 'Users of the store'"
+        hint = "grant the commands that docs/operations.md lists under 'Users of the store'"
     return OutputError(f"{redact_address(url)}: {failure} ({single_line(error)}); {hint}")
 
 

@@ -136,7 +136,7 @@ def _describe(path: Path, lines: list[int]) -> str:
     more = f" and {len(lines) - SHOWN_LINES:,} more" if len(lines) > SHOWN_LINES else ""
     numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
     subject = f"line {numbers} is" if len(lines) == 1 else f"lines {numbers}{more} are"
-    return f"{path}: {subject} not feedback; correct or delete what is damaged"
+    return f"{path}: {subject} not feedback; correct or delete {'it' if len(lines) == 1 else 'them'}"
 
 
 def _files(folder: Path) -> list[tuple[Path, bool]]:

@@ -1,7 +1,8 @@
 """A joined log: a folder per run, which appears by one rename, with a file per day and version.
 
 run-000001/day=2026-01-31/version-3.parquet    rows
-run-000001/_join.json                          state after the run; only the newest run has one, and _requests.npy
+run-000001/_join.json                          state after the run; only the newest run has one
+run-000001/_requests.npy                       hashes of the ids of requests, likewise
 """
 
 from __future__ import annotations

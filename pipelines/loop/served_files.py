@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
+from pipelines.data.parquet import is_damage
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, source_column
 from ranking.encoding.vocabulary import IdArray
@@ -232,11 +233,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn the errors of reading a file into ``DamagedFileError``, or ``LogError`` if the system cannot read it."""
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:  # Arrow raises OSError without a number for damaged data
-            raise LogError(
-                f"{path}: cannot be read ({os_error_text(error)}); fix this and repeat the command"
-            ) from None
-        raise DamagedFileError(path, single_line(error)) from None
-    except (pa.ArrowException, ValueError, LookupError, TypeError) as error:
+    except (OSError, pa.ArrowException, ValueError, LookupError, TypeError) as error:
+        if not is_damage(error):
+            raise LogError(f"{path}: cannot be read ({single_line(error)}); fix this and repeat the command") from None
         raise DamagedFileError(path, single_line(error)) from None

@@ -9,19 +9,23 @@ from service.engine.errors import QueueFullError
 
 SMALL_BYTES = 16 * 1024
 """Size of a body up to which it never waits behind larger ones."""
+LARGE_BYTES = 256 * 1024
+"""Size of a body from which its elements are counted; the parsed form of a smaller one takes a few megabytes."""
 ELEMENT_BYTES = 8
-"""Bytes of a body to which the parsed form of one element of a JSON list corresponds: about 100 bytes."""
+"""Bytes of a body to which the parsed form of one element, list or object of JSON corresponds: about 100 bytes."""
 
 
-def size_of(body: bytes) -> int:
-    """Return the size of a body, or that of one with as many elements as its commas separate, if that is larger."""
-    return len(body) if len(body) <= SMALL_BYTES else max(len(body), ELEMENT_BYTES * body.count(b","))
+def json_size(body: bytes) -> int:
+    """Return the size of a JSON body, or that of one with as many elements, lists and objects, if that is larger."""
+    if len(body) < LARGE_BYTES:
+        return len(body)
+    return max(len(body), ELEMENT_BYTES * sum(map(body.count, (b",", b"[", b"{"))))
 
 
 class ParsedBodies:
     """Bounds the bytes of bodies that are parsed at a time; further requests wait, in order of arrival.
 
-    The parsed form of JSON takes up to 13 times its size (see ``size_of``). It lives until the
+    The parsed form of JSON takes up to 13 times its size (see ``json_size``). It lives until the
     request is scored, so without a bound the parsed forms of all waiting requests would exist at once. A body of any
     size is parsed if no other is. Not thread-safe: all calls come from the event loop.
 

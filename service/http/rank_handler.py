@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.engine.model import LoadedModel
-from service.engine.parsed_bodies import ParsedBodies, ParsedBody, size_of
+from service.engine.parsed_bodies import ParsedBodies, ParsedBody, json_size
 from service.engine.response import RankResult
 from service.feedback.answers import AnsweredRequests
 from service.http.decode import decode_request
@@ -91,7 +91,8 @@ class RankHandler:
         http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
         accept_format = response_format(http.headers.get("accept", ""))
         body_format = request_format(http.headers.get("content-type", ""))
-        parsed = await self.parsed_bodies.acquire(size_of(await http.body()))
+        body = await http.body()
+        parsed = await self.parsed_bodies.acquire(len(body) if body_format == ARROW else json_size(body))
         try:
             return await self._rank(http, routing, body_format, accept_format, parsed, trial=trial)
         finally:

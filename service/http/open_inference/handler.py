@@ -6,7 +6,7 @@ from fastapi import Request, Response
 
 from service.engine.admission import Permit
 from service.engine.engine import Engine
-from service.engine.parsed_bodies import ParsedBodies, size_of
+from service.engine.parsed_bodies import ParsedBodies, json_size
 from service.feedback.answers import AnsweredRequests
 from service.http.open_inference.body import read_body
 from service.http.open_inference.decode import to_rank_request
@@ -56,7 +56,7 @@ class InferHandler:
         """
         http.state.request_info = RequestInfo(routing.current.name, routing.current.version)
         body = await http.body()
-        parsed = await self._parsed_bodies.acquire(size_of(body))
+        parsed = await self._parsed_bodies.acquire(json_size(body))
         try:
             return await self._infer(http, routing, body)
         finally:

@@ -162,7 +162,7 @@ def test_what_is_damaged_is_named_and_all_else_forgets_the_user(loop: Path, dama
     (message,) = json.loads(out)["unreadable"]
     assert says in message
     last = err.splitlines()[-1]
-    assert last.startswith("ranker: what is damaged may hold data of the user: delete it or restore it; ")
+    assert last.startswith("ranker: damaged files may contain data of the user: restore or delete them, then repeat")
     assert last.endswith(message)
     assert not list(loop.rglob(".*"))
     for file in loop.rglob("*.parquet"):

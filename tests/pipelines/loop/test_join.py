@@ -438,7 +438,7 @@ def test_damaged_line_of_feedback_is_left_out(loop: LoopFolders, line: bytes) ->
     path.write_bytes(first + line + b"\n" + second)
     loop.send(("r", "b", {"is_click": 1}, 3))
     counts = loop.join()
-    assert counts.left_out == (f"{path}: line 2 is not feedback; correct or delete what is damaged",)
+    assert counts.left_out == (f"{path}: line 2 is not feedback; correct or delete it",)
     assert counts.used == 3
     assert loop.labels() == {("r", "a"): (1, None), ("r", "b"): (1, 2.5)}
 
@@ -450,9 +450,7 @@ def test_damaged_file_of_feedback_is_named_in_each_run_until_it_is_restored(loop
     content = path.read_bytes()
     path.write_bytes(line)
     for seconds in (HOUR, HOUR, HOUR + 60):
-        assert loop.join(until=seconds).left_out == (
-            f"{path}: line 1 is not feedback; correct or delete what is damaged",
-        )
+        assert loop.join(until=seconds).left_out == (f"{path}: line 1 is not feedback; correct or delete it",)
     path.write_bytes(content)
     assert loop.join(until=2 * HOUR).left_out == ()
     assert loop.labels() == {("r", "a"): (0, None), ("s", "a"): (1, None)}

@@ -179,6 +179,7 @@ class Loop:
 
     def __init__(self, folder: Path, store: RedisServer) -> None:
         self.folder, self.store, self.ledger = folder, store, Ledger()
+        self.random, self.searching = np.random.default_rng(1), threading.Lock()
         self.repository, self.served, self.feedback, self.joined, self.state = (
             folder / name for name in ("repository", "served", "feedback", "joined", "state")
         )
@@ -269,12 +270,25 @@ class Loop:
         unfinished = {*self.served.glob("*.part"), *self.feedback.glob("*.part")}
         wait_until(lambda: not any(file.exists() for file in unfinished))
         self.state.mkdir(exist_ok=True)
-        with lock_folders([self.served, self.feedback, self.joined, self.state]):
+        with self.searching, lock_folders([self.served, self.feedback, self.joined, self.state]):
             logs = [self.joined, self.state]
             removed = forget(user, served=self.served, feedback=self.feedback, logs=logs)
             self._repeat(lambda: forget_in_store(user, self.repository, self.store.url, "soak", DEFAULT_KEY_PREFIX))
         assert removed["served_requests"] > 0
         assert removed["unreadable"] == []
+
+    def damage(self) -> None:
+        """Tear a file of the served log, and restore it; meanwhile forget would report that it cannot search it."""
+        with self.searching:
+            with lock_folders([self.served]):
+                files = list(self.served.glob("served-*.parquet"))
+                if not files:
+                    return
+                file = files[int(self.random.integers(len(files)))]
+                content = file.read_bytes()
+                file.write_bytes(content[: len(content) // 2])
+            time.sleep(1.5)
+            file.write_bytes(content)
 
     def _repeat(self, command: Callable[[], Any]) -> None:
         """Repeat a command while the store restarts."""
@@ -457,6 +471,7 @@ def test_rows_sums_and_answers_agree_with_the_ledger(tmp_path: Path, seconds: fl
                 (seconds / 6, loop.swap),
                 (seconds / 5, loop.load),
                 (seconds / 5, loop.forget),
+                (seconds / 8, loop.damage),
                 (seconds / 4, loop.restart_store),
             ),
             clients(loop, service),

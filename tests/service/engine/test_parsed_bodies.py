@@ -8,7 +8,7 @@ import pytest
 
 from service.engine import parsed_bodies
 from service.engine.errors import QueueFullError
-from service.engine.parsed_bodies import ParsedBodies, ParsedBody
+from service.engine.parsed_bodies import ELEMENT_BYTES, ParsedBodies, ParsedBody, json_size
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +90,10 @@ async def test_parsed_body_that_decompresses_beyond_the_limit_is_rejected_beside
     (await bodies.acquire(100)).release()
 
 
-def test_size_of_counts_the_elements_of_long_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parsed_bodies.size_of(b"[" + b"1," * 100 + b"1]") == 100 * parsed_bodies.ELEMENT_BYTES
-    assert parsed_bodies.size_of(b'{"text": "' + b"x" * 500 + b'"}') == 512
-    monkeypatch.setattr(parsed_bodies, "SMALL_BYTES", 1_000)
-    assert parsed_bodies.size_of(b"1," * 100) == 200
+def test_json_size_counts_elements_lists_and_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json_size(b"1," * 100) == 200
+    monkeypatch.setattr(parsed_bodies, "LARGE_BYTES", 100)
+    assert json_size(b"1," * 100) == 100 * ELEMENT_BYTES
+    assert json_size(b"[" * 50 + b"]" * 50) == 50 * ELEMENT_BYTES
+    assert json_size(b'{"":0},' * 100) == 200 * ELEMENT_BYTES
+    assert json_size(b'{"text": "' + b"x" * 500 + b'"}') == 512
