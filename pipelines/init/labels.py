@@ -213,10 +213,16 @@ def _copies(tasks: list[TaskGuess], columns: dict[str, ColumnProfile]) -> list[L
 
 def _correlation(a: Numbers, b: Numbers) -> float:
     both = np.isfinite(a) & np.isfinite(b)
-    a, b = a[both], b[both]
+    a, b = _scaled(a[both]), _scaled(b[both])
     if len(a) < 3 or not (np.std(a) and np.std(b)):
         return 0.0
     return float(abs(np.corrcoef(a, b)[0, 1]))
+
+
+def _scaled(numbers: Numbers) -> Numbers:
+    """Return numbers between -1 and 1, whose squares do not overflow."""
+    largest = np.abs(numbers).max(initial=0.0)
+    return numbers / largest if largest else numbers
 
 
 def _why_not(column: ColumnProfile) -> str:

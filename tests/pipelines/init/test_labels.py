@@ -116,3 +116,9 @@ def test_labels_of_0_and_1_are_not_converted(values: list[Any]) -> None:
 def test_named_label_that_cannot_be_learned_is_rejected(values: list[Any], reason: str) -> None:
     with pytest.raises(LogError, match=f"--label y: {reason}"):
         require_labels(profiles(y=values), ["y"])
+
+
+def test_huge_numbers_are_compared_without_overflow() -> None:
+    seconds = np.random.default_rng(0).exponential(9, ROWS) * 1e305
+    _, left_out = labels(watch_seconds=seconds, watch_ms=seconds * 1000)
+    assert left_out["watch_ms"].reason == "a copy of the label 'watch_seconds'"

@@ -69,7 +69,7 @@ def test_worker_state_is_the_last_report() -> None:
         (None, START_SECONDS),
         (WorkerState.STARTING, 10),
         (WorkerState.SERVING, 10),
-        (b"e", 10 + 25 + KILL_MARGIN_SECONDS),
+        (WorkerState.ENDING, 10 + 25 + KILL_MARGIN_SECONDS),
     ],
 )
 def test_silence_limit_is_longer_before_the_first_report_and_while_requests_are_finished(
