@@ -82,7 +82,7 @@ def test_build_context_contains_all_packages() -> None:
 IMAGES = ["dselect-ranker", "dselect-ranker-slim", "dselect-ranker-train"]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(short="test_images_run_as_non_root")
 def test_built_images_train_serve_and_stop_as_in_a_cluster() -> None:
     """Build the images with buildah first, see docs/deployment.md."""
     if shutil.which("buildah") is None:
