@@ -259,7 +259,7 @@ class Loop:
 
     def forget(self) -> None:
         """Forget a user when no client uses it and the service has finished the files with its requests."""
-        known = [answer.user for answer in self.ledger.answers.values() if answer.user not in self.ledger.forgotten]
+        known = [answer.user for answer in [*self.ledger.answers.values()] if answer.user not in self.ledger.forgotten]
         if not known:
             return
         user = known[-1]
