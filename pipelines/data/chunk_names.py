@@ -44,18 +44,22 @@ class ChunkNames:
     starts: Sequence[tuple[int, int]] | None = None
 
     @classmethod
-    def of(cls, parquet: pq.ParquetFile) -> Self:
+    def of(cls, parquet: pq.ParquetFile, digest: str) -> Self:
         """Read the names of the chunks of a file.
 
         Arrow copies metadata to files that are made of a changed one. They have other row groups, and names of their
         own.
+
+        Args:
+            parquet: the file.
+            digest: its digest.
         """
         text = (parquet.schema_arrow.metadata or {}).get(KEY)
         if text is not None:
             stored = json.loads(text)
             if stored["rows"] == row_group_sizes(parquet):
                 return cls(stored["digest"], [(group, start) for group, start in stored["starts"]])
-        return cls(footer_digest(parquet))
+        return cls(digest)
 
     def name(self, group: int, start: int) -> str:
         """Return the name of the chunk that starts at a row of a row group."""

@@ -97,7 +97,7 @@ class JoinedColumns:
         Raises:
             LogError: the log's file has changed or is new, or the columns cannot be read.
         """
-        if self.digests.get(file.name) != parquet.digest():
+        if self.digests.get(file.name) != parquet.digest:
             raise LogError(
                 f"{file.display_name}: changed after counters and histories were computed; restore it, or train again"
             )
@@ -114,7 +114,7 @@ class JoinedColumns:
 def _digest(file: LogFile) -> str:
     try:
         with file.open() as parquet:
-            return parquet.digest()
+            return parquet.digest
     except (OSError, pa.ArrowException) as error:
         raise file.read_error(error) from None
 

@@ -104,14 +104,15 @@ class OpenFile:
         """Number of rows of each row group."""
         return row_group_sizes(self._parquet)
 
+    @cached_property
     def digest(self) -> str:
-        """Return a hash of the footer, see ``footer_digest``."""
+        """Hash of the footer, see ``footer_digest``."""
         return footer_digest(self._parquet)
 
     @cached_property
     def chunk_names(self) -> ChunkNames:
         """Names of the chunks."""
-        return ChunkNames.of(self._parquet)
+        return ChunkNames.of(self._parquet, self.digest)
 
     def row_groups_matching(self, rows: pc.Expression | None) -> list[int]:
         """Return the row groups that may contain rows matching a filter, according to the footer's statistics."""

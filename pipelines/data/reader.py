@@ -208,7 +208,7 @@ class LogReader:
         columns = list(required_columns(self._schema.logged, labels=True))
         try:
             with file.open() as parquet:
-                if parquet.digest() != chunk.digest:
+                if parquet.digest != chunk.digest:
                     raise _changed(file.display_name)
                 with self._open_joined(file, parquet) as joined:
                     for group, group_entries in groupby(entries, key=lambda entry: entry.chunk.group):
@@ -270,7 +270,7 @@ class LogReader:
                     time = self._schema.columns.time
                     with as_log_error(file.display_name):
                         rows = time_range.expression(time, parquet.schema.field(time).type)
-                digest, sizes = parquet.digest(), parquet.row_group_sizes
+                digest, sizes = parquet.digest, parquet.row_group_sizes
                 with self._open_joined(file, parquet, needed=columns is None) as joined:
                     for group in parquet.row_groups_matching(rows):
                         start = 0

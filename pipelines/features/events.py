@@ -154,7 +154,7 @@ def _log_rows(files: list[LogFile]) -> list[FileRows]:
     for file in files:
         try:
             with file.open() as parquet:
-                log.append(FileRows(file, parquet.digest(), first, parquet.row_group_sizes))
+                log.append(FileRows(file, parquet.digest, first, parquet.row_group_sizes))
         except (OSError, pa.ArrowException) as error:
             raise file.read_error(error) from None
         first += sum(log[-1].groups)

@@ -198,7 +198,8 @@ class ChunkWriter:
             sums = {}
             for counter in counters:
                 stored = stored_sums[counter.name]
-                stored = np.append(stored, self._bundle.find(counter, root, absent))
+                if len(absent):
+                    stored = np.append(stored, self._bundle.find(counter, root, absent))
                 joined = combine(counter, np.append(stored, added.get(counter.name, stored[:0])))
                 sums[counter.name] = within_window(counter, joined, state.until, self._zone)
             encoded = encode_roots(counters, sums, state.generation, affected)

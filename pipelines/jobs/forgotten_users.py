@@ -14,6 +14,7 @@ import numpy.typing as npt
 import redis
 
 from pipelines.jobs.counter_store import CounterStore, read_state
+from pipelines.loop.attribution import FUTURE
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import encode_value
@@ -21,8 +22,6 @@ from ranking.encoding.vocabulary import IdArray, stable_hash
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-FUTURE = timedelta(days=1)
-"""Time by which the last impression of a bundle may be in the future, as in ``ranker join``, because clocks differ."""
 
 
 def forget_user(store: CounterStore, user: str, features: str) -> int:
@@ -82,4 +81,5 @@ def _holds_counters(value: Any) -> bool:
 
 
 def _is_later(microseconds: bytes, clock: StateClock) -> bool:
+    """Return whether a time is later than a bundle, whose last impression may be in the future, see ``FUTURE``."""
     return clock.at(EPOCH + int(microseconds) * MICROSECOND + FUTURE) >= clock.until

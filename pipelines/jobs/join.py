@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pipelines.features.database import empty_database
 from pipelines.loop.attribution import Attribution, LabelColumns
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
 from pipelines.loop.folder_locks import lock_folders
+from pipelines.loop.join_counts import JoinCounts
 from pipelines.loop.output import RunWriter, lock_log, new_run
 from pipelines.loop.rows import RowLayout, add_labels
 from pipelines.loop.served_files import (
@@ -41,63 +42,6 @@ MICROSECONDS = 1_000_000
 MAX_LAG = 86_400 * MICROSECONDS
 """Microseconds after its window for which feedback of an unknown request is kept: a file of the served log can be
 collected late."""
-
-
-@dataclass(frozen=True)
-class JoinCounts:
-    """Result of ``ranker join``.
-
-    Attributes:
-        until: time until which windows have closed, ISO 8601.
-        requests: requests whose window closed since the last run.
-        impressions: their candidates.
-        rows: rows that were written: the candidates that were shown.
-        labels: number of rows with a positive label or a value, by task.
-        used: events in the window of their impression.
-        unmatched: events without such a request or item; also those that arrived after the row was written.
-        late: events after the window.
-        early: events more than 5 minutes before their impression.
-        duplicates: events that repeat another one.
-        repeated_requests: answers that repeat a request id; the first answer counts.
-        impossible_times: requests before 1970 or in the future, which are left out.
-        open_requests: requests whose window has not closed.
-        left_out: messages about damaged files of the served log and damaged lines of feedback; the next run reads them
-            again, and they may have been restored then.
-    """
-
-    until: str
-    requests: int = 0
-    impressions: int = 0
-    rows: int = 0
-    labels: Mapping[str, int] | None = None
-    used: int = 0
-    unmatched: int = 0
-    late: int = 0
-    early: int = 0
-    duplicates: int = 0
-    repeated_requests: int = 0
-    impossible_times: int = 0
-    open_requests: int = 0
-    left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts for ``--json``."""
-        return {**asdict(self), "labels": dict(self.labels or {}), "left_out": list(self.left_out)}
-
-    def to_text(self) -> str:
-        """Return the counts as lines of text."""
-        labels = ", ".join(f"{name} {count:,}" for name, count in (self.labels or {}).items())
-        impossible = f"; left out for their time: {self.impossible_times:,}" if self.impossible_times else ""
-        return "\n".join(
-            [
-                f"until {self.until}: {self.rows:,} rows of {self.requests:,} requests with {self.impressions:,} items",
-                f"labels: {labels or 'none'}",
-                f"events: {self.used:,} used, {self.duplicates:,} of them repeated; {self.late:,} late, "
-                f"{self.early:,} early, {self.unmatched:,} unmatched",
-                f"open: {self.open_requests:,} requests; repeated request ids: {self.repeated_requests:,}{impossible}",
-                *(f"damaged: {message}" for message in self.left_out),
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -151,12 +95,12 @@ def join_locked(sources: JoinSources, log: Path, window: int, until: datetime | 
 
 
 def _join_files(
-    sources: JoinSources, log: Path, window: int, until: datetime | None, damaged: Mapping[Path, DamagedFileError]
+    sources: JoinSources, log: Path, window: int, until: datetime | None, damaged: dict[Path, DamagedFileError]
 ) -> JoinCounts:
-    """Do the same as ``join`` without the damaged files.
+    """Do the same as ``join`` without the damaged files; add those that cannot be opened to them.
 
     Raises:
-        DamagedFileError: another file is damaged; nothing was written.
+        DamagedFileError: the rows of another file are damaged; nothing was written.
     """
     state = JoinState.read(log)
     if until is None:
@@ -164,7 +108,13 @@ def _join_files(
     closed = int((until.timestamp() - window) * MICROSECONDS)
     paths = find_served_files(sources.served)
     known: dict[str, int | None] = {p.name: state.served[p.name] for p in paths if p.name in state.served}
-    new = [ServedFile.open(path) for path in paths if known.get(path.name, 0) is not None and path not in damaged]
+    new = []
+    for path in paths:
+        if known.get(path.name, 0) is not None and path not in damaged:
+            try:
+                new.append(ServedFile.open(path))
+            except DamagedFileError as error:
+                damaged[path] = error
     model = _model_of(state, sources, new, log, damaged=bool(damaged))
     files = [file for file in new if file.model == model]
     with (
@@ -193,7 +143,8 @@ def _join_files(
         latest = -math.inf if damaged else closed - MAX_LAG
         feedback = _feedback_state(state, attribution, used, damaged_feedback, latest)
         decided: dict[str, Any] = attribution.counts()
-        decided["unmatched"] += _newly_unmatched(state, feedback)
+        finished = [feedback[path.name] for path in used if feedback[path.name].complete]
+        decided["unmatched"] += sum(entry.undecided for entry in finished)
         counts = replace(counts, open_requests=open_requests, **decided)
         after = JoinState(state.run + 1, model, served, feedback, np.append(state.requests, attribution.joined()))
         return _write(log, after, files, RowLayout(files, versions, labels), attribution, counts)
@@ -214,8 +165,8 @@ def _model_of(
     if damaged:  # its requests may be those of the model
         if sources.model is not None:
             return sources.model
-        models = {name for file in files for name in list_models(sources.repository or file.repository)}
-        if len(models) > 1:
+        repositories = {sources.repository or file.repository for file in files}
+        if len({name for repository in repositories for name in list_models(repository)}) > 1:
             raise UsageError(
                 "a damaged file of the served log may be that of another model than the others: name one with --model"
             )
@@ -272,15 +223,6 @@ def _feedback_state(
         complete = path not in damaged and (entry.undecided == 0 or newest < latest)
         feedback[path.name] = replace(entry, complete=complete)
     return feedback
-
-
-def _newly_unmatched(state: JoinState, feedback: Mapping[str, FeedbackState]) -> int:
-    """Return the number of events that no later request can have, of the files that have become complete."""
-    return sum(
-        entry.undecided
-        for name, entry in feedback.items()
-        if entry.complete and not (name in state.feedback and state.feedback[name].complete)
-    )
 
 
 def _write(

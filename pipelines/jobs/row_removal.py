@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
-from pipelines.data.chunk_names import ChunkNames
+from pipelines.data.chunk_names import ChunkNames, footer_digest
 from pipelines.data.parquet import CHUNK_ROWS, is_damage
 from ranking.artifacts.atomic_files import os_error_text, replaced_file
 from ranking.errors import LogError, OutputError
@@ -59,7 +59,7 @@ def remove_parquet_rows(
             if removed == parquet.metadata.num_rows and removed:
                 file.unlink()
             elif removed:
-                names = ChunkNames.of(parquet)
+                names = ChunkNames.of(parquet, footer_digest(parquet))
                 if names.starts is None:
                     names = replace(names, starts=[start for start, _ in _chunks(parquet, [column])])
                 metadata = (parquet.schema_arrow.metadata or {}) | names.metadata([mask.false_count for mask in masks])
@@ -70,12 +70,9 @@ def remove_parquet_rows(
             return removed
     except FileNotFoundError:  # collected in the meantime
         return 0
-    except OSError as error:
-        if not is_damage(error):
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and not is_damage(error):
             raise _output_error(file, error) from None
-        unreadable.append(f"{file}: is damaged ({single_line(error)})")
-        return 0
-    except pa.ArrowException as error:
         unreadable.append(f"{file}: is damaged ({single_line(error)})")
         return 0
 

@@ -34,7 +34,7 @@ def find_feedback_files(folder: Path) -> list[Path]:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    return [path for path, is_part in _files(folder) if not is_part]
+    return [path for path, name in _files(folder) if not name["part"]]
 
 
 def oldest_unfinished(folder: Path) -> datetime | None:
@@ -43,11 +43,11 @@ def oldest_unfinished(folder: Path) -> datetime | None:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    names = [FILE_NAME.fullmatch(path.name) for path, is_part in _files(folder) if is_part]
     times = []
-    for name in names:
-        with suppress(ValueError):  # not a time
-            times += [datetime.strptime(name["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)] if name else []
+    for _, name in _files(folder):
+        if name["part"]:
+            with suppress(ValueError):  # not a time
+                times.append(datetime.strptime(name["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC))
     return min(times, default=None)
 
 
@@ -116,8 +116,10 @@ def _read_lines(connection: DuckDBPyConnection, path: Path, part: Path) -> list[
     damaged: list[int] = []
 
     def read(start: int, stop: int) -> None:
+        if len(damaged) >= MAX_DAMAGED:
+            return
         part.write_bytes(b"\n".join(lines[start:stop]))
-        if len(damaged) >= MAX_DAMAGED or _read(connection, part, path):
+        if _read(connection, part, path):
             return
         if stop - start == 1:
             damaged.append(stop)
@@ -139,11 +141,11 @@ def _describe(path: Path, lines: list[int]) -> str:
     return f"{path}: {subject} not feedback; correct or delete {'it' if len(lines) == 1 else 'them'}"
 
 
-def _files(folder: Path) -> list[tuple[Path, bool]]:
-    """Return the files of feedback and whether they are unfinished."""
+def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    """Return the files of feedback and the parts of their names, oldest first."""
     try:
         matches = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     except OSError as error:
         reason = f"cannot be read ({os_error_text(error)}); name the feedback_dir of the service"
         raise LogError(f"{folder}: {reason}") from None
-    return [(path, name["part"] is not None) for path, name in matches if name is not None]
+    return [(path, name) for path, name in matches if name is not None]

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.jobs.join import JoinCounts, JoinSources, join
+from pipelines.jobs.join import JoinSources, join
+from pipelines.loop.join_counts import JoinCounts
 from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, MISSING, REQUEST
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

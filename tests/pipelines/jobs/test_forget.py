@@ -258,7 +258,7 @@ def test_changed_file_keeps_the_names_of_its_chunks(tmp_path: Path, monkeypatch:
         assert ranker("forget", user, "--log", tmp_path / "log")[0] == 0
         parquet = pq.ParquetFile(file)
         assert row_group_sizes(parquet) == sizes
-        names = [ChunkNames.of(parquet).name(group, 0) for group in range(6)]
+        names = [ChunkNames.of(parquet, footer_digest(parquet)).name(group, 0) for group in range(6)]
         assert names == [f"{digest}:{group}:{start}" for group, start in starts]
     assert pq.read_table(file)["row"].to_pylist() == [7, 8]
 
@@ -271,4 +271,4 @@ def test_file_that_is_made_of_a_changed_one_is_a_file_of_its_own(tmp_path: Path)
     pq.write_table(pa.concat_tables([changed, changed]), file)
     parquet = pq.ParquetFile(file)
     assert b"ranker.chunks" in parquet.schema_arrow.metadata
-    assert ChunkNames.of(parquet).name(0, 0) == f"{footer_digest(parquet)}:0:0"
+    assert ChunkNames.of(parquet, footer_digest(parquet)).name(0, 0) == f"{footer_digest(parquet)}:0:0"
