@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pipelines.bench.interleave import interleave, ratios
 from pipelines.bench.tables import section, spread
+from ranking.encoding.bins import Bins
 from service.backends.torch_modules import CudaGraphRunner, Embedding, FusedMoE, Layer, bucket_size
 
 CATEGORICAL, NUMERIC, CATEGORIES, DIM = 15, 10, 100_000, 16
@@ -49,6 +50,8 @@ class FeatureGroup(NamedTuple):
 
     singles: list[Feature]
     bags: list[Any]
+    dense: list[int]
+    bins: Bins
     input_columns: list[int]
 
 
@@ -146,7 +149,13 @@ class Forward:
     def __init__(self, weights: Weights, candidates: int, device: torch.device) -> None:
         named = [{f"embedding.{group}.{i}": t for i, t in enumerate(ts)} for group, ts in enumerate(weights.tables)]
         groups: list[Any] = [
-            FeatureGroup([Feature(name.removeprefix("embedding."), DIM) for name in tables], [], list(range(WIDTH)))
+            FeatureGroup(
+                [Feature(name.removeprefix("embedding."), DIM) for name in tables],
+                [],
+                list(range(NUMERIC)),
+                Bins.of({}),
+                list(range(WIDTH)),
+            )
             for tables in named
         ]
         shared, items = (Embedding(group, tables).to(device) for group, tables in zip(groups, named, strict=True))

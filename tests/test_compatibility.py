@@ -87,6 +87,15 @@ def test_bundle_of_version_0_1_does_not_clip_numbers(run: Path, tmp_path: Path) 
         assert {feature.clip for feature in ranker.schema.numerics} == {"none"}, folder
 
 
+def test_bundle_of_version_0_1_has_no_bins_and_pools_histories_by_their_mean(run: Path, tmp_path: Path) -> None:
+    assert main(["freeze", str(run), "--out", str(tmp_path / "bundle")]) == 0
+    for folder in (FIXTURE / "bundle", tmp_path / "bundle"):
+        ranker = ranking.load(folder)
+        assert len(ranker.encoder.bins) == 0, folder
+        assert {feature.bins for feature in ranker.schema.numerics} == {0}, folder
+        assert {bag.pooling for bag in ranker.schema.bags} <= {"mean", "sum"}, folder
+
+
 def test_run_of_version_0_1_evaluates_and_reports_as_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--json"]) == 0
     evaluation, before = json.loads(capsys.readouterr().out), json.loads((run / "evaluation.json").read_text())

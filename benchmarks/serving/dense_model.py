@@ -16,6 +16,7 @@ from pipelines.bench.reference import set_selection
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import DSelectKConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Schema
@@ -38,7 +39,7 @@ def dense_model(ranker: FrozenRanker) -> MMoE:
         experts=selection.num_experts, expert_layers=tuple(widths), tower_layers=tuple(towers), gate=gate
     )
     embeddings = Embeddings(schema, {name: mapping.size for name, mapping in ranker.encoder.id_mappings.items()})
-    model = MMoE(config, len(schema.tasks), embeddings, ranker.encoder.dense_size)
+    model = MMoE(config, len(schema.tasks), embeddings, DenseInputs(ranker.encoder.dense_size, ranker.encoder.bins))
     for table in schema.tables:
         embeddings.weight(table).copy_(graph.weights[f"embedding.{table}"])
     assert model.norm.running_var is not None

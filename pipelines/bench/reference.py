@@ -24,6 +24,7 @@ from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK, Gate
 from ranking.gates.config import DSelectKConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
@@ -95,7 +96,7 @@ def reference_model(encoder: Encoder) -> MMoE:
     embeddings = Embeddings(schema, {name: mapping.size for name, mapping in encoder.id_mappings.items()})
     for table in embeddings.parameters():
         table.normal_()
-    model = MMoE(MODEL, len(schema.tasks), embeddings, encoder.dense_size)
+    model = MMoE(MODEL, len(schema.tasks), embeddings, DenseInputs(encoder.dense_size, encoder.bins))
     assert model.norm.running_mean is not None
     assert model.norm.running_var is not None
     model.norm.running_mean.normal_(std=0.1)

@@ -23,7 +23,7 @@ from pipelines.config.types import Range, Timestamp
 from pipelines.config.uri import Uri, Uris
 from ranking.errors import ConfigError
 from ranking.model.mmoe import ModelConfig
-from ranking.schema import CrossFeature, ListOf, NumberFeature, Objective, Schema, StrictModel
+from ranking.schema import CrossFeature, ListOf, NumberFeature, NumericFeature, Objective, Schema, StrictModel
 from ranking.schema.validation_errors import format_validation_error
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -31,6 +31,7 @@ WIDTH_STEP = 4
 """Embedding widths must be multiples of this number, because FBGEMM loads four weights at a time."""
 RankingGroup = Literal["user_day", "request"]
 """Rows that compete with each other: those of a user on one calendar day, or those of a request of a user."""
+OovDropout = Literal["measured"] | Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["float32", "bfloat16"]
 Tracker = Literal["tensorboard", "mlflow"]
 
@@ -153,6 +154,9 @@ class TrainingConfig(StrictModel):
         learning_rate: learning rates by part of the model.
         weight_decay: weight decay of experts and towers; gates have none, because it would pull codes from binary.
         warmup: fraction of the steps over which the learning rates increase from 0.
+        oov_dropout: probability that an id becomes OOV in training, in every feature with a vocabulary; ``measured``
+            for the share of OOV among the feature's ids in the validation split.
+        history_dropout: probability that an id is left out of a history in training.
         clip_norm: maximum norm of the gradients of all AdamW parameters; None for no clipping.
         precision: number format of matrix products; gates, losses and weights are always float32.
         shuffle_rows: size of the shuffle buffer in rows; up to four times as many rows are in memory in total.
@@ -171,6 +175,8 @@ class TrainingConfig(StrictModel):
     learning_rate: LearningRates = LearningRates()
     weight_decay: NonNegativeFloat = 0.0
     warmup: Fraction = 0.0
+    oov_dropout: OovDropout = "measured"
+    history_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     clip_norm: PositiveFloat | None = None
     precision: Precision = "float32"
     shuffle_rows: PositiveInt = 262_144
@@ -300,10 +306,14 @@ class Config(Schema):
 
     @property
     def position_schema(self) -> Schema | None:
-        """Schema of the position-bias tower (``model.side_tower``); None without one."""
+        """Schema of the position tower (``model.side_tower``), which reads numbers without bins; None without one."""
         if self.model.side_tower is None:
             return None
-        return self.training_schema.restricted(self.model.side_tower.features)
+        schema = self.training_schema.restricted(self.model.side_tower.features)
+        features = tuple(
+            f.model_copy(update={"bins": 0}) if isinstance(f, NumericFeature) else f for f in schema.features
+        )
+        return schema.model_copy(update={"features": features})
 
     @property
     def objective(self) -> dict[str, float]:

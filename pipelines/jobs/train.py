@@ -22,6 +22,7 @@ from pipelines.runs.trackers import Trackers, require_installed
 from pipelines.training.calibration import calibrate
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext, get_world_size, init_distributed
+from pipelines.training.id_dropout import IdDropout
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.setup import base_rate_outputs, prepare
@@ -198,6 +199,7 @@ def _train_model(
         loader(encode=encode_train, rank=context.rank, world_size=context.world_size),
         validation(rank=context.rank, world_size=context.world_size),
         model,
+        IdDropout(data.encoder, data.survey.get("unknown_ids", {}), config.training),
         continuation=continuation,
         on_check=on_check,
     )

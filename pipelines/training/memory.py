@@ -99,8 +99,8 @@ class _Layers:
 
 
 def _input_width(schema: Schema) -> int:
-    """Return the width of the model's input, with a missing indicator for each number."""
-    return sum(feature.dim for feature in schema.sparse) + 2 * len(schema.numerics)
+    """Return the width of the model's input, with all bins and a missing indicator for each number."""
+    return sum(feature.dim for feature in schema.sparse) + sum(2 + feature.bins for feature in schema.numerics)
 
 
 def _hash_buckets(feature: SparseFeature) -> int | None:

@@ -12,6 +12,7 @@ from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import load_best
 from ranking.encoding.encoder import Encoder
 from ranking.errors import LogError
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE
 from ranking.model.position_tower import PositionTower
@@ -24,7 +25,15 @@ def build_model(config: Config, encoder: Encoder, position_encoder: Encoder | No
         tower = PositionTower(tower_config, len(tasks), _embeddings(position_encoder), position_encoder.dense_size)
     correction = [math.log(task.keep_negatives) for task in tasks]
     gamma = config.training.convergence.gamma
-    return MMoE(config.model, len(tasks), _embeddings(encoder), encoder.dense_size, gamma, tower, correction)
+    return MMoE(
+        config.model,
+        len(tasks),
+        _embeddings(encoder),
+        DenseInputs(encoder.dense_size, encoder.bins),
+        gamma,
+        tower,
+        correction,
+    )
 
 
 def _embeddings(encoder: Encoder) -> Embeddings:

@@ -24,6 +24,7 @@ from pipelines.data.reader import LogReader, load_tables
 from pipelines.features.joined import belongs_to, write_joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.distributed import DistContext
+from pipelines.training.id_dropout import unknown_shares
 from pipelines.training.memory import require_memory
 from pipelines.training.model_factory import read_position_encoder
 from pipelines.training.warm_start import WarmStart, extend_encoder
@@ -119,14 +120,14 @@ def _profile(
         print_status(f"warning: {warning}")
     encoder = fitter.encoder()
     require_memory(config, {name: ids.size for name, ids in encoder.id_mappings.items()}, profile.rows["train"])
-    write_json(profile.to_json(), run.survey)
-    profile.index.write(run.index)
     earlier = None if warm_start is None else warm_start.run
+    encoder = _extended(encoder, None if earlier is None else earlier.encoder)
+    write_json({**profile.to_json(), "unknown_ids": unknown_shares(reader, config.logs, encoder)}, run.survey)
+    profile.index.write(run.index)
     if position_fitter is not None:
-        _write_encoder(
-            position_fitter.encoder(), run.position_encoder, None if earlier is None else earlier.position_encoder
-        )
-    _write_encoder(encoder, run.encoder, None if earlier is None else earlier.encoder)
+        position_encoder = _extended(position_fitter.encoder(), None if earlier is None else earlier.position_encoder)
+        _write_encoder(position_encoder, run.position_encoder)
+    _write_encoder(encoder, run.encoder)
 
 
 def _joined_columns(
@@ -147,10 +148,13 @@ def _joined_columns(
     return JoinedColumns.read(run.features)
 
 
-def _write_encoder(encoder: Encoder, folder: Path, earlier: Path | None) -> None:
-    """Write an encoder atomically; if there is an earlier encoder, write that one extended by the new ids."""
-    if earlier is not None:
-        encoder = extend_encoder(Encoder.read(earlier, encoder.schema), encoder)
+def _extended(fitted: Encoder, earlier: Path | None) -> Encoder:
+    """Return the encoder of an earlier run extended by the new ids; the fitted one if there is no earlier run."""
+    return fitted if earlier is None else extend_encoder(Encoder.read(earlier, fitted.schema), fitted)
+
+
+def _write_encoder(encoder: Encoder, folder: Path) -> None:
+    """Write an encoder atomically."""
     if folder.exists():  # left by an attempt that was interrupted before the pass was complete
         shutil.rmtree(folder)
     with atomic_directory(folder) as draft:

@@ -29,6 +29,7 @@ from pipelines.training.divergence import explain_divergence
 from pipelines.training.embedding_tables import EmbeddingTables
 from pipelines.training.expert_pruning import distill, keep_experts, prune
 from pipelines.training.gate_schedule import GateSchedule
+from pipelines.training.id_dropout import IdDropout
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch
 from pipelines.training.negative_sampling import downsample_negatives, draw_uniforms
 from pipelines.training.objective import Objective, ObjectiveOutput, data_parallel
@@ -59,6 +60,7 @@ class Trainer:
         loader: batches of the training split.
         validation: batches of the validation split.
         model: the dense model; modified in place.
+        id_dropout: hides ids of the batches of the training split.
         continuation: what a warm start that keeps the selection takes over from the earlier run; None otherwise.
         on_check: callback for each check, called on the main rank.
 
@@ -75,13 +77,14 @@ class Trainer:
         loader: BatchLoader,
         validation: BatchLoader,
         model: MMoE,
+        id_dropout: IdDropout,
         *,
         continuation: Continuation | None = None,
         on_check: OnCheck | None = None,
     ) -> None:
         self._config, self._settings, self._run, self._context = config, config.training, run, context
         self._loader, self._validation, self._model = loader, validation, model.to(context.device)
-        self._on_check = on_check
+        self._id_dropout, self._on_check = id_dropout, on_check
         self._continuation = continuation
         preselected = continuation is not None and model.gate.needs_finalize
         self.steps = self._settings.epochs * loader.steps()
@@ -179,6 +182,7 @@ class Trainer:
         """Run one optimizer step."""
         step, settings = self._step, self._settings
         batch = downsample_negatives(batch, self._config.tasks, draw_uniforms(settings.seed, step, len(batch)))
+        batch = self._id_dropout(batch, step)
         self._objective.train()
         if self._continuation is not None:
             self._model.freeze_normalization()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config.config import Config, ConvergenceConfig
+from pipelines.config.diff import diff_configs
 from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import load_best, load_optimizers
 from ranking.encoding.columns import cast_ids
@@ -21,6 +22,7 @@ from ranking.errors import ConfigError, InvalidInputError, LogError
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
 from ranking.model.embeddings import TABLES
 from ranking.model.mmoe import MMoE
+from ranking.schema.value_text import value_text
 
 MIN_STEPS = 8
 """Number of steps per epoch that the batches of a warm start are made small enough for."""
@@ -68,9 +70,10 @@ class WarmStart:
         earlier = self.run.load_config()
         for section in MATCHING_SECTIONS:
             if getattr(config, section) != getattr(earlier, section):
+                name, before, now = next(diff for diff in diff_configs(earlier, config) if diff[0].startswith(section))
                 raise ConfigError(
-                    f"[{section}] differs from that of {self.run.path}, whose weights do not fit it; "
-                    "use the same section, or train from scratch"
+                    f"[{section}] differs from that of {self.run.path}, whose weights do not fit it: {name} is "
+                    f"{value_text(now)}, there {value_text(before)}; use the same section, or train from scratch"
                 )
         if isinstance(config.model.gate, SingleTaskConfig):
             raise ConfigError(f"{self.run.path} contains one run per task: start from each of these separately")

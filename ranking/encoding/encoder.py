@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ranking.encoding.batch import EncodedBatch, Float32, RaggedIds
+from ranking.encoding.bins import Bins
 from ranking.encoding.columns import read_column
 from ranking.encoding.vocabulary import (
     MISSING,
@@ -48,9 +50,13 @@ SCALES_SCHEMA = pa.schema(
         ("fill", pa.float64()),
         ("flagged", pa.bool_()),
         ("clip", pa.float64()),
+        ("edges", pa.list_(pa.float32())),
     ]
 )
-"""Columns of ``scales.parquet``; ``flagged`` is ``Scale.has_missing_indicator``. Version 0.1.0 wrote no ``clip``."""
+"""Columns of ``scales.parquet``; ``flagged`` is ``Scale.has_missing_indicator``.
+
+Version 0.1.0 wrote no ``clip``, and versions before 0.3.0 no ``edges``.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Scale:
         has_missing_indicator: whether the model has an extra input that is 1 where the number is missing. It exists
             only for features with enough nulls in training, see ``encoder_fitter.MIN_INDICATED``.
         clip: limit of the absolute scaled number; None for no limit.
+        edges: edges of the bins of the scaled number, ascending; empty for no bins.
     """
 
     shift: float
@@ -71,6 +78,7 @@ class Scale:
     fill: float
     has_missing_indicator: bool
     clip: float | None = None
+    edges: tuple[float, ...] = ()
 
     @property
     def limit(self) -> float:
@@ -108,6 +116,16 @@ class Encoder:
         self.schema = schema
         self.id_mappings = id_mappings
         self.scales = scales
+
+    @cached_property
+    def bins(self) -> Bins:
+        """Bins of the dense columns."""
+        return Bins.of(self.edges)
+
+    @property
+    def edges(self) -> dict[int, tuple[float, ...]]:
+        """Edges of the bins of each number, by dense column."""
+        return {i: self.scales[number.name].edges for i, number in enumerate(self.schema.numerics)}
 
     @property
     def dense_size(self) -> int:
@@ -183,6 +201,7 @@ class Encoder:
                 "fill": scale.fill,
                 "flagged": scale.has_missing_indicator,
                 "clip": scale.clip,
+                "edges": scale.edges,
             }
             for name, scale in self.scales.items()
         ]
@@ -190,7 +209,10 @@ class Encoder:
 
     @classmethod
     def read(cls, folder: Path, schema: Schema) -> Self:
-        """Read an encoder that ``write`` wrote for the same schema; ``clip`` of its schema is what the scales apply."""
+        """Read an encoder that ``write`` wrote for the same schema.
+
+        ``clip`` and ``bins`` of its schema are what the scales apply.
+        """
         id_mappings: dict[str, IdMapping] = {}
         for name, feature in schema.tables.items():
             if isinstance(feature, BucketsFeature):
@@ -201,21 +223,28 @@ class Encoder:
             else:
                 ids = read_parquet(folder / "vocabularies" / f"{name}.parquet")["id"].combine_chunks()
                 id_mappings[name] = Vocabulary(ids)
+        rows = {row["feature"]: row for row in read_parquet(folder / "scales.parquet").to_pylist()}
         scales = {
-            row["feature"]: Scale(row["shift"], row["scale"], row["fill"], row["flagged"], row.get("clip"))
-            for row in read_parquet(folder / "scales.parquet").to_pylist()
+            name: Scale(
+                row["shift"], row["scale"], row["fill"], row["flagged"], row.get("clip"), tuple(row.get("edges") or ())
+            )
+            for name, row in rows.items()
         }
-        return cls(_with_applied_clips(schema, scales), id_mappings, scales)
+        applied = {name: _applied_settings(row) for name, row in rows.items()}
+        features = tuple(
+            feature.model_copy(update=applied[feature.name]) if isinstance(feature, NumericFeature) else feature
+            for feature in schema.features
+        )
+        return cls(schema.model_copy(update={"features": features}), id_mappings, scales)
 
 
-def _with_applied_clips(schema: Schema, scales: Mapping[str, Scale]) -> Schema:
-    """Return the schema with the limits of the scales: a schema of version 0.1.0, without limits, means the default."""
-    clips = {name: "none" if scale.clip is None else scale.clip for name, scale in scales.items()}
-    features = tuple(
-        feature.model_copy(update={"clip": clips[feature.name]}) if isinstance(feature, NumericFeature) else feature
-        for feature in schema.features
-    )
-    return schema.model_copy(update={"features": features})
+def _applied_settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a row of ``scales.parquet`` applies.
+
+    A schema that an earlier version wrote lacks those that did not exist yet, so that it would have their defaults.
+    """
+    clip = row.get("clip")
+    return {"clip": "none" if clip is None else clip} | ({} if row.get("edges") is not None else {"bins": 0})
 
 
 def hash_lists(column: pa.Array, hash_ids: Callable[[pa.Array], IdArray] = hash_column) -> RaggedIds:

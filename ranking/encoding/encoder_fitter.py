@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ranking.encoding.columns import read_column, to_canonical
-from ranking.encoding.encoder import Encoder, Scale, transform_column
+from ranking.encoding.encoder import Encoder, Scale, transform_column, transform_numbers
 from ranking.encoding.vocabulary import Bucketizer, FloatArray, HashBuckets, IdMapping, Vocabulary
 from ranking.errors import InvalidInputError
 from ranking.schema import BucketsFeature, IdFeature, NumericFeature, PooledFeature, Schema, SparseFeature
@@ -25,7 +25,12 @@ After batch norm, a rarer indicator is many standard deviations large in the few
 these rows alone determine, would then decide their scores.
 """
 SAMPLED_NUMBERS = 100_000
-"""Maximum sample size for quantiles: with ten buckets, 95 % of the buckets hold 10 ± 0.2 % of the rows."""
+"""Maximum sample size for the boundaries of buckets: with ten, 95 % of the buckets hold 10 ± 0.2 % of the rows."""
+SAMPLED_FOR_BINS = 10_000
+"""Maximum sample size for the edges of bins: with eight, 95 % of the bins hold 12.5 ± 0.7 % of the rows."""
+MIN_BIN_WIDTH = 1e-6
+"""Narrower bins, relative to the range of the edges, are merged: float32 cannot resolve numbers in them."""
+TINY = float(np.finfo(np.float32).tiny)
 
 
 def has_indicator(nulls: int, rows: int) -> bool:
@@ -69,27 +74,50 @@ class _Sample:
     """Uniform sample of bounded size: the numbers with the smallest random keys (bottom-k sampling).
 
     The sample depends on the order of the numbers, not on the division into batches.
+
+    Args:
+        size: maximum number of numbers.
+
+    Attributes:
+        values: the sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.values: FloatArray = np.empty(0)
+        self._size = size
         self._random = np.random.default_rng(0)
         self._keys: FloatArray = np.empty(0)
-        self._values: FloatArray = np.empty(0)
+        self._limit = 1.0
 
     def add(self, column: pa.Array) -> None:
         values = column.drop_null().to_numpy()
-        self._keys = np.concatenate([self._keys, self._random.random(len(values))])
-        self._values = np.concatenate([self._values, values])
-        if len(self._keys) > SAMPLED_NUMBERS:
-            smallest = np.sort(np.argpartition(self._keys, SAMPLED_NUMBERS)[:SAMPLED_NUMBERS])
-            self._keys, self._values = self._keys[smallest], self._values[smallest]
+        keys = self._random.random(len(values))
+        chosen = keys < self._limit
+        self._keys = np.concatenate([self._keys, keys[chosen]])
+        self.values = np.concatenate([self.values, values[chosen]])
+        if len(self._keys) > self._size:
+            smallest = np.sort(np.argpartition(self._keys, self._size)[: self._size])
+            self._keys, self.values = self._keys[smallest], self.values[smallest]
+            self._limit = float(self._keys.max())
 
     def boundaries(self, count: int) -> FloatArray:
         """Return the lower bounds of ``count`` buckets of equal size, without the first; fewer if numbers are few."""
-        if not len(self._values):
-            return self._values
-        starts = np.quantile(self._values, np.arange(1, count) / count, method="higher")
-        return np.unique(starts[starts > self._values.min()])
+        if not len(self.values):
+            return self.values
+        starts = np.quantile(self.values, np.arange(1, count) / count, method="higher")
+        return np.unique(starts[starts > self.values.min()])
+
+    def scale(self, feature: NumericFeature, scale: Scale) -> Scale:
+        """Return the scale with the edges of the feature's bins, which hold the same number of rows, except for ties.
+
+        There are fewer bins if several edges are equal, and none instead of one, which would be linear.
+        """
+        if not feature.bins or not len(self.values):
+            return scale
+        numbers, _ = scale.apply(transform_numbers(self.values, feature.transform))
+        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, feature.bins + 1)).astype(np.float32))
+        edges = edges[np.diff(edges, prepend=-np.inf) > max(MIN_BIN_WIDTH * (edges[-1] - edges[0]), TINY)]
+        return replace(scale, edges=tuple(edges.tolist()) if len(edges) > 2 else ())
 
 
 class EncoderFitter:
@@ -111,9 +139,9 @@ class EncoderFitter:
         ] = {}  # The type of each table's ids and the first column with it.
         self._moments = {feature.name: _Moments() for feature in schema.numerics}
         self._samples = {
-            feature.name: _Sample()
-            for feature in schema.features
-            if isinstance(feature, BucketsFeature) and feature.count is not None
+            feature.name: _Sample(SAMPLED_FOR_BINS if isinstance(feature, NumericFeature) else SAMPLED_NUMBERS)
+            for feature in schema.numbers
+            if isinstance(feature, NumericFeature) or feature.count is not None
         }
 
     def add(self, table: pa.Table) -> None:
@@ -129,9 +157,9 @@ class EncoderFitter:
             column = read_column(canonical, feature)
             if isinstance(feature, NumericFeature):
                 self._moments[feature.name].add(column, feature.transform)
-            elif feature.name in self._samples:
+            if feature.name in self._samples:
                 self._samples[feature.name].add(column)
-            elif feature.table in self._counts:
+            elif isinstance(feature, IdFeature) and feature.table in self._counts:
                 self._count(feature.table, pc.list_flatten(column) if _is_list(column) else column, feature.column)
 
     def _count(self, name: str, ids: pa.Array, field: str) -> None:
@@ -150,7 +178,7 @@ class EncoderFitter:
     def encoder(self) -> Encoder:
         """Return the fitted encoder; vocabularies are in descending order of count, then in order of value."""
         id_mappings = {name: self._id_mapping(name, feature) for name, feature in self._schema.tables.items()}
-        scales = {f.name: self._moments[f.name].scale(f) for f in self._schema.numerics}
+        scales = {f.name: self._samples[f.name].scale(f, self._moments[f.name].scale(f)) for f in self._schema.numerics}
         return Encoder(self._schema, id_mappings, scales)
 
     def _id_mapping(self, name: str, feature: SparseFeature) -> IdMapping:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranking.encoding.batch import EncodedBatch, Int64, Mask
+from ranking.encoding.bins import Bins
 from ranking.encoding.encoder import Encoder
 from ranking.schema import Feature, PooledFeature, Schema, SingleFeature
 
@@ -74,7 +75,8 @@ class FeatureGroup:
         lists: positions in ``EncodedBatch.bags``.
         dense: columns of ``EncodedBatch.dense``.
         missing: columns of ``EncodedBatch.missing``.
-        input_columns: columns of the model's input: embeddings of singles, embeddings of bags, dense values.
+        bins: bins of the dense columns of the group.
+        input_columns: columns of the model's input: embeddings of singles, embeddings of bags, dense values, bins.
     """
 
     singles: list[SingleFeature]
@@ -83,6 +85,7 @@ class FeatureGroup:
     lists: list[int]
     dense: list[int]
     missing: list[int]
+    bins: Bins
     input_columns: list[int]
 
     def select(self, inputs: EncodedBatch) -> EncodedBatch:
@@ -152,6 +155,8 @@ def _feature_group(encoder: Encoder, names: set[str]) -> FeatureGroup:
     embeddings = [*singles, *(len(schema.categoricals) + i for i in bags)]
     input_columns = [column for i in embeddings for column in range(starts[i], starts[i + 1])]
     input_columns += [starts[-1] + i for i in dense]
+    in_group = np.isin(encoder.bins.columns, dense)
+    input_columns += (starts[-1] + encoder.dense_size + np.flatnonzero(in_group)).tolist()
     return FeatureGroup(
         [schema.categoricals[i] for i in singles],
         [schema.bags[i] for i in bags],
@@ -159,6 +164,7 @@ def _feature_group(encoder: Encoder, names: set[str]) -> FeatureGroup:
         bags,
         dense,
         positions(schema.inputs),
+        Bins.of({dense.index(i): edges for i, edges in encoder.edges.items() if i in dense}),
         input_columns,
     )
 

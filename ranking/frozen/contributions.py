@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ranking.encoding.batch import EncodedBatch
+from ranking.encoding.batch import EncodedBatch, Int64
 from ranking.encoding.encoder import Encoder
 from ranking.frozen.calibration import Calibration
 from ranking.frozen.embedding_rows import EmbeddingRows
@@ -75,12 +75,13 @@ class ContributionsGraph:
         self, encoder: Encoder, selection: Selection, weights: Mapping[str, npt.NDArray[Any]], calibration: Calibration
     ) -> None:
         schema = encoder.schema
-        self._schema, self._weights, self._calibration = schema, weights, calibration
+        self._schema, self._bins, self._weights, self._calibration = schema, encoder.bins, weights, calibration
         self._graph = LineGradients(selection, weights)
         flagged = [number for number in schema.numerics if encoder.scales[number.name].has_missing_indicator]
         self.features = [feature.name for feature in (*schema.sparse, *schema.numerics)]
         owners = [feature.name for feature in schema.sparse for _ in range(feature.dim)]
         owners += [number.name for number in (*schema.numerics, *flagged)]
+        owners += [schema.numerics[column].name for column in encoder.bins.columns]
         self._owners = np.array([[owner == name for name in self.features] for owner in owners], np.float64)
         nulls = pa.table({column: pa.nulls(1) for column in {feature.column for feature in schema.inputs}})
         self._missing = self._embed(encoder.encode(nulls))
@@ -100,14 +101,14 @@ class ContributionsGraph:
         return self._calibrated(Contributions(self.features, names, baseline, outputs, values.swapaxes(0, 1), count))
 
     def _embed(self, inputs: EncodedBatch) -> Float64:
-        """Concatenate embeddings and dense values [rows, inputs]."""
+        """Concatenate embeddings, dense values and their encoding in bins [rows, inputs]."""
         columns = [
             EmbeddingRows.of(self._weights, feature.table).take(inputs.ids[:, i])
             for i, feature in enumerate(self._schema.categoricals)
         ]
         for feature, bag in zip(self._schema.bags, inputs.bags, strict=True):
             columns.append(_pool(EmbeddingRows.of(self._weights, feature.table), bag.values, bag.lengths, feature))
-        return np.concatenate([*columns, inputs.dense], 1).astype(np.float64)
+        return np.concatenate([*columns, inputs.dense, self._bins.encode(inputs.dense)], 1).astype(np.float64)
 
     def _calibrated(self, result: Contributions) -> Contributions:
         """Scale the contributions so that they add up to the calibrated outputs."""
@@ -124,10 +125,11 @@ class ContributionsGraph:
 def _pool(
     table: EmbeddingRows, ids: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], feature: PooledFeature
 ) -> npt.NDArray[Any]:
-    """Return the sum or mean of the embeddings of each list [rows, dim]; 0 for an empty list."""
+    """Return the pooled embeddings of each list [rows, dim]; 0 for an empty list."""
     pooled = np.zeros((len(lengths), table.numbers.shape[1]))
     np.add.at(pooled, np.repeat(np.arange(len(lengths)), lengths), table.take(ids))
-    return pooled / np.maximum(lengths, 1)[:, None] if feature.pooling == "mean" else pooled
+    divisors: Int64 = feature.divisors(lengths)
+    return pooled / divisors[:, None]
 
 
 def _scales(differences: Float64) -> Float64:

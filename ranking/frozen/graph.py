@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.embedding_rows import decoded
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
-from ranking.schema import Schema
+from ranking.model.dense_inputs import DenseInputs
 from ranking.selection import Selection
 
 Layer = tuple[Tensor, Tensor]
@@ -37,7 +38,7 @@ class FrozenGraph:
     per-example gate adds ``gate.NAME``, and ``norm.scale`` and ``norm.shift``, the batch norm of the gate's input.
 
     Args:
-        schema: features and tasks.
+        encoder: encoder of the inputs.
         selection: the selected experts.
         weights: arrays by name, as above, with rows of embeddings as in ``embedding_rows``; the graph shares the memory
             of those in float32 or more.
@@ -51,16 +52,17 @@ class FrozenGraph:
 
     def __init__(
         self,
-        schema: Schema,
+        encoder: Encoder,
         selection: Selection,
         weights: Mapping[str, npt.NDArray[Any]],
         gate: GateConfig | None = None,
     ) -> None:
-        self.schema = schema
+        self.schema = schema = encoder.schema
         self.selection = selection
         self.weights = {name: torch.from_numpy(weight) for name, weight in decoded(weights).items()}
         self.gate = gate
         self.experts = {e: _layers(self.weights, f"expert.{e}") for e in selection.experts_used}
+        self._dense = DenseInputs(encoder.dense_size, encoder.bins).double()
         self.towers = {task: _layers(self.weights, f"tower.{task}") for task in schema.task_names}
         self._gate = None if gate is None else self._rebuild_gate(gate)
 
@@ -93,9 +95,10 @@ class FrozenGraph:
         ]
         for feature, bag in zip(self.schema.bags, inputs.bags, strict=True):
             starts = torch.cumsum(bag.lengths, 0) - bag.lengths
-            table = weights[f"embedding.{feature.table}"]
-            columns.append(F.embedding_bag(bag.values, table, starts, mode=feature.pooling))
-        return torch.cat([*columns, inputs.dense], 1).double()
+            sums = F.embedding_bag(bag.values, weights[f"embedding.{feature.table}"], starts, mode="sum")
+            columns.append(sums / feature.divisors(bag.lengths).unsqueeze(1))
+        dense = self._dense(inputs.dense.double())
+        return torch.cat([*(column.double() for column in columns), dense], 1)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         for weight, bias in self.experts[expert]:

@@ -92,7 +92,7 @@ class FrozenRanker:
         from ranking.frozen.graph import FrozenGraph
 
         with torch.inference_mode(mode=False):  # Ordinary tensors, also if the first caller is in inference mode.
-            return FrozenGraph(self.schema, self.selection, self.weights, self.gate)
+            return FrozenGraph(self.encoder, self.selection, self.weights, self.gate)
 
     @cached_property
     def contributions_graph(self) -> ContributionsGraph | None:

@@ -49,10 +49,7 @@ class Embeddings(nn.Module):
         self.widths = [feature.dim for feature in schema.sparse]
         self.width = sum(self.widths)
         self._num_categorical = len(schema.categoricals)
-        pooling = dict.fromkeys(schema.tables, PoolingType.SUM)  # One id per row: every pooling gives the same result.
-        pooling |= {bag.table: PoolingType[bag.pooling.upper()] for bag in schema.bags}
-        # Grouped by pooling, because TorchRec's fused tables assume that order of outputs.
-        tables = sorted(schema.tables.items(), key=lambda table: pooling[table[0]] is PoolingType.MEAN)
+        self._bags = schema.bags
         self.collection = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
@@ -60,10 +57,10 @@ class Embeddings(nn.Module):
                     embedding_dim=first.dim,
                     num_embeddings=sizes[name],
                     feature_names=[feature.name for feature in schema.sparse if feature.table == name],
-                    pooling=pooling[name],
+                    pooling=PoolingType.SUM,
                     init_fn=lambda weight: nn.init.normal_(weight, std=INITIAL_STD),
                 )
-                for name, first in tables
+                for name, first in schema.tables.items()
             ]
         )
         self.register_state_dict_post_hook(_name_tables)  # type: ignore[no-untyped-call]
@@ -77,6 +74,9 @@ class Embeddings(nn.Module):
         ones = inputs.ids.new_ones(self._num_categorical * len(inputs))
         lengths = torch.cat([ones, *(bag.lengths for bag in inputs.bags)])
         pooled = self.collection(KeyedJaggedTensor(keys=self.names, values=values, lengths=lengths)).to_dict()
+        for bag, ids in zip(self._bags, inputs.bags, strict=True):
+            if bag.pooling != "sum":
+                pooled[bag.name] = pooled[bag.name] / bag.divisors(ids.lengths).unsqueeze(1)
         return torch.cat([pooled[name] for name in self.names], 1)
 
     def weight(self, table: str) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.gates import Routing
 from ranking.gates.config import DSelectKConfig, GateConfig, SoftmaxSelectorsConfig, build_gate
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.experts import StackedLinear, StackedMLP
 from ranking.model.position_tower import PositionTower, PositionTowerConfig
 from ranking.schema import StrictModel, Widths
@@ -89,7 +90,7 @@ class MMoE(nn.Module):
         config: sizes and the gate.
         num_tasks: number of outputs.
         embeddings: module that maps ``TorchBatch`` to [batch, ``embeddings.width``].
-        dense_size: width of ``TorchBatch.dense``.
+        dense: module that maps ``TorchBatch.dense`` to [batch, ``dense.width``].
         gamma: initial width of a DSelect-k gate's fractional region.
         side: position tower, whose output is added in training; in eval mode its mean is added instead.
         correction: offset of the outputs [tasks] in eval mode, which corrects for down-sampled negatives.
@@ -106,15 +107,15 @@ class MMoE(nn.Module):
         config: ModelConfig,
         num_tasks: int,
         embeddings: Embeddings,
-        dense_size: int,
+        dense: DenseInputs,
         gamma: float = 1.0,
         side: PositionTower | None = None,
         correction: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        inputs, width, experts = embeddings.width + dense_size, config.expert_layers[-1], config.num_experts
+        inputs, width, experts = embeddings.width + dense.width, config.expert_layers[-1], config.num_experts
         self.shape = Shape(inputs, config.expert_layers, config.tower_layers)
-        self.embeddings = embeddings
+        self.embeddings, self.dense = embeddings, dense
         self.norm = nn.BatchNorm1d(inputs)
         self.experts = StackedMLP(experts, inputs, config.expert_layers, config.dropout)
         self.gate = build_gate(config.gate, num_tasks, experts, inputs, width, gamma)
@@ -138,7 +139,7 @@ class MMoE(nn.Module):
         Raises:
             ValueError: the model has a position tower, is in training mode, and ``side`` is missing.
         """
-        x = self.norm(torch.cat([self.embeddings(inputs), inputs.dense], 1))
+        x = self.norm(torch.cat([self.embeddings(inputs), self.dense(inputs.dense)], 1))
         hidden = self.experts(x)
         routing = self.gate.route(x, hidden)
         weights = routing.weights[..., self.active]

@@ -206,6 +206,7 @@ class History(_PointInTime):
             name=self.name,
             kind="sequence",
             owner="user",
+            pooling="shrunk",
             max_length=self.max_length,
             **{key: getattr(part, key) for key in ("dim", "min_count", "hash_buckets", "table")},
         )

@@ -27,8 +27,12 @@ def _check_clip(value: Any) -> Any:
     return value
 
 
+SHRINKAGE = 3
+"""Number of zeros that ``shrunk`` adds to the embeddings that it averages."""
+
 EmbeddingWidth = Annotated[int, Field(gt=0, le=65_536)]
 Id = Annotated[int | str | bool, BeforeValidator(_check_id)]
+Pooling = Literal["mean", "sum", "shrunk"]
 Clip = Annotated[float | Literal["none"], BeforeValidator(_check_clip)]
 
 
@@ -95,11 +99,12 @@ class _Pooled(_EmbeddedIds):
     """Base of features with a list of ids per row, pooled into one embedding.
 
     Attributes:
-        pooling: mean or sum of the ids' embeddings.
+        pooling: ``mean`` or ``sum`` of the embeddings of the ids, or ``shrunk``: their sum / (number of ids + 3), which
+            is a mean that is closer to 0 the fewer ids there are.
         default: list that replaces a null; it may be empty.
     """
 
-    pooling: Literal["mean", "sum"] = "mean"
+    pooling: Pooling = "mean"
     default: ListOf[Id] | None = None
 
     @model_validator(mode="after")
@@ -107,6 +112,16 @@ class _Pooled(_EmbeddedIds):
         if len({type(value) for value in self.default or ()}) > 1:
             raise ValueError("default mixes integers and strings: write ids of one type")
         return self
+
+    def divisors(self, lengths: Any) -> Any:
+        """Return what the sums of embeddings are divided by [rows].
+
+        Args:
+            lengths: numbers of ids [rows], a NumPy array or a tensor.
+        """
+        if self.pooling == "shrunk":
+            return lengths + SHRINKAGE
+        return lengths.clip(1) if self.pooling == "mean" else lengths * 0 + 1
 
 
 class BagFeature(_Pooled):
@@ -134,12 +149,15 @@ class NumericFeature(_ColumnFeature):
             and then standardises, ``none`` keeps the number.
         clip: limit of the standardized number, in standard deviations: the model reads at most ``clip`` and at least
             −``clip``. ``none`` for no limit; always ``none`` with the transform ``none``.
+        bins: number of bins, which hold the same number of training rows, except for ties. The model reads the number
+            and its piecewise-linear encoding in the bins, see ``ranking.encoding.bins``. 0 for the number alone.
         default: number that replaces a null; default: the training mean.
     """
 
     kind: Literal["numeric"]
     transform: Literal["standardise", "log1p", "none"] = "standardise"
     clip: Clip = 5.0
+    bins: Annotated[int, Field(ge=0, le=1_000)] = 8
     default: float | None = None
 
     @model_validator(mode="before")

@@ -175,7 +175,6 @@ class Schema(StrictModel):
     @model_validator(mode="after")
     def _check_shared_tables(self) -> Self:
         first: dict[str, SparseFeature] = {}
-        pooling: dict[str, PooledFeature] = {}
         for feature in self.sparse:
             other = first.setdefault(feature.table, feature)
             if other is feature:
@@ -193,11 +192,6 @@ class Schema(StrictModel):
                             f"features '{other.name}' and '{feature.name}' share table '{feature.table}' "
                             f"but differ in {key}"
                         )
-        for bag in self.bags:
-            if pooling.setdefault(bag.table, bag).pooling != bag.pooling:
-                raise ValueError(
-                    f"bags '{pooling[bag.table].name}' and '{bag.name}' share table '{bag.table}' but differ in pooling"
-                )
         return self
 
     def restricted(self, names: Collection[str]) -> Self:

@@ -18,10 +18,10 @@ from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedIte
 from ranking.errors import BundleError
 from ranking.frozen.embedding_rows import EmbeddingRows
 from ranking.frozen.ranker import FrozenRanker
-from ranking.schema import SingleFeature
+from ranking.schema import PooledFeature, SingleFeature
 from service.backends.base import LRUCache, Precision, Scores
 
-ALLOWED_OPERATORS = {"Add", "Gather", "Gemm", "Mul", "Relu"}
+ALLOWED_OPERATORS = {"Add", "Clip", "Concat", "Gather", "Gemm", "Mul", "Relu", "Slice"}
 """Operators that a ``body.onnx`` may contain; a bundle with any other is rejected."""
 
 CACHED_SESSIONS = 32
@@ -112,9 +112,7 @@ class EmbeddingLookup:
         runs = [list(run) for _, run in itertools.groupby(group.singles, lambda feature: feature.dim)]
         self._singles = [(len(run), _single_lookup(run, weights)) for run in runs]
         tables = [EmbeddingRows.of(weights, bag.table) for bag in group.bags]
-        self._bags = [
-            _bag_lookup(table, mean=bag.pooling == "mean") for table, bag in zip(tables, group.bags, strict=True)
-        ]
+        self._bags = [_bag_lookup(table, bag) for table, bag in zip(tables, group.bags, strict=True)]
         self.width = len(group.input_columns)
 
     def __call__(self, inputs: EncodedBatch) -> Float32:
@@ -144,15 +142,15 @@ def _single_lookup(
     return look_up
 
 
-def _bag_lookup(table: EmbeddingRows, *, mean: bool) -> Callable[[RaggedIds], Float32]:
-    """Return the look-up of a bag: sums or means [rows, width], 0 for empty lists."""
+def _bag_lookup(table: EmbeddingRows, feature: PooledFeature) -> Callable[[RaggedIds], Float32]:
+    """Return the look-up of a bag: pooled embeddings [rows, width], 0 for empty lists."""
 
     def look_up(bag: RaggedIds) -> Float32:
         pooled = np.zeros((len(bag.lengths), table.numbers.shape[1]), np.float32)
         filled = np.flatnonzero(bag.lengths)
         lengths = bag.lengths[filled]
         sums = np.add.reduceat(table.take(bag.values), np.cumsum(lengths) - lengths)
-        pooled[filled] = sums / lengths[:, None] if mean else sums
+        pooled[filled] = sums if feature.pooling == "sum" else sums / feature.divisors(lengths)[:, None]
         return pooled
 
     return look_up

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ranking.model.dense_inputs import DenseInputs
+
 if TYPE_CHECKING:
     from ranking.encoding.request_batch import FeatureGroup
     from ranking.encoding.torch_batch import TorchBatch
-    from ranking.schema import SingleFeature
+    from ranking.schema import PooledFeature, SingleFeature
 
 Layer = tuple[Tensor, Tensor]
 """Weight [inputs, outputs] and bias [outputs] of a dense layer."""
@@ -43,11 +45,12 @@ class Embedding(nn.Module):
         runs = [list(run) for _, run in itertools.groupby(group.singles, lambda feature: feature.dim)]
         self._counts = [len(run) for run in runs]
         self.runs = nn.ModuleList(_SingleEmbedding(run, weights) for run in runs)
-        self.bags = nn.ModuleList(_BagEmbedding(weights[f"embedding.{bag.table}"], bag.pooling) for bag in group.bags)
+        self.bags = nn.ModuleList(_BagEmbedding(weights[f"embedding.{bag.table}"], bag) for bag in group.bags)
+        self.dense = DenseInputs(len(group.dense), group.bins)
         self.width = len(group.input_columns)
 
     def forward(self, inputs: TorchBatch) -> Tensor:
-        """Return the model inputs of the group [rows, width] float32: single features, bags, dense values.
+        """Return the model inputs of the group [rows, width] float32: single features, bags, dense values, bins.
 
         Values of a bag beyond the lists of the last row are ignored.
         """
@@ -56,7 +59,7 @@ class Embedding(nn.Module):
             parts.append(run(inputs.ids[:, start : start + count]))
             start += count
         parts += [look_up(bag.values, bag.lengths) for look_up, bag in zip(self.bags, inputs.bags, strict=True)]
-        return torch.cat([*parts, inputs.dense], 1)
+        return torch.cat([*parts, self.dense(inputs.dense)], 1)
 
 
 class _SingleEmbedding(nn.Module):
@@ -79,14 +82,16 @@ class _SingleEmbedding(nn.Module):
 class _BagEmbedding(nn.Module):
     table: Tensor
 
-    def __init__(self, table: Tensor, pooling: str) -> None:
+    def __init__(self, table: Tensor, feature: PooledFeature) -> None:
         super().__init__()
         self.register_buffer("table", table)
-        self._pooling = pooling
+        self._feature = feature
 
     def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
         starts = F.pad(torch.cumsum(lengths, 0), (1, 0))  # an extra last row takes the unused values of the buffer
-        return F.embedding_bag(values, self.table, starts, mode=self._pooling)[:-1]
+        sums = F.embedding_bag(values, self.table, starts, mode="sum")[:-1]
+        divisors: Tensor = self._feature.divisors(lengths)
+        return sums / divisors.unsqueeze(1)
 
 
 class FusedMoE(nn.Module):

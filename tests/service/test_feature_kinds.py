@@ -18,6 +18,7 @@ from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.frozen.freeze import freeze
 from ranking.gates.config import SharedBottomConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
@@ -55,7 +56,12 @@ def ranker() -> FrozenRanker:
     for table in SCHEMA.tables:
         torch.nn.init.normal_(embeddings.weight(table))
     config = ModelConfig(expert_layers=(8,), tower_layers=(4,), gate=SharedBottomConfig(kind="shared_bottom"))
-    return freeze(MMoE(config, 1, embeddings, encoder.dense_size).eval(), encoder, TABLES, {"click": 1.0})
+    return freeze(
+        MMoE(config, 1, embeddings, DenseInputs(encoder.dense_size, encoder.bins)).eval(),
+        encoder,
+        TABLES,
+        {"click": 1.0},
+    )
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError
 from ranking.frozen.freeze import freeze
 from ranking.gates.config import SharedBottomConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
@@ -106,7 +107,7 @@ def make_ranker(ids: list[Any]) -> FrozenRanker:
         for table in SCHEMA.tables:
             torch.nn.init.normal_(embeddings.weight(table))
         config = ModelConfig(expert_layers=(8,), tower_layers=(4,), gate=SharedBottomConfig(kind="shared_bottom"))
-        model = MMoE(config, 2, embeddings, encoder.dense_size).eval()
+        model = MMoE(config, 2, embeddings, DenseInputs(encoder.dense_size, encoder.bins)).eval()
     return freeze(model, encoder, tables, {"click": 1.0, "watch": 0.5})
 
 

@@ -22,6 +22,7 @@ from ranking.frozen.freeze import freeze
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import SoftmaxConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
@@ -145,7 +146,7 @@ def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> Fro
         sizes = {name: mapping.size for name, mapping in encoder.id_mappings.items()}
         embeddings = Embeddings(schema, sizes)
         config = ModelConfig(experts=3, expert_layers=(8,), tower_layers=(4,), gate=SoftmaxConfig(kind="softmax"))
-        model = MMoE(config, len(schema.tasks), embeddings, encoder.dense_size)
+        model = MMoE(config, len(schema.tasks), embeddings, DenseInputs(encoder.dense_size, encoder.bins))
         with torch.no_grad():
             for table in schema.tables:
                 embeddings.weight(table).normal_(std=0.3)

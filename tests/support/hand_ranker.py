@@ -17,6 +17,7 @@ from ranking.frozen.freeze import freeze
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK
 from ranking.gates.config import DSelectKConfig, GateConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.mmoe import MMoE, ModelConfig
 from ranking.schema import Owner, Schema
@@ -40,7 +41,7 @@ HAND: dict[str, Any] = {
         {"name": "genres", "kind": "bag", "owner": "item", "dim": 4},
         {"name": "liked", "kind": "bag", **OF_ITEMS},
         {"name": "words", "kind": "bag", "owner": "item", "dim": 3, "hash_buckets": 11, "pooling": "sum"},
-        {"name": "recent", "kind": "sequence", "max_length": 2, **OF_ITEMS},
+        {"name": "recent", "kind": "sequence", "max_length": 2, **OF_ITEMS, "pooling": "shrunk"},
         {"name": "country_tab", "kind": "cross", "of": ["country", "tab"], "hash_buckets": 13, "dim": 3},
         {"name": "age_band", "column": "age", "kind": "buckets", "owner": "user", "dim": 3, "count": 4},
         DAY_PART,
@@ -150,7 +151,9 @@ def make_mmoe(hand_schema: Schema, hand_encoder: Encoder) -> Callable[[GateConfi
             sizes = {name: mapping.size for name, mapping in hand_encoder.id_mappings.items()}
             embeddings = Embeddings(hand_schema, sizes)
             config = ModelConfig(experts=5, expert_layers=(12, 8), tower_layers=(6,), gate=gate)
-            model = MMoE(config, len(hand_schema.tasks), embeddings, hand_encoder.dense_size)
+            model = MMoE(
+                config, len(hand_schema.tasks), embeddings, DenseInputs(hand_encoder.dense_size, hand_encoder.bins)
+            )
             with torch.no_grad():
                 for table in hand_schema.tables:
                     embeddings.weight(table).normal_()

@@ -26,6 +26,7 @@ from pipelines.training.best_weights import load_best
 from pipelines.training.checkpoint import dense_parameters
 from pipelines.training.dataloader import BatchLoader
 from pipelines.training.distributed import DistContext
+from pipelines.training.id_dropout import IdDropout
 from pipelines.training.labeled_batch import DeviceBatch, LabeledBatch, read_split
 from pipelines.training.model_factory import build_model, load_model
 from pipelines.training.trainer import Trainer
@@ -280,7 +281,15 @@ class ObservedTraining:
         encode_rows = partial(LabeledBatch.from_table, encoder=encoder)
         loader = partial(BatchLoader, shop.reader(), profile.index, encode_rows, shop.logs(), self.config.training)
         train, validation = loader("train"), loader("validation", shuffle=False)
-        self.trainer = Trainer(self.config, self.run, DistContext(), train, validation, self.model)
+        self.trainer = Trainer(
+            self.config,
+            self.run,
+            DistContext(),
+            train,
+            validation,
+            self.model,
+            IdDropout(encoder, {}, self.config.training),
+        )
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self.record(optimizer))
         self.trainer.fit()
         hook.remove()

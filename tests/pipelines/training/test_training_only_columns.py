@@ -231,7 +231,7 @@ def write_clicks_by_price(shop: Shop, rows: int, rate: float) -> None:
 
 @pytest.mark.parametrize("keep", [1.0, 0.1])
 def test_predictions_are_calibrated_for_any_fraction_of_kept_negatives(shop: Shop, keep: float) -> None:
-    write_clicks_by_price(shop, 8000, 0.05)
+    write_clicks_by_price(shop, 24_000, 0.05)
     click, _ = shop.schema.tasks
     shop.schema = shop.schema.model_copy(update={"tasks": (click.model_copy(update={"keep_negatives": keep}),)})
     training = {"batch_size": 128, "learning_rate": {"trunk": 0.01}}

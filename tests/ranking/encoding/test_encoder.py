@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -232,6 +233,16 @@ def test_written_encoder_reads_back_and_encodes_the_same(
     assert {name: mapping.size for name, mapping in again.id_mappings.items()} == {
         name: mapping.size for name, mapping in hand_encoder.id_mappings.items()
     }
+
+
+def test_scales_of_an_earlier_version_have_no_bins(hand_encoder: Encoder, hand_schema: Schema, tmp_path: Path) -> None:
+    hand_encoder.write(tmp_path)
+    file = tmp_path / "scales.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["edges"]), file)
+    again = Encoder.read(tmp_path, hand_schema)
+    assert len(hand_encoder.bins) > 0
+    assert len(again.bins) == 0
+    assert {number.bins for number in again.schema.numerics} == {0}
 
 
 def test_write_creates_files_for_vocabularies_and_scales_only(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding import encoder_fitter
+from ranking.encoding.bins import Bins
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import fill_features
@@ -305,10 +306,73 @@ def test_quantiles_do_not_depend_on_the_division_into_batches(cuts: list[int]) -
 
 
 def test_quantiles_of_a_bounded_sample_are_nearly_exact() -> None:
-    sample = encoder_fitter._Sample()
+    sample = encoder_fitter._Sample(encoder_fitter.SAMPLED_NUMBERS)
     random = np.random.default_rng(2)
     for _ in range(6):
         sample.add(pa.array(random.exponential(size=50_000)))
-    assert len(sample._values) == encoder_fitter.SAMPLED_NUMBERS
+    assert len(sample.values) == encoder_fitter.SAMPLED_NUMBERS
     shares = np.diff(np.concatenate([[0], 1 - np.exp(-sample.boundaries(10)), [1]]))
     assert np.abs(shares - 0.1).max() < 0.005
+
+
+# Bins of numbers.
+
+
+def edges(encoder: Encoder) -> tuple[float, ...]:
+    return encoder.scales["age"].edges
+
+
+@pytest.mark.parametrize("transform", ["standardise", "log1p", "none"])
+def test_bins_hold_the_same_number_of_training_rows(transform: str) -> None:
+    ages = np.random.default_rng(3).exponential(2.0, size=4000)
+    encoder = fit(schema_of({**AGE, "transform": transform, "bins": 5, "clip": "none"}), {"age": ages})
+    dense = encoder.encode(pa.table({"age": ages})).dense[:, 0]
+    counts, _ = np.histogram(dense, edges(encoder))
+    assert len(edges(encoder)) == 6
+    assert np.abs(counts - 800).max() <= 2
+
+
+def test_bins_default_to_8_and_end_at_the_clipped_number() -> None:
+    encoder = fit(schema_of(AGE), {"age": [*range(100), 1e6]})
+    assert len(encoder.bins) == 8
+    assert edges(encoder)[-1] == 5.0
+
+
+def test_bins_of_equal_edges_are_merged() -> None:
+    encoder = fit(schema_of(AGE), {"age": [0.0] * 60 + [1.0, 2.0, 3.0, 4.0] * 10})
+    assert 3 <= len(edges(encoder)) < 9
+    assert list(edges(encoder)) == sorted(set(edges(encoder)))
+
+
+@pytest.mark.parametrize("ages", [[3.0] * 5, [0.0] + [1.0] * 20, [None, None], [2.0, None]])
+def test_number_with_one_bin_or_none_has_no_bins(ages: list[float | None]) -> None:
+    encoder = fit(schema_of(AGE), {"age": pa.array(ages, pa.float64())})
+    assert edges(encoder) == ()
+
+
+def test_bins_are_wide_enough_for_float32() -> None:
+    ages = np.concatenate([np.linspace(0.0, 1e-9, 500), np.linspace(1.0, 2.0, 500)])
+    bins = fit_bins(ages)
+    assert len(bins) > 2
+    assert (bins.ends - bins.starts > 1e-6).all()
+    assert len(fit_bins(np.array([0.0, 1e-44, 2e-44] * 10), transform="none")) == 0
+
+
+def fit_bins(ages: Any, transform: str = "standardise") -> Bins:
+    return fit(schema_of({**AGE, "transform": transform}), {"age": ages}).bins
+
+
+def test_number_without_bins_has_no_edges() -> None:
+    encoder = fit(schema_of({**AGE, "bins": 0}), {"age": range(100)})
+    assert edges(encoder) == ()
+    assert len(encoder.bins) == 0
+
+
+@given(st.lists(st.integers(0, 3000), max_size=4).map(sorted))
+@settings(max_examples=20)
+def test_edges_do_not_depend_on_the_division_into_batches(cuts: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder_fitter, "SAMPLED_FOR_BINS", 500)
+        ages = np.random.default_rng(1).normal(size=3000)
+        parts = [{"age": ages[a:b]} for a, b in itertools.pairwise([0, *cuts, 3000])]
+        assert edges(fit(schema_of(AGE), *parts)) == pytest.approx(edges(fit(schema_of(AGE), {"age": ages})))

@@ -53,7 +53,7 @@ def test_splitter_puts_cross_with_an_item_feature_in_items(hand_encoder: Encoder
 
 def test_splitter_input_columns_cover_the_model_input(hand_encoder: Encoder) -> None:
     splitter = SharedItemSplitter(hand_encoder)
-    width = sum(f.dim for f in hand_encoder.schema.sparse) + hand_encoder.dense_size
+    width = sum(f.dim for f in hand_encoder.schema.sparse) + hand_encoder.dense_size + len(hand_encoder.bins)
     assert sorted(splitter.shared.input_columns + splitter.items.input_columns) == list(range(width))
 
 

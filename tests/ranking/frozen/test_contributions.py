@@ -94,7 +94,7 @@ def test_contributions_with_a_calibration_add_up_to_calibrated_logits(
 
 
 def test_contributions_equal_gradients_of_torch(ranker: FrozenRanker, rows: pa.Table) -> None:
-    graph = FrozenGraph(ranker.schema, ranker.selection, ranker.weights)
+    graph = FrozenGraph(ranker.encoder, ranker.selection, ranker.weights)
     inputs = ranker.encoder.encode(ranker.complete(rows))
     computed = contributions.ContributionsGraph(ranker.encoder, ranker.selection, ranker.weights, ranker.calibration)
     nulls = pa.table({name: pa.nulls(1) for name in {feature.column for feature in ranker.schema.inputs}})
@@ -103,6 +103,7 @@ def test_contributions_equal_gradients_of_torch(ranker: FrozenRanker, rows: pa.T
     columns = [f.name for f in ranker.schema.sparse for _ in range(f.dim)] + [n.name for n in ranker.schema.numerics]
     scales = ranker.encoder.scales
     columns += [n.name for n in ranker.schema.numerics if scales[n.name].has_missing_indicator]
+    columns += [n.name for n in ranker.schema.numerics for _ in scales[n.name].edges[1:]]
     total = torch.zeros_like(stop)
     for step in range(steps):
         x = (start + (step + 0.5) / steps * (stop - start)).requires_grad_()

@@ -16,6 +16,7 @@ SCHEMA = Schema.model_validate(
             {"name": "liked", "kind": "bag", "owner": "user", "dim": 2, "table": "item", "pooling": "sum"},
             {"name": "item", "kind": "categorical", "owner": "item", "dim": 2},
             {"name": "tags", "kind": "bag", "owner": "item", "dim": 3},
+            {"name": "recent", "kind": "sequence", "owner": "user", "dim": 2, "table": "item", "pooling": "shrunk"},
         ],
         "tasks": [{"name": "click", "kind": "binary"}],
     }
@@ -38,10 +39,10 @@ def make_batch(ids: list[list[int]], *bags: list[list[int]]) -> TorchBatch:
 def test_embeddings_concatenate_categorical_features_then_pooled_bags() -> None:
     embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
     item, tags = embeddings.weight("item"), embeddings.weight("tags")
-    vectors = embeddings(make_batch([[3], [0]], [[1, 2, 2], []], [[0, 3], [1]]))
+    vectors = embeddings(make_batch([[3], [0]], [[1, 2, 2], []], [[0, 3], [1]], [[4], [1, 2]]))
     expected = [
-        torch.cat([item[3], item[1] + 2 * item[2], (tags[0] + tags[3]) / 2]),
-        torch.cat([item[0], torch.zeros(2), tags[1]]),
+        torch.cat([item[3], item[1] + 2 * item[2], (tags[0] + tags[3]) / 2, item[4] / 4]),
+        torch.cat([item[0], torch.zeros(2), tags[1], (item[1] + item[2]) / 5]),
     ]
     torch.testing.assert_close(vectors, torch.stack(expected))
     assert vectors.shape == (2, embeddings.width)
@@ -50,17 +51,17 @@ def test_embeddings_concatenate_categorical_features_then_pooled_bags() -> None:
 @pytest.mark.parametrize("pooled", [[[], []], [[1], []]])
 def test_embeddings_of_empty_bag_are_zero(pooled: list[list[int]]) -> None:
     embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
-    vectors = embeddings(make_batch([[3], [0]], [[], []], pooled))
-    assert torch.equal(vectors[1, 2:], torch.zeros(5))
+    vectors = embeddings(make_batch([[3], [0]], [[], []], pooled, [[], []]))
+    assert torch.equal(vectors[1, 2:], torch.zeros(7))
     assert torch.equal(vectors[0, 2:4], torch.zeros(2))
 
 
 def test_embeddings_shared_table_has_gradients_from_all_its_features() -> None:
     embeddings = Embeddings(SCHEMA, {"item": 5, "tags": 4})
-    embeddings(make_batch([[3]], [[1]], [[0]])).sum().backward()
+    embeddings(make_batch([[3]], [[1]], [[0]], [[2]])).sum().backward()
     gradient = embeddings.weight("item").grad
     assert gradient is not None
-    assert gradient.ne(0).any(1).tolist() == [False, True, False, True, False]
+    assert gradient.ne(0).any(1).tolist() == [False, True, True, True, False]
 
 
 def test_embeddings_initial_values_have_documented_standard_deviation() -> None:

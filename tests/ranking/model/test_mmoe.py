@@ -20,6 +20,7 @@ from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.calibration import to_probabilities
 from ranking.gates import DSelectK
 from ranking.gates.config import GateConfig
+from ranking.model.dense_inputs import DenseInputs
 from ranking.model.embeddings import Embeddings
 from ranking.model.losses import task_losses
 from ranking.model.mmoe import MMoE, ModelConfig
@@ -78,7 +79,7 @@ def test_mmoe_tower_input_is_gate_weighted_sum_of_experts(make_model: MakeModel,
     model = make_model()
     with torch.no_grad():
         model.gate.z.uniform_(-0.4, 0.4)  # Every expert has a nonzero weight.
-    x = model.norm(torch.cat([model.embeddings(inputs), inputs.dense], 1))
+    x = model.norm(torch.cat([model.embeddings(inputs), model.dense(inputs.dense)], 1))
     experts, weights, outputs = model.experts(x), model.gate(), model(inputs)
     for t in range(4):
         hidden = sum(weights[t, e] * experts[e] for e in range(5))
@@ -109,7 +110,7 @@ def test_mmoe_of_every_gate_mixes_experts_by_routing_weights(
     model = make_mmoe(GATE_CONFIG.validate_python(gate))
     outputs, x, routing = model.forward_with_routing(inputs)
     assert torch.equal(outputs, model(inputs))
-    assert torch.equal(x, model.norm(torch.cat([model.embeddings(inputs), inputs.dense], 1)))
+    assert torch.equal(x, model.norm(torch.cat([model.embeddings(inputs), model.dense(inputs.dense)], 1)))
     experts = model.experts(x)
     weights = routing.weights.expand(40, 4, len(experts))
     for row in (0, 17, 39):
@@ -159,7 +160,7 @@ def test_mmoe_with_one_kind_of_feature_runs_forward_and_backward(feature: dict[s
     fitter.add(table)
     encoder = fitter.encoder()
     embeddings = Embeddings(schema, {name: mapping.size for name, mapping in encoder.id_mappings.items()})
-    model = MMoE(ModelConfig(experts=2), 1, embeddings, encoder.dense_size)
+    model = MMoE(ModelConfig(experts=2), 1, embeddings, DenseInputs(encoder.dense_size, encoder.bins))
     outputs = model(TorchBatch.from_numpy(encoder.encode(table)))
     assert outputs.shape == (3, 1)
     outputs.sum().backward()

@@ -95,10 +95,8 @@ def test_table_of_buckets_or_cross_cannot_be_shared(own: dict[str, Any], order: 
     )
 
 
-def test_sequence_sharing_a_table_must_agree_on_dim_and_pooling() -> None:
+def test_sequence_sharing_a_table_must_agree_on_dim() -> None:
     assert "share table 'item_id' but differ in dim" in message({**RECENT, "dim": 3})
-    text = message(RECENT, {"name": "liked", "kind": "bag", "owner": "user", "table": "item_id", "pooling": "sum"})
-    assert "'recent' and 'liked' share table 'item_id' but differ in pooling" in text
 
 
 @pytest.mark.parametrize(

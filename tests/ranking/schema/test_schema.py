@@ -309,7 +309,7 @@ def test_features_of_one_owner_may_share_a_column() -> None:
 
 @pytest.mark.parametrize(
     ("feature", "key", "value"),
-    [(categorical, "dim", 5), (categorical, "min_count", 5), (categorical, "hash_buckets", 5), (bag, "pooling", "sum")],
+    [(categorical, "dim", 5), (categorical, "min_count", 5), (categorical, "hash_buckets", 5)],
 )
 def test_features_sharing_a_table_with_different_settings_are_rejected(feature: Any, key: str, value: Any) -> None:
     text = message(document([feature("brand", table="brand"), bag("brands", table="brand", **{key: value})]))
@@ -317,9 +317,10 @@ def test_features_sharing_a_table_with_different_settings_are_rejected(feature: 
         assert part in text
 
 
-def test_categorical_feature_may_share_a_table_with_a_bag_of_any_pooling() -> None:
-    schema = Schema.model_validate(document([categorical("tag"), bag("tags", table="tag", pooling="sum")]))
-    assert [feature.name for feature in schema.sparse] == ["tag", "tags"]
+def test_features_that_share_a_table_may_differ_in_pooling() -> None:
+    bags = [bag(pooling, table="tag", pooling=pooling) for pooling in ("mean", "sum", "shrunk")]
+    schema = Schema.model_validate(document([categorical("tag"), *bags]))
+    assert [feature.name for feature in schema.sparse] == ["tag", "mean", "sum", "shrunk"]
 
 
 # Restricted schemas.

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranking.encoding.batch import EncodedBatch, Float32, RaggedIds
+from ranking.encoding.bins import Bins
 from ranking.encoding.request_batch import FeatureGroup
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.schema import Schema
@@ -31,7 +32,7 @@ FEATURES: list[dict[str, Any]] = [
     {"name": "device", "kind": "categorical", "dim": 4},  # width of the first features, but not adjacent to them
     {"name": "words", "kind": "bag", "dim": 3, "pooling": "sum"},
     {"name": "genres", "kind": "bag", "dim": 2, "pooling": "mean"},
-    {"name": "liked", "kind": "bag", "dim": 4, "pooling": "sum", "table": "user"},
+    {"name": "liked", "kind": "bag", "dim": 4, "pooling": "shrunk", "table": "user"},
 ]
 
 
@@ -41,7 +42,7 @@ def feature_group(*names: str) -> FeatureGroup:
     tasks = [{"name": "click", "kind": "binary"}]
     schema = Schema.model_validate({"name": "looked-up", "features": features, "tasks": tasks})
     width = sum(feature.dim for feature in schema.sparse) + NUMBERS
-    return FeatureGroup(schema.categoricals, schema.bags, [], [], [], [], list(range(width)))
+    return FeatureGroup(schema.categoricals, schema.bags, [], [], [], [], Bins.of({}), list(range(width)))
 
 
 ALL_FEATURES = feature_group(*(feature["name"] for feature in FEATURES))
@@ -147,7 +148,7 @@ def test_embedding_lookup_joins_singles_bags_and_dense_values() -> None:
     singles = [*table["user"][4], *table["city"][2], *table["user"][3]]
     singles += [*table["hour"][0], *table["tab"][5], *table["device"][1]]
     bags = [*table["words"][6] + table["words"][0], *(table["genres"][7] + table["genres"][1]) / 2]
-    np.testing.assert_array_equal(embeddings, np.array([*singles, *bags, *table["user"][2], 0.0, 1.0], np.float32))
+    np.testing.assert_array_equal(embeddings, np.array([*singles, *bags, *table["user"][2] / 4, 0.0, 1.0], np.float32))
 
 
 def test_embedding_lookup_empty_list_is_zero_for_sum_and_mean() -> None:
@@ -159,7 +160,7 @@ def test_embedding_lookup_empty_list_is_zero_for_sum_and_mean() -> None:
 
 
 def test_embedding_lookup_only_dense_values_returns_them() -> None:
-    group = FeatureGroup([], [], [], [], [], [], [0, 1])
+    group = FeatureGroup([], [], [], [], [], [], Bins.of({}), [0, 1])
     rows = inputs([[], []], [], group)
     np.testing.assert_array_equal(EmbeddingLookup(group, WEIGHTS)(rows), rows.dense)
 

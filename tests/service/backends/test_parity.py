@@ -30,6 +30,8 @@ from tests.ranking.encoding.test_request_batch import requests
 
 DrawRows = Callable[[int, int], pa.Table]
 TASKS = ["click", "like", "watch", "rating"]
+BINS = 2
+"""Products that copy the numbers of the shared features, and those of the items, to their bins."""
 
 
 def with_body(ranker: FrozenRanker) -> FrozenRanker:
@@ -159,7 +161,7 @@ def test_onnx_backend_runs_only_selected_experts_and_towers(
     events = json.loads(Path(session.end_profiling()).read_text())
     operators = [event["args"]["op_name"] for event in events if event["name"].endswith("_kernel_time")]
     experts, layers, towers = len(hand_ranker.selection.experts_for(tasks)), 2, 2
-    assert sum(kind.endswith("Gemm") for kind in operators) == experts * (layers + 1) + len(tasks) * towers
+    assert sum(kind.endswith("Gemm") for kind in operators) == experts * (layers + 1) + len(tasks) * towers + BINS
 
 
 def test_onnx_body_contains_only_selected_experts(hand_ranker: FrozenRanker) -> None:
@@ -167,7 +169,8 @@ def test_onnx_body_contains_only_selected_experts(hand_ranker: FrozenRanker) -> 
     assert {o.name for o in body.graph.output} == {f"output.{task}" for task in TASKS}
     gemms = [node for node in body.graph.node if node.op_type == "Gemm"]
     experts, layers, towers = len(hand_ranker.selection.experts_used), 2, 2
-    assert len(gemms) == experts * (layers + 1) + len(TASKS) * towers  # the first layer has two parts
+    # The first layer has two parts.
+    assert len(gemms) == experts * (layers + 1) + len(TASKS) * towers + BINS
 
 
 def test_onnx_backend_session_cache_is_bounded(

@@ -1,0 +1,116 @@
+"""Hide ids in training batches: as many become OOV as are unknown in later rows, and histories lose some of theirs.
+
+Ids of the training split are all known, so that without this the model would never use the embedding of unknown ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pipelines.config.config import LogsConfig, TrainingConfig
+from pipelines.data.reader import LogReader, as_log_error
+from pipelines.data.splits import split_range
+from pipelines.training.labeled_batch import LabeledBatch
+from ranking.encoding.batch import EncodedBatch, Int64, RaggedIds
+from ranking.encoding.encoder import Encoder
+from ranking.encoding.vocabulary import MISSING, OOV, HashBuckets, Vocabulary
+from ranking.schema import CrossFeature
+
+MIN_RATE, MAX_RATE = 0.002, 0.95
+"""Measured shares below the first are too small to learn from; the second leaves known ids something to learn from."""
+STREAM = 2
+"""Identifies the random stream of these draws among the streams of one seed."""
+
+
+def unknown_shares(reader: LogReader, logs: LogsConfig, encoder: Encoder) -> dict[str, float]:
+    """Return the share of unknown ids in the validation split by feature, without features that have no vocabulary.
+
+    It reads the features of the split, not its labels.
+    """
+    schema = encoder.schema
+    sparse = [feature for feature in schema.sparse if isinstance(encoder.id_mappings[feature.table], Vocabulary)]
+    unknown, known = dict.fromkeys((f.name for f in sparse), 0), dict.fromkeys((f.name for f in sparse), 0)
+    for chunk in reader.scan(split_range(logs, "validation")):
+        if not chunk.rows.num_rows:
+            continue
+        with as_log_error(chunk.file):
+            inputs = encoder.encode(chunk.rows)
+        columns = [*inputs.ids.T, *(bag.values for bag in inputs.bags)]
+        for feature, ids in zip(schema.sparse, columns, strict=True):
+            if feature.name in unknown:
+                unknown[feature.name] += int(np.count_nonzero(ids == OOV))
+                known[feature.name] += int(np.count_nonzero(ids > OOV))
+    return {name: count / max(count + known[name], 1) for name, count in unknown.items()}
+
+
+class IdDropout:
+    """Hides ids of training batches.
+
+    Each id becomes OOV with the rate of its feature. A cross with such a part takes a random bucket, as crosses of
+    unknown ids do. An id of a history is removed with the rate ``training.history_dropout``.
+
+    Args:
+        encoder: encoder of the batches.
+        shares: result of ``unknown_shares``.
+        settings: settings of the training.
+    """
+
+    def __init__(self, encoder: Encoder, shares: Mapping[str, float], settings: TrainingConfig) -> None:
+        schema, mappings = encoder.schema, encoder.id_mappings
+        names = {feature.name for feature in schema.sparse if isinstance(mappings[feature.table], Vocabulary)}
+        if settings.oov_dropout == "measured":
+            rates = {name: min(shares.get(name, 0.0), MAX_RATE) for name in names}
+        else:
+            rates = dict.fromkeys(names, settings.oov_dropout)
+        self.rates = {name: rate for name, rate in sorted(rates.items()) if rate >= MIN_RATE}
+        self._singles = {i: self.rates[f.name] for i, f in enumerate(schema.categoricals) if f.name in self.rates}
+        self._bags = [self.rates.get(bag.name, 0.0) for bag in schema.bags]
+        histories = {history.name for history in schema.histories}
+        self._removed = [settings.history_dropout if bag.name in histories else 0.0 for bag in schema.bags]
+        columns = {feature.name: i for i, feature in enumerate(schema.categoricals)}
+        self._crosses: dict[int, tuple[list[int], int]] = {}
+        for i, feature in enumerate(schema.categoricals):
+            parts = [columns[name] for name in feature.of] if isinstance(feature, CrossFeature) else []
+            mapping = mappings[feature.table]
+            if any(part in self._singles for part in parts) and isinstance(mapping, HashBuckets):
+                self._crosses[i] = parts, mapping.size
+        self._seed = settings.seed
+
+    def __call__(self, batch: LabeledBatch, step: int) -> LabeledBatch:
+        """Return the batch of a step with hidden ids; the draws depend only on the seed and the step."""
+        if not self._singles and not any(self._bags) and not any(self._removed):
+            return batch
+        random = np.random.default_rng((self._seed, step, STREAM))
+        return replace(batch, inputs=self._hide(batch.inputs, random))
+
+    def _hide(self, inputs: EncodedBatch, random: np.random.Generator) -> EncodedBatch:
+        ids, rows = inputs.ids.copy(), len(inputs)
+        hidden = {
+            column: (random.random(rows) < rate) & (ids[:, column] != MISSING) for column, rate in self._singles.items()
+        }
+        for column, is_hidden in hidden.items():
+            ids[is_hidden, column] = OOV
+        for column, (parts, size) in self._crosses.items():
+            is_hidden = np.any([hidden[part] for part in parts if part in hidden], axis=0)
+            is_hidden &= ids[:, column] != MISSING
+            ids[is_hidden, column] = random.integers(1, size, np.count_nonzero(is_hidden))
+        bags = tuple(
+            _hide_in_lists(bag, rate, removed, random)
+            for bag, rate, removed in zip(inputs.bags, self._bags, self._removed, strict=True)
+        )
+        return replace(inputs, ids=ids, bags=bags)
+
+
+def _hide_in_lists(bag: RaggedIds, rate: float, removed: float, random: np.random.Generator) -> RaggedIds:
+    """Remove ids with the rate ``removed``, and replace others by OOV; the mark of a missing list remains."""
+    values: Int64 = bag.values
+    if rate:
+        values = np.where((random.random(len(values)) < rate) & (values != MISSING), OOV, values)
+    if not removed:
+        return RaggedIds(values, bag.lengths)
+    kept = (random.random(len(values)) >= removed) | (values == MISSING)
+    parents = np.repeat(np.arange(len(bag.lengths)), bag.lengths)[kept]
+    return RaggedIds(values[kept], np.bincount(parents, minlength=len(bag.lengths)))
