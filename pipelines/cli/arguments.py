@@ -78,6 +78,11 @@ def build_parser() -> argparse.ArgumentParser:
     kuairand = command("kuairand", "convert the original files of KuaiRand (CSV or Parquet)", sources)
     kuairand.add_argument("--raw", type=Path, required=True, help="folder of the original files")
     kuairand.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
+    movielens = command("movielens", "convert the ratings of MovieLens 100k", sources)
+    movielens.add_argument(
+        "--raw", type=Path, required=True, help="folder ml-100k, original or of RecBole, or the wheel of RecBole"
+    )
+    movielens.add_argument("--out", type=Path, required=True, help=NEW_FOLDER)
 
     init = command("init", "write a first ranker.toml for a log, with the reason of every guess in a comment")
     init.add_argument("log", type=location, metavar="LOG", help="Parquet file or folder, or CSV file; a path or URI")

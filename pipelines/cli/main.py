@@ -107,6 +107,14 @@ def kuairand_command(arguments: argparse.Namespace) -> None:
     print(arguments.out / "ranker.toml")
 
 
+def movielens_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker logs movielens``."""
+    from pipelines.datasets.movielens import convert
+
+    convert(arguments.raw, arguments.out)
+    print(arguments.out / "ranker.toml")
+
+
 def init_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker init``."""
     from pipelines.init.roles import Overrides
@@ -384,6 +392,7 @@ COMMANDS: dict[str, Command] = {
     "demo": demo_command,
     "synthetic": synthetic_command,
     "kuairand": kuairand_command,
+    "movielens": movielens_command,
     "init": init_command,
     "check": check_command,
     "train": train_command,

@@ -37,7 +37,7 @@ def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table
 
     Args:
         out: new or empty folder; it is created atomically.
-        config: content of the ranker.toml without the paths; split bounds as ISO 8601 text.
+        config: content of the ranker.toml without the paths; in ``logs``, split bounds as ISO 8601 text.
         log: one row per impression, with the time column that the configuration names.
         users: user features by id.
         items: item features by id.
@@ -45,12 +45,12 @@ def write_logs(out: Path, config: dict[str, Any], log: pa.Table, users: pa.Table
     Raises:
         OutputError: ``out`` is not empty, or cannot be written.
     """
-    bounds = {key: datetime.fromisoformat(value) for key, value in config["logs"].items()}
+    settings = {k: datetime.fromisoformat(v) if isinstance(v, str) else v for k, v in config["logs"].items()}
     paths = {"path": "log", "users": "users.parquet", "items": "items.parquet"}
     log = log.drop_columns([c for c in ("date",) if c in log.column_names])
     day = pc.strftime(log[config["columns"]["time"]], "%Y-%m-%d")
     with atomic_directory(out) as draft:
-        (draft / "ranker.toml").write_text(tomli_w.dumps({**config, "logs": {**paths, **bounds}}))
+        (draft / "ranker.toml").write_text(tomli_w.dumps({**config, "logs": {**paths, **settings}}))
         for date in sorted(pc.unique(day).to_pylist()):
             folder = draft / "log" / f"date={date}"
             folder.mkdir(parents=True)

@@ -314,11 +314,18 @@ def test_train_json_prints_run_selection_and_evaluation(workflow: Workflow, tmp_
         ("score {empty} --logs {day} --out {empty}/s.parquet", "{empty} is not a bundle"),
         ("logs synthetic --out {logs}", "{logs} exists and is never overwritten"),
         ("logs kuairand --raw {empty} --out {empty}/out", "{empty}: no "),
+        (
+            "logs movielens --raw {empty} --out {empty}/out",
+            "{empty}: no file u.data or ml-100k.inter; --raw must name ",
+        ),
+        ("logs movielens --raw {empty}/none --out {empty}/out", "{empty}/none: there is no such folder or file"),
+        ("logs movielens --raw {file} --out {empty}/out", "{file}: cannot be read as a zip file"),
         ("demo --dir {logs}", "{logs} exists"),
         ("check {file}", "{file}: is a Parquet file, not a configuration file; name the ranker.toml"),
         ("train {file} --run {empty}/run", "{file}: is a Parquet file, not a configuration file"),
         ("logs synthetic --out {file}/new", "{file} is a file, not a folder: name another path"),
         ("logs kuairand --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
+        ("logs movielens --raw {empty} --out {file}/new", "{file} is a file, not a folder"),
         ("demo --dir {file}/new", "{file} is a file, not a folder"),
         ("check {logs}/ranker.toml --quarantine {file}/new", "{file} is a file, not a folder"),
         ("train {logs}/ranker.toml --run {file}/new", "{file} is a file, not a folder"),
@@ -412,6 +419,7 @@ def test_check_writes_bad_rows_to_the_quarantine_file(workflow: Workflow, tmp_pa
         "logs synthetic --out x --rows -5",
         "logs synthetic --out x --seed s",
         "logs kuairand --out x",
+        "logs movielens --out x",
         "check",
         "check a b",
         "train ranker.toml",
@@ -461,7 +469,16 @@ def test_unknown_argument_prints_the_usage_of_its_command(
 
 
 def test_help_of_every_command_prints_the_usage_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("", *COMMANDS, "serve", "completion", "logs synthetic", "logs kuairand", "counters apply"):
+    for command in (
+        "",
+        *COMMANDS,
+        "serve",
+        "completion",
+        "logs synthetic",
+        "logs kuairand",
+        "logs movielens",
+        "counters apply",
+    ):
         with pytest.raises(SystemExit) as caught:
             main([*command.split(), "--help"])
         assert caught.value.code == 0, command

@@ -85,6 +85,12 @@ def test_written_config_names_the_files(tmp_path: Path, log: pa.Table, config: d
     assert loaded.tasks[0].transform == "log1p"
 
 
+def test_written_config_keeps_other_settings_of_the_log(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
+    config["logs"]["allow_missing_days"] = True
+    write_logs(tmp_path / "out", config, log, USERS, ITEMS)
+    assert load_config(tmp_path / "out" / "ranker.toml").logs.allow_missing_days
+
+
 def test_written_config_uses_relative_paths(tmp_path: Path, log: pa.Table, config: dict[str, Any]) -> None:
     write_logs(tmp_path / "out", config, log, USERS, ITEMS)
     written = tomllib.loads((tmp_path / "out" / "ranker.toml").read_text())
