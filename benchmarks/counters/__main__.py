@@ -2,7 +2,8 @@
 
 Trains each with several seeds and compares them on the same rows of one split. Choose settings on the validation split
 and read the test split once, at the end. Finished runs and models in the work folder are used again. LightGBM uses one
-thread: its result depends on the seed only.
+thread: its result depends on the seed only. With ``--by-day``, the counters and histories of the configuration lose
+their delay, so that all of them are as of midnight.
 
     python -m benchmarks.counters kr/ranker.toml --work WORK --split test
 """
@@ -15,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.counters.boosting import boosted_scorers
-from benchmarks.counters.metrics import mean, measured, table, without_derived
+from benchmarks.counters.metrics import by_day, mean, measured, table, without_derived
 from benchmarks.counters.runs import scored, trained
 from pipelines.config.config import load_config
 from pipelines.evaluation.predict import Predictions
 from pipelines.evaluation.sources import run_scorers
 from ranking.metrics import UnitDraws
 
-WITHOUT, WITH = "without counters", "with counters"
+WITHOUT, WITH, BY_DAY = "without counters", "with counters", "with counters by day"
 TREES = "LightGBM"
 
 
@@ -33,10 +34,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs and models")
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--by-day", action="store_true", help="remove the delay of all counters and histories")
     arguments = parser.parse_args()
     config = load_config(arguments.config)
+    counted = BY_DAY if arguments.by_day else WITH
+    if arguments.by_day:
+        config = by_day(config)
     predictions: dict[str, list[Predictions]] = {}
-    for label, model_config in {WITHOUT: without_derived(config), WITH: config}.items():
+    for label, model_config in {WITHOUT: without_derived(config), counted: config}.items():
         folder = label.replace(" ", "-")
         runs = [trained(model_config, arguments.work / f"{folder}-{seed}", seed) for seed in range(arguments.seeds)]
         rankers = [scorer for run in runs for scorer in run_scorers(run)]
@@ -46,8 +51,8 @@ def main() -> None:
     first = next(iter(predictions.values()))[0]
     draws = UnitDraws(first.units, config.evaluation.bootstrap)
     results = {model: mean([measured(part, draws, config) for part in parts]) for model, parts in predictions.items()}
-    differences = [(f"{model} {WITHOUT}", f"{model} {WITH}") for model in (TREES, "ranker")]
-    differences += [(f"ranker {label}", f"{TREES} {label}") for label in (WITHOUT, WITH)]
+    differences = [(f"{model} {WITHOUT}", f"{model} {counted}") for model in (TREES, "ranker")]
+    differences += [(f"ranker {label}", f"{TREES} {label}") for label in (WITHOUT, counted)]
     print(f"{len(first):,} rows of the {arguments.split} split, {arguments.seeds} seeds\n")
     print(table(results, config, len(np.unique(first.units.codes)), differences))
 

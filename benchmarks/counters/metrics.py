@@ -11,7 +11,7 @@ from pipelines.evaluation.differences import bootstrap_metrics, metric_differenc
 from pipelines.evaluation.predict import Predictions
 from ranking.metrics import Array, UnitDraws
 
-METRICS = {"binary": ("auc", "gauc", "gauc_by_user_day"), "regression": ("rmse",)}
+METRICS = {"binary": ("auc", "gauc", "gauc_by_user_day", "logloss"), "regression": ("rmse",)}
 """Reported metrics of each kind of task."""
 
 Metrics = Mapping[str, Mapping[str, Array]]
@@ -23,6 +23,14 @@ def without_derived(config: Config) -> Config:
     derived = {feature.name for feature in config.training_schema.derived}
     features = tuple(feature for feature in config.features if feature.name not in derived)
     return config.model_copy(update={"counters": (), "histories": (), "features": features})
+
+
+def by_day(config: Config) -> Config:
+    """Return the configuration with counters and histories that know the labels of earlier days only."""
+    update = {"as_of": None, "delay": None}
+    counters = tuple(entry.model_copy(update=update) for entry in config.counters)
+    histories = tuple(entry.model_copy(update=update) for entry in config.histories)
+    return config.model_copy(update={"counters": counters, "histories": histories})
 
 
 def measured(predictions: Predictions, draws: UnitDraws, config: Config) -> Metrics:

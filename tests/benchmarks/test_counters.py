@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.counters.metrics import mean, measured, table, without_derived
+from benchmarks.counters.metrics import by_day, mean, measured, table, without_derived
 from pipelines.config.config import Config, load_config
 from pipelines.datasets.write import counter
 from pipelines.evaluation.baselines.tree_columns import TreeColumns
@@ -52,6 +52,18 @@ def test_without_derived_leaves_the_other_features(logs: Path) -> None:
     assert without_derived(counted).training_schema == plain.training_schema
 
 
+def test_by_day_removes_every_delay(logs: Path) -> None:
+    delayed = [counter(["user_id"], ["click"], delay="1h"), counter(["item_id"], ["click"], as_of="day")]
+    histories = [{"of": "item_id", "label": "click", "delay": "1m"}]
+    plain = load_config(logs / "ranker.toml", ["counters=[]"]).model_dump()
+    config = Config.model_validate(plain | {"counters": delayed, "histories": histories})
+    days = [{key: value for key, value in entry.items() if key not in ("delay", "as_of")} for entry in delayed]
+    without = [{"of": "item_id", "label": "click"}]
+    expected = Config.model_validate(plain | {"counters": days, "histories": without})
+    assert by_day(config) == expected
+    assert by_day(config).training_schema == expected.training_schema
+
+
 def test_table_has_the_paired_difference_of_the_models(run: RunFolder, config: Config) -> None:
     (scorer,) = run_scorers(run)
     predictions = predict(scorer, scorer.log_range(None))
@@ -61,6 +73,8 @@ def test_table_has_the_paired_difference_of_the_models(run: RunFolder, config: C
     auc = f"{metrics['click']['auc'][0]:.4f}"
     assert text.startswith("| task | metric | a | b | b − a |\n|---|---|---|---|---|\n")
     assert f"| click | auc | {auc} | {auc} | +0.0000 [+0.0000, +0.0000] |" in text
+    loss = f"{metrics['click']['logloss'][0]:.4f}"
+    assert f"| click | logloss | {loss} | {loss} | +0.0000 [+0.0000, +0.0000] |" in text
 
 
 def test_lightgbm_is_chosen_on_the_validation_split_and_scores_the_rows_of_the_run(
