@@ -75,7 +75,7 @@ def train(
     """
     require_installed(config.training.trackers)
     if warm_start is not None:
-        warm_start.require_compatible(config)
+        config = warm_start.adapted(config)
     if isinstance(config.model.gate, SingleTaskConfig):
         return _train_single_tasks(config, folder, command, baselines, resume=resume, overwrite=overwrite)
     with init_distributed() as context:

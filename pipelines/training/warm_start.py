@@ -61,13 +61,22 @@ class WarmStart:
     run: RunFolder
     reopen: bool
 
-    def require_compatible(self, config: Config) -> None:
-        """Check that the weights of the earlier run fit a configuration.
+    def adapted(self, config: Config) -> Config:
+        """Return a configuration to which the weights of the earlier run fit.
+
+        Histories keep the pooling of the earlier run, whose version may have had another default.
 
         Raises:
-            ConfigError: names the section that does not match.
+            ConfigError: names the setting that does not match.
         """
         earlier = self.run.load_config()
+        histories = {history.name for history in config.histories}
+        pooling = {bag.name: bag.pooling for bag in earlier.bags if bag.name in histories}
+        features = tuple(
+            feature.model_copy(update={"pooling": pooling[feature.name]}) if feature.name in pooling else feature
+            for feature in config.features
+        )
+        config = config.model_copy(update={"features": features})
         for section in MATCHING_SECTIONS:
             if getattr(config, section) != getattr(earlier, section):
                 name, before, now = next(diff for diff in diff_configs(earlier, config) if diff[0].startswith(section))
@@ -79,6 +88,7 @@ class WarmStart:
             raise ConfigError(f"{self.run.path} contains one run per task: start from each of these separately")
         if self.reopen and isinstance(config.model.gate, AttentiveConfig):
             raise ConfigError("an attentive gate is distilled, which cannot be undone: omit --reopen")
+        return config
 
     def trained_rows(self) -> int:
         """Return the number of rows behind the weights of the earlier run: its own, and those that it started from."""

@@ -178,7 +178,21 @@ def test_daily_counts_the_rows_of_earlier_days(shop: Shop, tmp_path: Path) -> No
 def test_warm_start_rejects_other_counters(run: RunFolder, shop: Shop) -> None:
     changed = [{**COUNTERS[0], "delay": "2h"}, *COUNTERS[1:]]
     with pytest.raises(ConfigError, match=r"\[counters\] differs from that of"):
-        WarmStart(run, reopen=False).require_compatible(shop.config(counters=changed, histories=HISTORIES))
+        WarmStart(run, reopen=False).adapted(shop.config(counters=changed, histories=HISTORIES))
+
+
+def test_warm_start_keeps_the_pooling_of_histories(run: RunFolder, shop: Shop) -> None:
+    config = shop.config(counters=COUNTERS, histories=HISTORIES)
+    text = run.config.read_text()
+    assert text.count('pooling = "shrunk"') == len(HISTORIES)
+    run.config.write_text(text.replace('pooling = "shrunk"', 'pooling = "mean"'))  # The default of version 0.1.0.
+    try:
+        adapted = WarmStart(run, reopen=False).adapted(config)
+    finally:
+        run.config.write_text(text)
+    names = {history.name for history in config.histories}
+    assert {bag.pooling for bag in adapted.bags if bag.name in names} == {"mean"}
+    assert WarmStart(run, reopen=False).adapted(config) == config
 
 
 def test_run_reuses_the_columns_of_another_run_of_the_same_log(run: RunFolder, shop: Shop) -> None:
