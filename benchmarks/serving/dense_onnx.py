@@ -63,7 +63,7 @@ def dense_body(graph: FrozenGraph, encoder: Encoder) -> bytes:
     model = onnx.load_from_string(body)
     tasks, experts = list(graph.towers), list(graph.experts)
     layers = next(iter(graph.experts.values()))
-    kept = [node for node in model.graph.node if node.op_type not in ("Mul", "Add")]  # Only mixing uses these.
+    kept = [node for node in model.graph.node if not node.output[0].startswith("mixed.")]
     tower_inputs = {_tower_output(graph, task): task for task in tasks}
     for node in kept:
         if node.output[0] in tower_inputs:

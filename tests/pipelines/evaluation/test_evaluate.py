@@ -204,7 +204,9 @@ def test_run_and_bundle_on_the_same_rows_agree(run: RunFolder, bundle: Path, log
     for task, measures in dense["tasks"].items():
         assert measures.keys() == frozen["tasks"][task].keys()
         for metric, value in measures.items():
-            assert frozen["tasks"][task][metric] == pytest.approx(value, abs=1e-4), (task, metric)
+            # One pair of rows that float32 and float64 order differently is 2e-4 in the mean over a few users.
+            tolerance = 5e-4 if metric.startswith(("gauc", "ndcg")) else 1e-4
+            assert frozen["tasks"][task][metric] == pytest.approx(value, abs=tolerance), (task, metric)
 
 
 def test_run_without_logs_is_evaluated_on_its_test_split(run: RunFolder, day: Path) -> None:

@@ -266,7 +266,8 @@ def test_importance_of_run_and_bundle_agree(
     for ours, theirs in zip(*results, strict=True):
         assert (ours["kind"], ours["name"]) == (theirs["kind"], theirs["name"])
         for task, result in ours["tasks"].items():
-            assert theirs["tasks"][task]["importance"] == pytest.approx(result["importance"], abs=1e-4)
+            # One pair of rows that float32 and float64 order differently is 2e-4 in a task with few positives.
+            assert theirs["tasks"][task]["importance"] == pytest.approx(result["importance"], abs=5e-4)
 
 
 def test_importance_of_a_single_task_run_has_the_features_of_each_model(shop: Shop) -> None:
