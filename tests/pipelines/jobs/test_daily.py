@@ -171,7 +171,8 @@ def test_new_day_continues_from_the_served_run_on_unseen_days(feed: Feed, capsys
     comparison = record.pop("comparison")
     assert comparison["intervals"]["unit"] == "user"
     auc = comparison["tasks"]["click"]["measures"]["auc"]
-    row = rf"click +auc +{auc['a']:.4f} +{auc['b']:.4f} +{re.escape(f'{auc['difference']:+.4f}')}"
+    difference = re.escape(f"{auc['difference']:+.4f}")
+    row = rf"click +auc +{auc['a']:.4f} +{auc['b']:.4f} +{difference}"
     assert re.search(row, capsys.readouterr().err)
     assert record == {
         "day": "2026-01-10", "model": "feed", "from": "2026-01-09", "against": 1, "worse": [], "no_power": None,
