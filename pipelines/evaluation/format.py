@@ -15,10 +15,12 @@ from pipelines.evaluation.baselines.verdict import verdict
 from pipelines.evaluation.gates import format_gates
 from pipelines.evaluation.importance.format import format_importance
 from pipelines.evaluation.text_table import TASKS_PER_TABLE, UNDEFINED, align_columns
-from ranking.metrics import FEW_UNITS, MIN_CLASS_UNITS
+from ranking.metrics import FEW_UNITS, MIN_UNITS
 
 DECIMALS = {"calibration": 3}
 """Decimal places by metric; 4 for all others."""
+RARE = {"auc": "a positive, or a negative", "rmse": "a label"}
+"""Labels that a task without intervals has too few of, by the main metric of its kind."""
 
 
 def format_evaluation(evaluation: Mapping[str, Any]) -> str:
@@ -61,8 +63,12 @@ def format_comparison(comparison: Mapping[str, Any]) -> str:
             outcome = f"{mark} {m['better'].upper()} is better" if m["better"] else mark
             cells = [_number(metric, m["a"]), _number(metric, m["b"]), _signed(m["difference"]), bounds, outcome]
             rows.append([task, name, *cells])
-    aucs = {name: result["measures"].get("auc") for name, result in comparison["tasks"].items()}
-    few = [name for name, auc in aucs.items() if auc and auc["difference"] is not None and auc["interval"] is None]
+    few = {
+        metric: [
+            name for name, result in comparison["tasks"].items() if _lacks_interval(result["measures"].get(metric))
+        ]
+        for metric in RARE
+    }
     head = [
         f"A  {comparison['a']}",
         f"B  {comparison['b']}",
@@ -96,8 +102,8 @@ def describe_intervals(intervals: Mapping[str, Any] | None) -> str:
     unit, units, without_user = intervals["unit"], intervals["units"], intervals["rows_without_user"]
     if not intervals["draws"]:
         return "no intervals, because evaluation.bootstrap = 0"
-    if units < 2:
-        return f"no intervals, because there is only one {unit}"
+    if units < MIN_UNITS:
+        return f"no intervals, because {describe_few_units(intervals)}"
     text = f"95 % intervals over {units:,} {unit}s"
     if unit != "user":
         text += ", because most rows have no user"
@@ -107,20 +113,47 @@ def describe_intervals(intervals: Mapping[str, Any] | None) -> str:
 
 
 def describe_few(evaluation: Mapping[str, Any]) -> list[str]:
-    """Return a line with the binary tasks that have no intervals because one class is too rare, if there are any."""
-    few = [name for name, m in evaluation["tasks"].items() if m.get("auc") is not None and not m.get("auc_interval")]
+    """Return a line per reason with the tasks that have no intervals because too few units have a label, if any."""
+    few = {
+        metric: [
+            name
+            for name, m in evaluation["tasks"].items()
+            if m.get(metric) is not None and not m.get(f"{metric}_interval")
+        ]
+        for metric in RARE
+    }
     return _describe_few(few, evaluation.get("intervals"))
 
 
-def _describe_few(tasks: Sequence[str], intervals: Mapping[str, Any] | None) -> list[str]:
-    if not tasks or intervals is None or not intervals["draws"] or intervals["units"] < 2:
+def _describe_few(tasks: Mapping[str, Sequence[str]], intervals: Mapping[str, Any] | None) -> list[str]:
+    if intervals is None or not intervals["draws"] or intervals["units"] < MIN_UNITS:
         return []
-    return [f"no intervals for {', '.join(tasks)}: {describe_rare_class(intervals['unit'])}"]
+    return [
+        f"no intervals for {', '.join(names)}: {describe_rare_labels(metric, intervals['unit'])}"
+        for metric, names in tasks.items()
+        if names
+    ]
 
 
-def describe_rare_class(unit: str) -> str:
-    """Return why a binary task has no intervals; ``unit`` is what the bootstrap draws."""
-    return f"fewer than {MIN_CLASS_UNITS} {unit}s have a positive, or a negative"
+def _lacks_interval(entry: Mapping[str, Any] | None) -> bool:
+    """Return whether a metric of a comparison has a difference without an interval."""
+    return entry is not None and entry["difference"] is not None and entry["interval"] is None
+
+
+def describe_rare_labels(metric: str, unit: str) -> str:
+    """Return why a task has no intervals.
+
+    Args:
+        metric: "auc" for a binary task, "rmse" for a regression task.
+        unit: what the bootstrap draws.
+    """
+    return f"fewer than {MIN_UNITS} {unit}s have {RARE[metric]}"
+
+
+def describe_few_units(intervals: Mapping[str, Any]) -> str:
+    """Return that there are too few units for any interval."""
+    unit, units = intervals["unit"], intervals["units"]
+    return f"there is only one {unit}" if units == 1 else f"there are only {units} {unit}s"
 
 
 def _task_tables(tasks: Mapping[str, Any], ndcg_at: int) -> list[list[str]]:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipelines.evaluation.differences import LOWER_IS_BETTER
-from pipelines.evaluation.format import describe_rare_class
+from pipelines.evaluation.format import describe_few_units, describe_rare_labels
+from ranking.metrics import MIN_UNITS
 
 GUARDED_METRICS = ("auc", "logloss", "rmse")
 """Metrics that block a promotion: ranking quality, quality of the probabilities, and regression error."""
@@ -78,25 +79,35 @@ def find_regressions(comparison: Mapping[str, Any], margin: float) -> list[Regre
     return [regression for regression in regressions if regression.share > margin]
 
 
-def describe_lack_of_power(comparison: Mapping[str, Any]) -> str | None:
-    """Return why a comparison cannot tell a worse model; None if it can, for at least one task.
+def describe_lack_of_power(comparison: Mapping[str, Any], objective: Mapping[str, float]) -> str | None:
+    """Return why a comparison cannot tell a worse model; None if it can.
+
+    It can if every task of the objective has an interval, and at least one task if the models share none of those.
 
     Args:
         comparison: result of ``compare``.
+        objective: weight of each task in the ranking score.
     """
-    tasks = comparison["tasks"]
-    if not _has_draws(comparison) or any(
-        result["measures"][metric]["interval"] is not None
-        for result in tasks.values()
-        for metric in GUARDED_METRICS
-        if metric in result["measures"]
-    ):
+    tasks, intervals = comparison["tasks"], comparison["intervals"]
+    lacking = {name: result for name, result in tasks.items() if not _has_interval(result["measures"])}
+    needed = [name for name in tasks if objective.get(name)]
+    if not _has_draws(comparison) or not (any(name in lacking for name in needed) or len(lacking) == len(tasks)):
         return None
-    unit = comparison["intervals"]["unit"]
-    positives = [f"{name} {result['positives']:,}" for name, result in tasks.items() if "positives" in result]
-    if not positives:
-        return f"there is only one {unit}"
-    return f"{describe_rare_class(unit)} (positives: {', '.join(positives)})"
+    if intervals["units"] < MIN_UNITS:
+        return describe_few_units(intervals)
+    unit, reasons = intervals["unit"], []
+    if positives := [f"{name} {result['positives']:,}" for name, result in lacking.items() if "positives" in result]:
+        reasons.append(f"{describe_rare_labels('auc', unit)} (positives: {', '.join(positives)})")
+    if labels := [f"{name} {result['rows']:,}" for name, result in lacking.items() if "label_deviation" in result]:
+        reasons.append(f"{describe_rare_labels('rmse', unit)} (labels: {', '.join(labels)})")
+    if unlabeled := [name for name, result in lacking.items() if not result["rows"]]:
+        reasons.append(f"no row has a label of {', '.join(unlabeled)}")
+    return "; ".join(reasons)
+
+
+def _has_interval(measures: Mapping[str, Any]) -> bool:
+    """Return whether a metric that blocks a promotion has an interval."""
+    return any(metric in measures and measures[metric]["interval"] is not None for metric in GUARDED_METRICS)
 
 
 def _has_draws(comparison: Mapping[str, Any]) -> bool:

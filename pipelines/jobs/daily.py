@@ -99,7 +99,8 @@ def daily(
     if served is not None:
         _compare_counters(repository.bundle_folder(repo, name, served), run, day, allow_poorer_counters)
         comparison = _compare(repository.bundle_folder(repo, name, served), run)
-        regressions, no_power = find_regressions(comparison, margin), describe_lack_of_power(comparison)
+        regressions = find_regressions(comparison, margin)
+        no_power = describe_lack_of_power(comparison, config.objective)
         print_status(format_comparison({**comparison, "a": f"version {served} of {name}", "b": str(folder)}))
     record = {
         "day": day.isoformat(),

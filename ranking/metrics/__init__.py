@@ -1,7 +1,7 @@
 """Quality measures of scores with bootstrap intervals; definitions in docs/evaluation.md."""
 
 from ranking.metrics.binary import CURVE_BINS, auc, auc_draws, binary_measures, calibration_curve
-from ranking.metrics.bootstrap import FEW_UNITS, MIN_CLASS_UNITS, UnitDraws, interval, interval_units
+from ranking.metrics.bootstrap import FEW_UNITS, MIN_UNITS, UnitDraws, interval, interval_units
 from ranking.metrics.labeled_scores import Array, Ids, LabeledScores
 from ranking.metrics.regression import regression_measures
 from ranking.metrics.units import SamplingUnits
@@ -9,7 +9,7 @@ from ranking.metrics.units import SamplingUnits
 __all__ = [
     "CURVE_BINS",
     "FEW_UNITS",
-    "MIN_CLASS_UNITS",
+    "MIN_UNITS",
     "Array",
     "Ids",
     "LabeledScores",

@@ -22,8 +22,12 @@ draws and leaves the expected variance unchanged (random groups, Wolter 2007, se
 FEW_UNITS = 30
 """Number of units below which an interval is widened, and reported as based on few units."""
 
-MIN_CLASS_UNITS = 5
-"""Number of units with a label of the rarer class below which a measure of a binary task has no interval."""
+MIN_UNITS = 5
+"""Number of units with a label (binary task: of the rarer class) below which a measure has no interval.
+
+With 2 units, the interval of the difference of two equally good regressions excludes 0 in 9 % of the logs for RMSE and
+in half of them for R²; with 3 or 4 units in about 10 % for R². From 5 units on it is 5 to 7 %.
+"""
 
 STUDENT_T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -101,7 +105,8 @@ def interval_units(rows: LabeledScores, *, binary: bool) -> int:
 
     For a binary label these are the units with a row of the rarer class, which the variance of the AUC and of the loss
     depends on (Hanley and McNeil 1982, "The meaning and use of the area under a ROC curve"): many negatives do not make
-    up for few positives. With fewer than ``MIN_CLASS_UNITS``, the draws measure the other class only.
+    up for few positives. For a number these are the units with a label. With fewer than ``MIN_UNITS``, the draws of a
+    binary task measure the other class only, and those of a regression too few different samples.
 
     Args:
         rows: the rows of a measure.
@@ -110,10 +115,9 @@ def interval_units(rows: LabeledScores, *, binary: bool) -> int:
     Returns:
         The number of units; 0 if they are too few for an interval.
     """
-    if not binary:
-        return len(np.unique(rows.units))
-    units = min(len(np.unique(rows.units[rows.labels == label])) for label in (0, 1))
-    return units if units >= MIN_CLASS_UNITS else 0
+    samples = [rows.units[rows.labels == label] for label in (0, 1)] if binary else [rows.units]
+    units = min(len(np.unique(sample)) for sample in samples)
+    return units if units >= MIN_UNITS else 0
 
 
 def interval(values: Array, units: int, *, reflected: bool = False) -> tuple[float, float] | None:

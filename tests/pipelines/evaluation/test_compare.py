@@ -20,7 +20,14 @@ from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from ranking.errors import LogError, UsageError
-from ranking.metrics import LabeledScores, SamplingUnits, UnitDraws, binary_measures, interval_units
+from ranking.metrics import (
+    LabeledScores,
+    SamplingUnits,
+    UnitDraws,
+    binary_measures,
+    interval_units,
+    regression_measures,
+)
 from tests.conftest import RAW_SCHEMA
 from tests.pipelines.conftest import FIRST_DAY, Shop
 from tests.support.unit_draws import draw_users
@@ -150,6 +157,27 @@ def test_equal_models_have_a_winner_in_five_percent_of_the_logs(positives: int) 
             result = metric_difference(metric, a[metric], b[metric], interval_units(rows[0], binary=True))
             winners[metric] += result["better"] is not None
             assert positives >= 5 or result["interval"] is None
+    assert max(winners.values()) <= 0.07 * 250
+
+
+@pytest.mark.parametrize("users", [2, 5, 10, 30])
+def test_equal_regressions_have_a_winner_in_five_percent_of_the_logs(users: int) -> None:
+    """Protects against false certainty with few labels, by simulation: one row per user, 250 logs."""
+    random = np.random.default_rng(users)
+    winners = dict.fromkeys(("rmse", "mae", "r2"), 0)
+    for seed in range(250):
+        truth = random.normal(size=users)
+        labels = truth + random.normal(size=users)
+        log_draws = draw_users(np.arange(users), 200, seed)
+        rows = [
+            LabeledScores(labels, truth + error, log_draws.codes, log_draws.units.users)
+            for error in random.normal(size=(2, users))
+        ]
+        a, b = (regression_measures(scores, log_draws) for scores in rows)
+        for metric in winners:
+            result = metric_difference(metric, a[metric], b[metric], interval_units(rows[0], binary=False))
+            winners[metric] += result["better"] is not None
+            assert (result["interval"] is None) == (users < 5)
     assert max(winners.values()) <= 0.07 * 250
 
 

@@ -45,6 +45,20 @@ def test_format_evaluation_has_one_line_per_task(make_predictions: MakePredictio
     assert words(numbers[1]).endswith("0.2500 0.7778 0.7500")
 
 
+def test_format_evaluation_of_few_labels_names_the_tasks_without_intervals(make_predictions: MakePredictions) -> None:
+    """Two labels of a regression task, as of a task whose mask has two positives, give no intervals."""
+    labels = [[1.0, 3.0], [1.0, 5.0], *[[0.0, float("nan")]] * 20]
+    predictions = make_predictions([CLICK, WATCH], labels, [[0.5, 4.0]] * 22)
+    evaluation = evaluate_predictions(predictions, EvaluationConfig())
+    binary, numbers = blocks(evaluation)
+    assert binary[1:3] == [
+        "no intervals for click: fewer than 5 users have a positive, or a negative",
+        "no intervals for watch: fewer than 5 users have a label",
+    ]
+    assert words(numbers[1]) == "watch 2 1.0000 – 1.0000 0.0000 1.0000"
+    assert [evaluation["tasks"]["watch"][f"{metric}_interval"] for metric in ("rmse", "mae", "r2")] == [None] * 3
+
+
 def test_format_evaluation_of_undefined_metrics_shows_dashes(make_predictions: MakePredictions) -> None:
     ((*_, line),) = blocks(evaluate_predictions(make_predictions([CLICK], [float("nan")], [0.5]), EvaluationConfig()))
     assert words(line) == "click " + " ".join("–" * 10)
@@ -106,6 +120,7 @@ def test_format_evaluation_of_a_run_ends_with_its_gates(run: RunFolder) -> None:
             "95 % intervals over 7 rows, because most rows have no user; with fewer than 30 they are rough",
         ),
         ("user", 1, 0, 200, "no intervals, because there is only one user"),
+        ("user", 4, 0, 200, "no intervals, because there are only 4 users"),
         ("user", 812, 0, 0, "no intervals, because evaluation.bootstrap = 0"),
     ],
 )
@@ -150,6 +165,16 @@ def test_format_comparison_marks_intervals_that_exclude_zero() -> None:
         "click logloss 0.4000 0.4100 +0.0100 +0.0010 … +0.0200 * A is better",
         "click calibration 1.000 1.200 +0.2000 +0.1000 … +0.3000 *",
         "click gauc 0.6000 0.6000 +0.0000 -0.0100 … +0.0100",
+    ]
+
+
+def test_format_comparison_names_the_tasks_without_intervals() -> None:
+    comparison = comparison_of(auc=metric(0.7, 0.71, None))
+    comparison["tasks"]["watch"] = {"rows": 2, "measures": {"rmse": metric(2.0, 1.0, None)}}
+    comparison["intervals"] = {"unit": "user", "units": 50, "rows_without_user": 0, "draws": 200}
+    assert format_comparison(comparison).splitlines()[4:6] == [
+        "no intervals for click: fewer than 5 users have a positive, or a negative",
+        "no intervals for watch: fewer than 5 users have a label",
     ]
 
 

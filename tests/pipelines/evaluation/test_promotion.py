@@ -40,13 +40,44 @@ def test_find_regressions_returns_significant_losses_beyond_the_margin(compariso
     assert bool(find_regressions(comparison, margin=0.01)) is blocked
 
 
+CLICK = {"click": 1.0}
+
+
 def test_lack_of_power_is_described() -> None:
     few = comparison_of("auc", 0.80, 0.78, None, None)
-    assert describe_lack_of_power(few) == "fewer than 5 users have a positive, or a negative (positives: click 4)"
-    assert describe_lack_of_power(comparison_of("auc", 0.80, 0.78, None, None, draws=0)) is None
-    enough = comparison_of("logloss", 0.80, 0.78, [-0.1, 0.1], None)
-    assert describe_lack_of_power(enough) is None
-    assert describe_lack_of_power({**enough, "tasks": enough["tasks"] | {"rare": few["tasks"]["click"]}}) is None
+    reason = "fewer than 5 users have a positive, or a negative (positives: click 4)"
+    assert describe_lack_of_power(few, CLICK) == reason
+    assert describe_lack_of_power(few, {"other": 1.0}) == reason, "no task has an interval"
+    assert describe_lack_of_power(comparison_of("auc", 0.80, 0.78, None, None, draws=0), CLICK) is None
+    few["intervals"]["units"] = 3
+    assert describe_lack_of_power(few, CLICK) == "there are only 3 users"
+
+
+@pytest.mark.parametrize(
+    ("objective", "lacks"),
+    [
+        ({"click": 1.0}, False),
+        ({"click": 1.0, "rare": 0.0}, False),
+        ({"click": 1.0, "rare": 0.1}, True),
+        ({"items": -2.0}, True),
+        ({"unlabeled": 1.0}, True),
+        ({"task of the new model only": 1.0}, False),
+    ],
+)
+def test_lack_of_power_is_judged_by_task_of_the_objective(objective: dict[str, float], lacks: bool) -> None:
+    comparison = comparison_of("logloss", 0.80, 0.78, [-0.1, 0.1], None)
+    few = {metric: comparison_of(metric, 0.80, 0.78, None, None)["tasks"]["click"] for metric in ("auc", "rmse")}
+    comparison["tasks"] |= {
+        "rare": few["auc"],
+        "items": {"rows": 2, "label_deviation": 1.0, "measures": few["rmse"]["measures"]},
+        "unlabeled": {"rows": 0, "measures": {}},
+    }
+    assert describe_lack_of_power(comparison, objective) == (
+        "fewer than 5 users have a positive, or a negative (positives: rare 4); "
+        "fewer than 5 users have a label (labels: items 2); no row has a label of unlabeled"
+        if lacks
+        else None
+    )
 
 
 def test_regression_text_states_the_loss() -> None:

@@ -44,11 +44,12 @@ class Feed:
         self.repository = folder / "repository"
 
     def copy_logs(self, logs: Path) -> None:
-        """Copy a log and its configuration, which loses its counters."""
+        """Copy a log and its configuration, which loses its counters and the rare tasks of its objective."""
         shutil.copytree(logs, self.folder / "logs")
         toml = self.folder / "logs" / "ranker.toml"
         settings = tomllib.loads(toml.read_text())
         del settings["counters"]
+        settings["serving"]["objective"] = {"click": 1.0, "long_view": 1.0}
         toml.write_text(tomli_w.dumps(settings))
 
     def copy(self, folder: Path) -> Feed:
