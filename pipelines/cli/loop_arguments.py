@@ -53,7 +53,7 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     load_counters = command("load", "write the counters of a published model to a feature store", counter_actions)
     load_counters.set_defaults(command="counters load")
     load_counters.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
-    add_counter_flag(load_counters)
+    add_counter_flag(load_counters, or_older=True)
     _add_store(load_counters, COUNTED_MODEL)
     apply_counters = command(
         "apply", "add the impressions of a log to the counters in a feature store", counter_actions
@@ -159,13 +159,13 @@ def _add_store(parser: argparse.ArgumentParser, model: str) -> None:
     add_store(parser)
 
 
-def add_counter_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of commands that replace counters."""
+def add_counter_flag(parser: argparse.ArgumentParser, *, or_older: bool = False) -> None:
+    """Add the flag of commands that replace counters; ``or_older``: it accepts older counters, too."""
     parser.add_argument(
         "--allow-poorer-counters",
         action="store_true",
-        help="continue even if the counters lack more than a tenth of the impressions of those that they replace, or "
-        "are older (default: do not)",
+        help="continue even if the counters lack more than a tenth of the impressions of those that they replace"
+        f"{', or are older' if or_older else ''} (default: do not)",
     )
 
 

@@ -9,6 +9,7 @@ from pipelines.console import print_status
 from pipelines.jobs.publish import publish
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle
+from ranking.counters.state import StateClock
 from ranking.schema import Schema
 
 
@@ -25,7 +26,8 @@ def refresh_counters(
         allow_poorer_counters: see ``publish``.
 
     Returns:
-        The new version; None if the model has neither counters nor histories, or the run defines others.
+        The new version; None if the model has neither counters nor histories, if the run defines others, or if those of
+        the served bundle end later, such as for a day in the past.
 
     Raises:
         BundleError: the served bundle is damaged.
@@ -36,6 +38,14 @@ def refresh_counters(
         return None
     if _definition(schema) != _definition(run.load_config().serving_schema):
         print_status("the counters of the served version are not continued: the configuration defines others")
+        return None
+    with bundle.as_bundle_error(served):
+        old, new = (StateClock.read(folder) for folder in (served / bundle.COUNTERS, run.counters))
+    if new.until < old.until:
+        print_status(
+            f"the counters of the served version are kept: they count until {old.text}, those of {run.path} only until "
+            f"{new.text}; a later --day continues them"
+        )
         return None
     if not out.exists():
         bundle.replace_state(served, run.counters, out)
