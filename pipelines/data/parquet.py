@@ -22,6 +22,8 @@ from ranking.errors import LogError
 
 CHUNK_ROWS = 16_384
 """Maximum number of rows that are decoded at once."""
+CSV_HINT = "is not a Parquet file; 'ranker init' converts a CSV log and CSV tables to Parquet"
+"""End of the message about a CSV file where a Parquet file is needed."""
 BUFFER_BYTES = 1 << 20
 """Read-ahead buffer per column in bytes; without a buffer, Parquet holds the whole column of a row group."""
 
@@ -65,9 +67,14 @@ class LogFile:
 
     def read_error(self, error: Exception) -> LogError:
         """Return the error to raise when reading this file failed."""
-        if re.search(r"\.(csv|tsv|txt)(\.\w+)?$", self.display_name.lower()):
-            return LogError(f"{self.display_name}: is not a Parquet file; 'ranker init' converts a CSV log to Parquet")
+        if is_csv(self.display_name):
+            return LogError(f"{self.display_name}: {CSV_HINT}")
         return LogError(f"{self.display_name}: cannot be read ({single_line(error)}); restore the file or move it away")
+
+
+def is_csv(name: str) -> bool:
+    """Return whether the name of a file says that it contains CSV, which may be compressed."""
+    return re.search(r"\.(csv|tsv|txt)(\.\w+)?$", name.lower()) is not None
 
 
 def is_damage(error: Exception) -> bool:

@@ -26,7 +26,7 @@ from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.index import Chunk, IndexedChunk
 from pipelines.data.joined import JoinedColumns, JoinedFile
 from pipelines.data.log_schema import ColumnChecker, bad_row_reasons, required_columns
-from pipelines.data.parquet import LogFile, OpenFile, find_files, find_log_files
+from pipelines.data.parquet import CSV_HINT, LogFile, OpenFile, find_files, find_log_files, is_csv
 from pipelines.data.replaced_rows import ReplacedRows
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from ranking.encoding.columns import holds_integers
@@ -85,7 +85,8 @@ def load_tables(logs: LogsConfig, schema: Schema) -> dict[Owner, FeatureTable]:
                 tables[owner] = feature_table(table, schema, owner)
                 fill_features(table.slice(0, 1), schema, {})  # checks the types
         except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{redact_uri(where)}: cannot be read as Parquet ({single_line(error)})") from None
+            reason = CSV_HINT if is_csv(redact_uri(where)) else f"cannot be read as Parquet ({single_line(error)})"
+            raise LogError(f"{redact_uri(where)}: {reason}") from None
     return tables
 
 

@@ -76,7 +76,8 @@ def daily(
     Raises:
         QualityGateError: the model is worse than the served one by more than the margin, or the day has too few labels
             to tell. It is not published, but the served model is published again with the counters of the day, if it
-            has counters or histories, and these do not end later. Or the counters lack much of those of the served version: nothing is published.
+            has counters or histories, and these do not end later. Or the counters lack much of those of the served
+            version: nothing is published.
         LogError: the log has no row of the day, or no row of it has a label.
         UsageError: the day is not later than that of the served run, or no day is left to train on.
         RankerError: a step failed.

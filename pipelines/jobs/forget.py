@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
 from pipelines.console import Progress
-from pipelines.data.parquet import is_damage
+from pipelines.data.parquet import CSV_HINT, is_csv, is_damage
 from pipelines.jobs.counter_store import CounterStore
 from pipelines.jobs.forgotten_users import forget_user
 from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
@@ -53,7 +53,7 @@ def forget(
         and may hold more of them: ``unreadable``.
 
     Raises:
-        LogError: a file has no such column, or a folder does not exist.
+        LogError: a log has no such column or is not Parquet, or a folder does not exist. Nothing was removed.
         OutputError: a file cannot be replaced.
         UsageError: feedback is given without the served log.
     """
@@ -64,6 +64,9 @@ def forget(
     for folder in (served, feedback, *logs):
         if folder is not None and not folder.exists():
             raise LogError(f"{folder}: does not exist")
+    for log in logs:
+        for file in parquet_files(log):
+            _check_log(file, user_column)
     names = {user} if user_key is None else {user, UserHash(user_key)(user)}
     selected = _is_any(names)
     removed: dict[str, Any] = {}
@@ -150,6 +153,29 @@ def _is_any(names: set[str]) -> Callable[[pa.Array], pa.Array]:
         return pc.is_in(ids.cast(pa.string()), values).fill_null(False)
 
     return selected
+
+
+def _check_log(file: Path, column: str) -> None:
+    """Check that rows of a user can be found in a file, before any file is changed; damaged Parquet files can stay.
+
+    Raises:
+        LogError: the file cannot be read, is not a Parquet file, or has no such column.
+    """
+    try:
+        names = pq.read_schema(file).names
+    except FileNotFoundError:
+        return
+    except (OSError, pa.ArrowException) as error:
+        if is_csv(file.name):
+            raise LogError(f"{file}: {CSV_HINT}; remove the user from the CSV file yourself") from None
+        if not is_damage(error):
+            raise LogError(f"{file}: cannot be read ({single_line(error)}); fix this first") from None
+        return  # the removal of its rows reports it
+    if column not in names:
+        raise LogError(
+            f"{file}: has no column '{column}' (found: {', '.join(names)}); name the column of the user id with "
+            "--user-column"
+        )
 
 
 def _requests(served: Path, selected: Callable[[pa.Array], pa.Array]) -> set[str]:

@@ -65,7 +65,10 @@ def test_csv_log_is_named_with_the_command_that_converts_it(shop: Shop, name: st
     file.write_text("time,user_id\n")
     with pytest.raises(LogError) as caught:
         list(LogReader(file, shop.schema, {}).scan())
-    assert str(caught.value) == f"{file}: is not a Parquet file; 'ranker init' converts a CSV log to Parquet"
+    assert (
+        str(caught.value)
+        == f"{file}: is not a Parquet file; 'ranker init' converts a CSV log and CSV tables to Parquet"
+    )
 
 
 def test_file_damaged_in_the_middle_is_named(shop: Shop) -> None:

@@ -284,6 +284,16 @@ def test_load_tables_of_unreadable_file_names_it(shop: Shop) -> None:
     assert str(caught.value).startswith(f"{file}: ")
 
 
+def test_load_tables_of_csv_file_names_the_command_that_converts_it(shop: Shop) -> None:
+    file = shop.folder / "customers.csv"
+    file.write_text("user_id,age\nu1,30\n")
+    with pytest.raises(LogError) as caught:
+        load_tables(logs(shop, users=file), shop.schema)
+    assert str(caught.value) == (
+        f"{file}: is not a Parquet file; 'ranker init' converts a CSV log and CSV tables to Parquet"
+    )
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [

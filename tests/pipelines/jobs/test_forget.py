@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -171,11 +172,42 @@ def test_what_is_damaged_is_named_and_all_else_forgets_the_user(loop: Path, dama
     assert "r0" not in "".join(file.read_text() for file in loop.rglob("*.jsonl")) or "served-1" in message
 
 
-def test_log_without_the_column_of_users_is_an_error(loop: Path) -> None:
-    pq.write_table(pa.table({"uid": [1]}), loop / "log" / "part.parquet")
-    code, out, err = ranker("forget", "u1", *arguments(loop))
+def write_other_column(folder: Path) -> Path:
+    pq.write_table(pa.table({"uid": [1]}), folder / "part.parquet")
+    return folder / "part.parquet"
+
+
+def write_csv(folder: Path) -> Path:
+    (folder / "log.csv").write_text("user_id\nu1\n")
+    return folder / "log.csv"
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        pytest.param(
+            write_other_column,
+            "part.parquet: has no column 'user_id' (found: uid); name the column of the user id with --user-column",
+            id="other column",
+        ),
+        pytest.param(
+            write_csv,
+            "log.csv: is not a Parquet file; 'ranker init' converts a CSV log and CSV tables to Parquet; "
+            "remove the user from the CSV file yourself",
+            id="csv",
+        ),
+    ],
+)
+def test_log_that_cannot_be_searched_is_an_error_before_anything_is_removed(
+    loop: Path, write: Callable[[Path], Path], says: str
+) -> None:
+    """The feedback is found by the served log, so that nothing could be corrected once it is gone."""
+    log = write(loop)
+    before = content(loop)
+    code, out, err = ranker("forget", "u1", *arguments(loop), "--log", log)
     assert (code, out) == (1, "")
-    assert "part.parquet: has no column 'user_id' (found: uid)" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(says)
+    assert content(loop) == before
 
 
 @pytest.mark.parametrize(
