@@ -7,7 +7,14 @@
 The extra `client` installs the HTTP library.
 """
 
-from ranking.client.async_client import AsyncRankingClient
+try:
+    from ranking.client.async_client import AsyncRankingClient
+except ModuleNotFoundError as error:
+    if error.name != "httpx2":
+        raise
+    hint = "ranking.client needs httpx2, which the extra client installs: pip install 'dselect-ranker[client]'"
+    raise ModuleNotFoundError(hint, name=error.name) from None
+
 from ranking.client.errors import (
     AuthenticationError,
     ConnectionFailedError,
