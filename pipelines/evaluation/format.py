@@ -102,14 +102,20 @@ def describe_intervals(intervals: Mapping[str, Any] | None) -> str:
     unit, units, without_user = intervals["unit"], intervals["units"], intervals["rows_without_user"]
     if not intervals["draws"]:
         return "no intervals, because evaluation.bootstrap = 0"
-    if units < MIN_UNITS:
-        return f"no intervals, because {describe_few_units(intervals)}"
-    text = f"95 % intervals over {units:,} {unit}s"
+    text = (
+        f"no intervals: {describe_few_units(intervals)}"
+        if units < MIN_UNITS
+        else f"95 % intervals over {units:,} {unit}s"
+    )
+    placeholder = intervals.get("placeholder_user", False)
     if unit != "user":
-        text += ", because most rows have no user"
+        cause = "one user has more than half of the rows, and such an id counts as missing"
+        text += f", because {cause if placeholder else 'most rows have no user'}"
+    elif placeholder:
+        text += f" ({without_user:,} rows, most of one user with more than half of all, count by request or singly)"
     elif without_user:
         text += f" ({without_user:,} rows without a user count by request or singly)"
-    return f"{text}; with fewer than {FEW_UNITS} they are rough" if units < FEW_UNITS else text
+    return f"{text}; with fewer than {FEW_UNITS} they are rough" if MIN_UNITS <= units < FEW_UNITS else text
 
 
 def describe_few(evaluation: Mapping[str, Any]) -> list[str]:

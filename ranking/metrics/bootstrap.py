@@ -69,7 +69,13 @@ class UnitDraws:
         """Return the entry ``intervals`` of an evaluation or comparison."""
         units = self.units
         unknown = int(np.count_nonzero(units.users == 0))
-        return {"unit": units.kind, "units": units.count, "rows_without_user": unknown, "draws": len(self.counts) - 1}
+        return {
+            "unit": units.kind,
+            "units": units.count,
+            "rows_without_user": unknown,
+            "placeholder_user": units.has_placeholder,
+            "draws": len(self.counts) - 1,
+        }
 
     def sums(self, codes: Ids, columns: Iterable[npt.NDArray[np.generic]]) -> Array:
         """Return the sum of each column in each draw [columns, 1 + B]: sums by group times the counts of the groups.

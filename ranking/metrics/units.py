@@ -28,12 +28,14 @@ class SamplingUnits:
         codes: number of each row's unit, from 0 [rows].
         count: number of units.
         users: id of each row's user, 0 if unknown [rows].
+        has_placeholder: whether one user has more than ``MAX_SHARE`` of the rows, so that its id counts as unknown.
     """
 
     kind: UnitKind
     codes: Ids
     count: int
     users: Ids
+    has_placeholder: bool = False
 
     @classmethod
     def of(cls, users: Ids, requests: Ids | None = None) -> SamplingUnits:
@@ -43,7 +45,7 @@ class SamplingUnits:
             users: id of each row's user, 0 if null [rows].
             requests: id of each row's request, 0 if null [rows]; None if there are none.
         """
-        users = _known_ids(users)
+        logged, users = users, _known_ids(users)
         requests = np.zeros_like(users) if requests is None else _known_ids(requests)
         kinds = np.where(users != 0, 0, np.where(requests != 0, 1, 2))
         codes, count = np.zeros(len(users), np.int64), 0
@@ -51,12 +53,13 @@ class SamplingUnits:
             distinct, numbers = np.unique(ids[kinds == kind], return_inverse=True)
             codes[kinds == kind] = count + numbers
             count += len(distinct)
-        return cls(KINDS[int(np.bincount(kinds, minlength=len(KINDS)).argmax())], codes, count, users)
+        unit = KINDS[int(np.bincount(kinds, minlength=len(KINDS)).argmax())]
+        return cls(unit, codes, count, users, bool((logged != users).any()))
 
     def take(self, rows: Ids) -> SamplingUnits:
         """Return the units of the rows at these indices, in their order, numbered from 0."""
         distinct, codes = np.unique(self.codes[rows], return_inverse=True)
-        return SamplingUnits(self.kind, codes, len(distinct), self.users[rows])
+        return SamplingUnits(self.kind, codes, len(distinct), self.users[rows], self.has_placeholder)
 
 
 def _known_ids(ids: Ids) -> Ids:

@@ -377,7 +377,9 @@ def test_compare_two_seeds_without_users_finds_no_difference_in_most_metrics(
 ) -> None:
     """The labels are noise, so that every difference is chance. One unit for all null users made all significant."""
     result = compare(run_scorers(seeds_without_users["a"]), run_scorers(seeds_without_users["b"]))
-    assert result["intervals"] == {"unit": "row", "units": 300, "rows_without_user": 300, "draws": 200}
+    assert result["intervals"] == {
+        "unit": "row", "units": 300, "rows_without_user": 300, "placeholder_user": False, "draws": 200
+    }  # fmt: skip
     measures = [m for part in metrics_by_task(result).values() for m in part.values() if m["interval"] is not None]
     assert len(measures) == len(BINARY) - len(("gauc", "gauc_by_user_day", "ndcg")) + len(("rmse", "mae", "r2"))
     assert all(m["interval"][0] < m["interval"][1] for m in measures)

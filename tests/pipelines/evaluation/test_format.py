@@ -119,13 +119,34 @@ def test_format_evaluation_of_a_run_ends_with_its_gates(run: RunFolder) -> None:
             200,
             "95 % intervals over 7 rows, because most rows have no user; with fewer than 30 they are rough",
         ),
-        ("user", 1, 0, 200, "no intervals, because there is only one user"),
-        ("user", 4, 0, 200, "no intervals, because there are only 4 users"),
+        ("user", 1, 0, 200, "no intervals: there is only one user"),
+        ("user", 4, 0, 200, "no intervals: there are only 4 users"),
         ("user", 812, 0, 0, "no intervals, because evaluation.bootstrap = 0"),
     ],
 )
 def test_describe_intervals_names_the_unit(unit: str, units: int, without_user: int, draws: int, text: str) -> None:
     entry = {"unit": unit, "units": units, "rows_without_user": without_user, "draws": draws}
+    assert describe_intervals(entry) == text
+
+
+FREQUENT = "because one user has more than half of the rows, and such an id counts as missing"
+
+
+@pytest.mark.parametrize(
+    ("unit", "units", "text"),
+    [
+        ("row", 1200, f"95 % intervals over 1,200 rows, {FREQUENT}"),
+        ("row", 3, f"no intervals: there are only 3 rows, {FREQUENT}"),
+        (
+            "user",
+            900,
+            "95 % intervals over 900 users (700 rows, most of one user with more than half of all, "
+            "count by request or singly)",
+        ),
+    ],
+)
+def test_describe_intervals_names_a_user_with_more_than_half_of_the_rows(unit: str, units: int, text: str) -> None:
+    entry = {"unit": unit, "units": units, "rows_without_user": 700, "placeholder_user": True, "draws": 200}
     assert describe_intervals(entry) == text
 
 

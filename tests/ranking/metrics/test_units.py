@@ -27,6 +27,7 @@ def test_units_of_known_users_are_users() -> None:
 def test_units_without_users_and_requests_are_rows() -> None:
     units = units_of([0] * 5)
     assert (units.kind, units.count, sizes(units)) == ("row", 5, [1] * 5)
+    assert not units.has_placeholder
 
 
 def test_units_without_users_are_requests() -> None:
@@ -39,6 +40,8 @@ def test_units_of_a_placeholder_user_are_rows() -> None:
     units = units_of([8, 8, 8, 8, 2, 2, 3])
     assert (units.kind, units.count, sizes(units)) == ("row", 6, [1, 1, 1, 1, 1, 2])
     assert units.users.tolist() == [0, 0, 0, 0, 2, 2, 3]
+    assert units.has_placeholder
+    assert units.take(np.array([4, 5])).has_placeholder
 
 
 def test_units_of_a_placeholder_request_are_rows() -> None:
