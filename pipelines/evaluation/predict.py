@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +159,8 @@ def _predict(
     labels, outputs, users, days, requests, positions = [], [], [], [], [], []
     baseline_outputs = []
     files: dict[str, int] = {}
-    training_rows, bad_rows, first_bad = 0, Counter[str](), None
+    training_rows = validation_rows = 0  # the latter includes the former
+    bad_rows, first_bad = Counter[str](), None
     for chunk in reader.scan(time_range):
         file = files.setdefault(chunk.file, len(files))
         bad_rows.update(chunk.bad["reason"].to_pylist())
@@ -185,10 +187,10 @@ def _predict(
         for row_slice in row_slices:
             row_slice.add(chunk.rows, batch.inputs)
         if source.trained_until is not None:
-            times, until = chunk.rows.select([columns.time]), source.trained_until
-            if getattr(times.schema.field(0).type, "tz", None) is None:  # another log than that of the training
-                until = until.replace(tzinfo=None)
-            training_rows += TimeRange(until=until).select(times, columns.time).num_rows
+            times = chunk.rows.select([columns.time])
+            training_rows += _rows_before(source.trained_until, times)
+            if source.validated_until is not None:
+                validation_rows += _rows_before(source.validated_until, times)
     if bad_rows:
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad_rows.most_common())
         print_status(f"{bad_rows.total():,} bad rows are not evaluated: {reasons} (the first is {first_bad})")
@@ -198,6 +200,12 @@ def _predict(
         print_status(
             f"{source.name} was trained on data before {source.trained_until}, and {training_rows:,} of these rows are "
             "from that period: if training used them, the metrics are too good"
+        )
+    if validation_rows > training_rows:
+        print_status(
+            f"{source.name} was validated on data from {source.trained_until} to {source.validated_until}, and "
+            f"{validation_rows - training_rows:,} of these rows are from that period, which chose its weights and "
+            "calibration: its metrics are too good"
         )
     return Predictions(
         schema.tasks,
@@ -214,3 +222,11 @@ def _predict(
         np.concatenate(baseline_outputs) if baseline_outputs else None,
         {owner: np.concatenate(parts) for owner, parts in outputs_without.items()},
     )
+
+
+def _rows_before(until: datetime, times: pa.Table) -> int:
+    """Return the number of rows of a table with one column of times that are earlier than a time."""
+    (column,) = times.schema
+    if getattr(column.type, "tz", None) is None:  # another log than that of the training
+        until = until.replace(tzinfo=None)
+    return int(TimeRange(until=until).select(times, column.name).num_rows)

@@ -60,6 +60,7 @@ class Scorer:
         num_experts: number of experts n of the gate.
         selection: content of ``selection.json``; None if unknown.
         trained_until: exclusive end of the training data; None if unknown.
+        validated_until: exclusive end of the validation data, which follows the training data; None if unknown.
         logs: log that the model was trained on; None for a bundle.
         settings: default evaluation settings.
         features: computed columns of counters and histories for ``logs``; None for a bundle.
@@ -78,6 +79,7 @@ class Scorer:
     settings: EvaluationConfig
     features: Path | None = None
     derived: DerivedFeatures | None = None
+    validated_until: datetime | None = None
 
     @property
     def schema(self) -> Schema:
@@ -114,7 +116,8 @@ def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
 
     A bundle without evaluation settings (written by an older version) uses the default settings.
     """
-    schema, until = ranker.schema, ranker.details.get("trained_until")
+    schema = ranker.schema
+    trained_until, validated_until = (ranker.details.get(key) for key in ("trained_until", "validated_until"))
 
     def forward(inputs: EncodedBatch) -> tuple[Tensor, Tensor]:
         tensors = TorchBatch.from_numpy(inputs)
@@ -128,10 +131,11 @@ def bundle_scorer(ranker: FrozenRanker, name: str) -> Scorer:
         calibration=ranker.calibration,
         num_experts=ranker.selection.num_experts,
         selection=ranker.details.get("selection"),
-        trained_until=None if until is None else datetime.fromisoformat(until),
+        trained_until=None if trained_until is None else datetime.fromisoformat(trained_until),
         logs=None,
         settings=EvaluationConfig.model_validate(ranker.details.get("evaluation", {})),
         derived=ranker.derived,
+        validated_until=None if validated_until is None else datetime.fromisoformat(validated_until),
     )
 
 
@@ -179,4 +183,5 @@ def run_scorer(run: RunFolder, config: Config, model: MMoE, encoder: Encoder, se
         settings=config.evaluation,
         features=run.features if encoder.schema.derived else None,
         derived=DerivedFeatures.open(run.counters, encoder.schema) if encoder.schema.derived else None,
+        validated_until=config.logs.test_from,
     )

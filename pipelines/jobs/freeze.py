@@ -132,6 +132,7 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> Frozen
         "flops": selection["flops"],
         "selection": selection,
         "trained_until": config.logs.validation_from.isoformat(),
+        "validated_until": config.logs.test_from.isoformat(),
         "training": config.training.model_dump(mode="json"),
         "model": config.model.model_dump(mode="json"),
         "evaluation": config.evaluation.model_dump(mode="json"),

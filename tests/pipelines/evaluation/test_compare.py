@@ -15,7 +15,7 @@ import ranking
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.differences import metric_difference
 from pipelines.evaluation.evaluate import evaluate
-from pipelines.evaluation.sources import Scorer, bundle_scorer, run_scorers
+from pipelines.evaluation.sources import Scorer, bundle_scorer, resolve_scorers, run_scorers
 from pipelines.jobs.freeze import freeze_run
 from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
@@ -318,6 +318,20 @@ def test_compare_on_training_rows_of_b_warns(
     err = capsys.readouterr().err
     assert f"{with_tab.path} was trained on data before 2026-01-09 00:00:00, and 200 of these rows are from" in err
     assert str(late.path) not in err
+
+
+def test_compare_on_validation_rows_of_b_warns(
+    with_tab: RunFolder, train_run: Callable[..., RunFolder], market: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The validation of B chose its weights and its calibration on the rows on which A is tested."""
+    later, bundle = train_run("later", logs=split_settings(9, 10)), market.folder / "later_bundle"
+    freeze_run(later.path, bundle)
+    for b in (run_scorers(later), resolve_scorers(bundle)):
+        capsys.readouterr()
+        compare(run_scorers(with_tab), b)  # the test split of A is the validation split of B
+        (warning,) = capsys.readouterr().err.splitlines()[-1:]
+        assert "was validated on data from 2026-01-10 00:00:00 to 2026-01-11 00:00:00, and 198 of these rows" in warning
+        assert str(with_tab.path) not in warning
 
 
 def split_settings(validation: int, test: int) -> dict[str, Any]:
