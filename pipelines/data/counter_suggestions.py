@@ -7,15 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ranking.counters.keys import PartHashes, counter_keys
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import ID_OWNERS, CategoricalFeature, Counter, PooledFeature, Schema
+from ranking.schema.counters import seconds_of
 
 SAMPLED_ROWS = 2_000_000
-"""Maximum number of training rows whose keys are counted; limits the memory to 16 bytes per row and key."""
+"""Maximum number of training rows whose keys are counted; limits the memory to 32 bytes per row and key."""
 MIN_REPEATED = 0.3
-"""Minimum share of impressions with an earlier impression of the same key."""
+"""Minimum share of impressions for which a counter knows an earlier impression of the same key."""
+DELAY = "1h"
+"""Delay of counters that know too few impressions of earlier days, such as those of users who come once."""
+DAY = 86_400_000_000
+"""A day in microseconds."""
 MIN_SPLIT = 1.3
 """A pair must have this many times the keys of its user or item; with fewer it repeats the counter of that part."""
 MIN_LABELS = 50
@@ -30,19 +36,29 @@ class SuggestedCounter:
         of: names of the features that form the key.
         labels: names of tasks.
         keys: number of distinct keys.
-        repeated: share of impressions with an earlier impression of the same key.
+        repeated: share of impressions for which the counter knows an earlier impression of the same key.
+        delay: when labels are known; None: from the following midnight on.
     """
 
     of: tuple[str, ...]
     labels: tuple[str, ...]
     keys: int
     repeated: float
+    delay: str | None = None
 
     def to_toml(self) -> str:
         """Return the counter as an entry of ``ranker.toml``, with its figures in a comment."""
         of, labels = (", ".join(f'"{name}"' for name in names) for names in (self.of, self.labels))
-        figures = f"# {self.keys:,} keys; {self.repeated:.0%} of the impressions have an earlier one of the same key"
-        return f"[[counters]]   {figures}\nof = [{of}]\nlabels = [{labels}]\n"
+        earlier = (
+            "one of the same key on an earlier day" if self.delay is None else f"one more than {self.delay} earlier"
+        )
+        figures = f"# {self.keys:,} keys; {self.repeated:.0%} of the impressions have {earlier}"
+        delay = (
+            ""
+            if self.delay is None
+            else f'delay = "{self.delay}"   # set it to the time after which labels are known\n'
+        )
+        return f"[[counters]]   {figures}\nof = [{of}]\nlabels = [{labels}]\n{delay}"
 
 
 class CounterSuggester:
@@ -60,6 +76,7 @@ class CounterSuggester:
         candidates = [Counter(of=of, labels=(schema.task_names[0],)) for of in _candidates(schema)]
         self._counters = schema.model_copy(update={"counters": tuple(candidates), "histories": ()})
         self._keys: dict[str, list[IdArray]] = {counter.name: [] for counter in candidates}
+        self._times: dict[str, list[IdArray]] = {counter.name: [] for counter in candidates}
         self._positives = dict.fromkeys(schema.task_names, 0)
         self._rows = 0
 
@@ -68,8 +85,11 @@ class CounterSuggester:
         rows = rows.slice(0, SAMPLED_ROWS - self._rows)
         self._rows += rows.num_rows
         hashes = PartHashes.from_table(rows, self._counters)
+        times = _local_microseconds(rows[self._schema.columns.time])
         for counter in self._counters.counters:
-            self._keys[counter.name].append(counter_keys(counter, hashes).keys)
+            found = counter_keys(counter, hashes)
+            self._keys[counter.name].append(found.keys)
+            self._times[counter.name].append(times[found.rows])
         for task in self._schema.tasks:
             label = rows[task.label].cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
             self._positives[task.name] += int(np.count_nonzero(label))
@@ -80,9 +100,7 @@ class CounterSuggester:
         labels = tuple(name for name, positives in self._positives.items() if positives >= MIN_LABELS)
         found: dict[tuple[str, ...], SuggestedCounter] = {}
         for counter in self._counters.counters:
-            keys = np.concatenate([np.empty(0, np.int64), *self._keys[counter.name]])
-            distinct = len(np.unique(keys))
-            found[counter.of] = SuggestedCounter(counter.of, labels, distinct, 1 - distinct / max(len(keys), 1))
+            found[counter.of] = self._suggestion(counter, labels)
         kept = [
             counter
             for counter in found.values()
@@ -92,6 +110,28 @@ class CounterSuggester:
             and (len(counter.of) == 1 or counter.keys >= MIN_SPLIT * found[counter.of[:1]].keys)
         ]
         return sorted(kept, key=lambda counter: (len(counter.of), -counter.repeated))
+
+    def _suggestion(self, counter: Counter, labels: tuple[str, ...]) -> SuggestedCounter:
+        """Return a counter by day, or with a delay if too few impressions have an earlier day with the same key."""
+        keys, times = (
+            np.concatenate([np.empty(0, np.int64), *parts[counter.name]]) for parts in (self._keys, self._times)
+        )
+        distinct, numbers = np.unique(keys, return_inverse=True)
+        first = np.full(len(distinct), np.iinfo(np.int64).max)
+        np.minimum.at(first, numbers, times)
+        since = first[numbers]
+        by_day, delayed = times // DAY > since // DAY, times - seconds_of(DELAY) * 1_000_000 > since
+        shares = {None: by_day.mean() if len(keys) else 0.0, DELAY: delayed.mean() if len(keys) else 0.0}
+        delay = None if shares[None] >= MIN_REPEATED or shares[DELAY] < MIN_REPEATED else DELAY
+        return SuggestedCounter(counter.of, labels, len(distinct), float(shares[delay]), delay)
+
+
+def _local_microseconds(times: pa.ChunkedArray) -> IdArray:
+    """Return local times in microseconds since 1970 [rows]."""
+    if getattr(times.type, "tz", None):
+        times = pc.local_timestamp(times)
+    local: IdArray = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
+    return local
 
 
 def _candidates(schema: Schema) -> Iterator[tuple[str, ...]]:

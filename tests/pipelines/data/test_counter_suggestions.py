@@ -6,10 +6,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.data import counter_suggestions
-from pipelines.data.counter_suggestions import CounterSuggester, SuggestedCounter
+from pipelines.data.counter_suggestions import DAY, CounterSuggester, SuggestedCounter
 from ranking.encoding.feature_table import fill_features
 from ranking.schema import Schema
 
+HOUR = DAY // 24
 SCHEMA = Schema.model_validate(
     {
         "name": "shop",
@@ -36,9 +37,10 @@ def suggest(table: pa.Table, parts: int = 1) -> list[SuggestedCounter]:
 
 
 def log(rows: int = 1_000) -> pa.Table:
-    """Return a log in which users and tabs repeat, items do not, and each session is new."""
+    """Return a log in which users and tabs repeat, items do not, and each session is new; each day has 20 rows."""
     return pa.table(
         {
+            "time": pa.array([row * DAY // 20 for row in range(rows)], pa.timestamp("us")),
             "user_id": [row % 20 for row in range(rows)],
             "item_id": list(range(rows)),
             "tab": [row % 3 for row in range(rows)],
@@ -49,6 +51,39 @@ def log(rows: int = 1_000) -> pa.Table:
             "rare": [int(row < 10) for row in range(rows)],
         }
     )
+
+
+def with_column(name: str, values: pa.Array) -> pa.Table:
+    """Return ``log`` with other values of a column."""
+    table = log()
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
+@pytest.mark.parametrize(
+    ("minutes", "delay", "repeated"),
+    [
+        pytest.param(20 * 60, None, 0.96, id="on many days"),
+        pytest.param(20, "1h", 0.92, id="for 16 hours of one day"),
+        pytest.param(1, None, None, id="for 50 minutes"),
+    ],
+)
+def test_users_who_come_on_one_day_get_a_counter_with_a_delay(
+    minutes: int, delay: str | None, repeated: float | None, zone: str | None
+) -> None:
+    """A counter by day does not know the impressions of the same day: it would be null for these users.
+
+    User i comes every few minutes from midnight of day i on, 50 times.
+    """
+    midnight = 0 if zone is None else -9 * HOUR  # in UTC
+    times = [midnight + row % 20 * DAY + row // 20 * minutes * 60_000_000 for row in range(1_000)]
+    found = suggest(with_column("time", pa.array(times, pa.timestamp("us", zone))))
+    users = [counter for counter in found if counter.of == ("user_id",)]
+    expected = SuggestedCounter(("user_id",), ("click",), 20, pytest.approx(repeated), delay)
+    assert users == ([] if repeated is None else [expected])
+    if delay is not None:
+        assert "92% of the impressions have one more than 1h earlier" in users[0].to_toml()
+        assert tomllib.loads(users[0].to_toml())["counters"][0]["delay"] == "1h"
 
 
 def test_keys_that_repeat_are_suggested_single_keys_first() -> None:
@@ -64,13 +99,12 @@ def test_result_does_not_depend_on_the_chunks() -> None:
 
 
 def test_pair_that_hardly_splits_its_user_is_not_suggested() -> None:
-    table = log().set_column(2, "tab", pa.array([row % 20 // 18 for row in range(1_000)]))
+    table = with_column("tab", pa.array([row % 20 // 18 for row in range(1_000)]))
     assert ("user_id", "tab") not in [counter.of for counter in suggest(table)]
 
 
 def test_log_without_positives_has_no_suggestions() -> None:
-    table = log()
-    assert suggest(table.set_column(table.column_names.index("click"), "click", pa.array([0] * 1_000))) == []
+    assert suggest(with_column("click", pa.array([0] * 1_000))) == []
 
 
 def test_rows_beyond_the_sample_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +116,5 @@ def test_suggestions_are_valid_toml() -> None:
     (first, *_), schema = suggest(log()), SCHEMA.model_dump(mode="json", exclude_none=True)
     entry = tomllib.loads(first.to_toml())
     assert entry == {"counters": [{"of": ["user_id"], "labels": ["click"]}]}
-    assert "20 keys; 98%" in first.to_toml()
+    assert "20 keys; 98% of the impressions have one of the same key on an earlier day" in first.to_toml()
     assert "user_id_click_rate" in [feature.name for feature in Schema.model_validate(schema | entry).features]
