@@ -22,7 +22,6 @@ from pipelines.init.roles import Overrides, Roles, guess_roles
 from pipelines.init.sizes import Sizes, choose_sizes
 from pipelines.init.source import Source
 from pipelines.init.splits import Labels, Splits, choose_splits, local_microseconds
-from pipelines.init.time_column import artificial_time
 from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError
@@ -82,25 +81,23 @@ def make_plan(source: Source, tables: dict[Owner, Source], overrides: Overrides)
     Raises:
         LogError: no configuration can be trained on this log; says why, and which option helps.
     """
-    roles = guess_roles(source, tables, overrides)
-    location = source.location
-    rows, schema, matches = _convert(source, roles)
-    reasons = bad_row_reasons(rows, schema, labels=True)
-    bad_rows = _bad_rows(reasons, location)
-    usable = reasons.is_null().to_numpy(zero_copy_only=False)
-    usable &= DuplicateFilter().first_seen(roles.conversions.apply(source.sample.rows, source.sample.positions))
-    if usable.sum() < MIN_ROWS:
-        raise LogError(f"{location}: has {usable.sum():,} usable rows; at least {MIN_ROWS} are needed")
-    splits = _splits(rows, usable, roles, schema)
-    if splits is None:
+    location, rejected = source.location, list[LeftOut]()
+    while True:
+        roles = guess_roles(source, tables, overrides, rejected)
+        rows, schema, matches = _convert(source, roles)
+        reasons = bad_row_reasons(rows, schema, labels=True)
+        bad_rows = _bad_rows(reasons, location)
+        usable = reasons.is_null().to_numpy(zero_copy_only=False)
+        usable &= DuplicateFilter().first_seen(roles.conversions.apply(source.sample.rows, source.sample.positions))
+        if usable.sum() < MIN_ROWS:
+            raise LogError(f"{location}: has {usable.sum():,} usable rows; at least {MIN_ROWS} are needed")
+        splits = _splits(rows, usable, roles, schema)
+        if splits is not None or roles.time.make is not None:
+            break
         name = roles.time.column
         if overrides.time is not None:
             raise LogError(f"--time {name}: has too few different times for three splits; leave out --time")
-        left = LeftOut(name, "a time with too few different values to divide the rows by")
-        roles = replace(roles, time=artificial_time(f"'{name}' has too few different times", set(rows.column_names)))
-        roles = replace(roles, left_out=[*roles.left_out, left])
-        rows, schema, matches = _convert(source, roles)
-        splits = _splits(rows, usable, roles, schema)
+        rejected.append(LeftOut(name, "a time with too few different values to divide the rows by"))
     if splits is None:
         raise LogError(f"{location}: the rows cannot be divided into three splits; at least {MIN_ROWS} are needed")
     train = usable & _before(rows, schema, splits)

@@ -101,13 +101,16 @@ class Roles:
         return {"columns": columns, "features": features, "tasks": tasks}
 
 
-def guess_roles(source: Source, tables: dict[Owner, Source], overrides: Overrides) -> Roles:
+def guess_roles(
+    source: Source, tables: dict[Owner, Source], overrides: Overrides, rejected: Sequence[LeftOut] = ()
+) -> Roles:
     """Guess the role of every column.
 
     Args:
         source: the log.
         tables: tables of users and items.
         overrides: columns that are not guessed.
+        rejected: times with too few different values, which get no role.
 
     Raises:
         LogError: there is no label or no feature, or an override does not fit; names the option that helps.
@@ -123,8 +126,9 @@ def guess_roles(source: Source, tables: dict[Owner, Source], overrides: Override
         "item": None if item.make else item.column,
     }
     owners = OwnerGuesser(columns, ids["user"], ids["item"], None)
-    taken = {user.column, item.column, *overrides.labels}
-    time = guess_time(columns, taken, owners.is_attribute, overrides.time)
+    few = [column.column for column in rejected]
+    taken = {user.column, item.column, *overrides.labels, *few}
+    time = guess_time(columns, taken, owners.is_attribute, overrides.time, few)
     taken.add(time.column)
     request = guess_request(columns, taken)
     taken |= set() if request is None else {request.column}
@@ -139,6 +143,7 @@ def guess_roles(source: Source, tables: dict[Owner, Source], overrides: Override
         left_out += [LeftOut(other.column, reason, leak=True) for other in others]
     else:
         tasks, left_out = guess_labels(columns, taken, owners.is_attribute)
+    left_out += rejected
     taken |= {task.column for task in tasks} | {column.column for column in left_out}
     owners = OwnerGuesser(columns, ids["user"], ids["item"], None if request is None else request.column)
     in_tables = {name: owner for owner, table in tables.items() for name in table.sample.rows.column_names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -46,6 +46,7 @@ def guess_time(
     taken: Collection[str],
     is_attribute: Callable[[str], bool],
     override: str | None,
+    rejected: Sequence[str] = (),
 ) -> ColumnGuess:
     """Return the time column; a column of artificial times if there is none.
 
@@ -54,6 +55,7 @@ def guess_time(
         taken: columns that have another role.
         is_attribute: whether a column is constant per user or item, such as the day of the upload.
         override: name of the time column; None to guess it.
+        rejected: columns of times, all taken, with too few different values.
 
     Raises:
         LogError: the values of ``override`` are not times.
@@ -76,7 +78,8 @@ def guess_time(
         if reading is not None and not (score >= UNNAMED and is_attribute(name)):
             candidates.append((score + (2 if _is_day(column) else 0), name, reading))
     if not candidates:
-        return artificial_time("no column holds times (--time COLUMN names one)", columns)
+        few = f"'{rejected[0]}' has too few different times" if rejected else None
+        return artificial_time(few or "no column holds times (--time COLUMN names one)", columns)
     candidates.sort(key=lambda candidate: candidate[0])
     score, name, (reason, convert) = candidates[0]
     others = ", ".join(f"'{other}'" for _, other, _ in candidates[1:4])

@@ -91,6 +91,23 @@ def test_init_movielens_trains(tmp_path: Path) -> None:
     train(tmp_path)
 
 
+@pytest.mark.parametrize("when", [True, False])
+def test_init_of_one_day_reads_the_next_time_column(tmp_path: Path, when: bool) -> None:
+    """A joined log has a partition column of days, which cannot divide the rows of a day."""
+    table = clicks(400)
+    start = 1_767_225_600_000_000
+    times = pa.array([start + 60_000_000 * row for row in range(400)], pa.timestamp("us", "UTC"))
+    table = table.drop_columns(["ts"]).append_column("when", times) if when else table.drop_columns(["ts"])
+    (tmp_path / "joined" / "day=2026-01-01").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "joined" / "day=2026-01-01" / "part-0.parquet")
+    config, out, _ = init(tmp_path / "joined", "--out", tmp_path / "ranker.toml")
+    assert config["columns"]["time"] == ("when" if when else "row_time")
+    assert ("rows are divided at random" in out) is not when
+    text = (tmp_path / "ranker.toml").read_text()
+    assert "#   day: a time with too few different values to divide the rows by\n" in text
+    assert ("'day' has too few different times" in text) is not when
+
+
 def test_init_census_trains_and_scores(tmp_path: Path) -> None:
     write_census(tmp_path / "adult.csv", 1500)
     config, out, _ = init(tmp_path / "adult.csv", "--out", tmp_path / "ranker.toml")
