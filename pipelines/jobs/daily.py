@@ -12,11 +12,13 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from pipelines.config.config import Config, LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import print_status
 from pipelines.data.reader import LogReader, load_tables
-from pipelines.data.splits import split_range
+from pipelines.data.splits import TimeRange, split_range
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.format import describe_intervals, format_comparison
 from pipelines.evaluation.promotion import describe_lack_of_power, find_regressions
@@ -78,7 +80,7 @@ def daily(
             to tell. It is not published, but the served model is published again with the counters of the day, if it
             has counters or histories, and these do not end later. Or the counters lack much of those of the served
             version: nothing is published.
-        LogError: the log has no row of the day, or no row of it has a label.
+        LogError: the log has no row of the day, no rows before it to train and validate on, or no label of the day.
         UsageError: the day is not later than that of the served run, or no day is left to train on.
         RankerError: a step failed.
     """
@@ -92,7 +94,7 @@ def daily(
     earlier = None if served is None or fresh else _run_of(repository.bundle_folder(repo, name, served), runs)
     config = config.model_copy(update={"logs": _splits(config.logs, day, earlier)})
     _require_rows(config, day)
-    _print_start(day, name, served, earlier)
+    _print_start(day, name, served, earlier, runs, fresh=fresh)
     run = train(
         config, folder, resume=True, warm_start=None if earlier is None else WarmStart(earlier, False), command=command
     )
@@ -237,19 +239,53 @@ def _splits(logs: LogsConfig, day: date, earlier: RunFolder | None) -> LogsConfi
 
 
 def _require_rows(config: Config, day: date) -> None:
-    schema = config.training_schema.logged
-    reader = LogReader(config.logs.path, schema, load_tables(config.logs, schema))
-    if not any(chunk.rows.num_rows for chunk in reader.scan(split_range(config.logs, "test"))):
-        raise LogError(f"{redact_uri(config.logs.path)}: has no row of {day} to evaluate the model on")
+    """Check that each split of a day has a row.
+
+    Raises:
+        LogError: one has none.
+    """
+    logs, schema = config.logs, config.training_schema.logged
+    reader = LogReader(logs.path, schema, load_tables(logs, schema))
+
+    def has_rows(split: str) -> bool:
+        return any(chunk.rows.num_rows for chunk in reader.scan(split_range(logs, split)))
+
+    if not has_rows("test"):
+        raise LogError(f"{redact_uri(logs.path)}: has no row of {day} to evaluate the model on")
+    if not has_rows("validation"):
+        times = [
+            pc.max(chunk.rows[schema.columns.time]).as_py()
+            for chunk in reader.scan(TimeRange(until=logs.validation_from))
+            if chunk.rows.num_rows
+        ]
+        last = f"the last row before is of {max(times)}" if times else "nor any earlier row"
+        raise LogError(
+            f"{redact_uri(logs.path)}: has rows of {day}, but none from {logs.validation_from} to {logs.test_from} to "
+            f"validate its model on ({last}): specify a --day that follows days with rows, or run 'ranker train' with "
+            "logs.validation_from and logs.test_from of your own"
+        )
+    if not has_rows("train"):
+        since = "" if logs.train_from is None else f"from {logs.train_from} "
+        raise LogError(
+            f"{redact_uri(logs.path)}: has no row {since}to {logs.validation_from} to train the model of {day} on: "
+            "specify a later --day"
+        )
 
 
-def _print_start(day: date, name: str, served: int | None, earlier: RunFolder | None) -> None:
+def _print_start(
+    day: date, name: str, served: int | None, earlier: RunFolder | None, runs: Path, *, fresh: bool
+) -> None:
     if earlier is not None:
         print_status(f"{day}: continues from {earlier.path}, version {served} of {name}")
     elif served is None:
         print_status(f"{day}: no version of {name} is served yet: trains from scratch, without a comparison")
+    elif fresh:
+        print_status(f"{day}: trains from scratch because of --fresh, without the run of version {served}")
     else:
-        print_status(f"{day}: trains from scratch, without the run of version {served}")
+        print_status(
+            f"{day}: trains from scratch, because no {runs}/*/{BUNDLE} is that of version {served} of {name}; to "
+            f"continue from its run in {runs}, stop and run 'ranker freeze RUN --out RUN/{BUNDLE}'"
+        )
 
 
 def _compare(served: Path, run: RunFolder) -> dict[str, Any]:

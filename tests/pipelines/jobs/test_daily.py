@@ -21,7 +21,7 @@ from pipelines.jobs.daily import run_days
 from pipelines.jobs.demo import post, service
 from pipelines.runs.run import RunFolder
 from ranking.artifacts import bundle, repository
-from ranking.errors import QualityGateError
+from ranking.errors import LogError, QualityGateError
 from tests.conftest import SMALL
 from tests.support.waiting import wait_until
 
@@ -218,16 +218,67 @@ def test_published_day_is_not_repeated(feed: Feed, capsys: pytest.CaptureFixture
     assert feed.record(NINTH)["version"] == 1
 
 
-def test_fresh_trains_from_scratch(feed: Feed) -> None:
+def test_fresh_trains_from_scratch(feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     assert feed.daily(TENTH, "--fresh", "--set", "model.experts=3", "--margin", "1") == 0
+    assert "2026-01-10: trains from scratch because of --fresh, without the run of version 1" in capsys.readouterr().err
     assert feed.record(TENTH)["from"] is None
     assert feed.record(TENTH)["against"] == 1
+
+
+def test_version_whose_run_has_no_bundle_names_the_command_that_helps(
+    feed: Feed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was trained by hand is frozen outside of its folder, and the job cannot tell whose bundle it is."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise LogError("stopped before the training")
+
+    monkeypatch.setattr("pipelines.jobs.daily.train", stop)
+    run = feed.runs / "2026-01-09"
+    shutil.rmtree(run / "bundle")
+    assert feed.daily(TENTH) == 1
+    assert (
+        f"2026-01-10: trains from scratch, because no {feed.runs}/*/bundle is that of version 1 of feed; to continue "
+        f"from its run in {feed.runs}, stop and run 'ranker freeze RUN --out RUN/bundle'"
+    ) in capsys.readouterr().err
+    assert main(["freeze", str(run), "--out", str(run / "bundle")]) == 0
+    assert feed.daily(TENTH) == 1
+    assert f"2026-01-10: continues from {run}, version 1 of feed" in capsys.readouterr().err
 
 
 def test_day_without_rows_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
     assert first.daily(TENTH) == 1
     assert "log: has no row of 2026-01-10" in capsys.readouterr().err
     assert not (first.runs / "2026-01-10").exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (
+            [TENTH, date(2026, 1, 8)],
+            "has rows of 2026-01-10, but none from 2026-01-09 00:00:00 to 2026-01-10 00:00:00 to validate its model on "
+            "(the last row before is of 2026-01-08 ",
+        ),
+        (
+            [TENTH, NINTH],
+            "has no row to 2026-01-09 00:00:00 to train the model of 2026-01-10 on: specify a later --day",
+        ),
+        ([TENTH], "(nor any earlier row): specify a --day that follows days with rows, or run 'ranker train'"),
+    ],
+)
+def test_day_after_days_without_rows_names_the_rows_that_exist(
+    logs: Path, tmp_path: Path, kept: list[date], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job computes the splits, so that a hint to move those of the configuration would not help."""
+    feed = Feed(tmp_path / "feed")
+    feed.copy_logs(logs)
+    for folder in (feed.folder / "logs" / "log").iterdir():
+        if folder not in [feed.partition(day) for day in kept]:
+            shutil.rmtree(folder)
+    assert feed.daily(TENTH) == 1
+    assert says in capsys.readouterr().err.splitlines()[-1]
+    assert not (feed.runs / "2026-01-10").exists()
 
 
 def test_day_before_the_served_day_is_rejected(first: Feed, capsys: pytest.CaptureFixture[str]) -> None:
