@@ -20,7 +20,7 @@ from tests.conftest import GATES, SMALL, Once
 from tests.pipelines.conftest import Shop
 from tests.pipelines.killed_ranker import killed_ranker
 
-SETTINGS = [*SMALL, "training.epochs=2", "model.dropout=0.1"]
+SETTINGS = [*SMALL, "training.epochs=2", "model.dropout=0.1", "training.oov_dropout=0.2"]
 
 
 class InterruptedTraining(RankerError):
