@@ -284,6 +284,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     score.add_argument("--out", type=Path, required=True, help="Parquet file; replaced when all rows are scored")
     score.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks to score (default: all)")
+    score.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="score although more than half of the feature columns have no value in any row",
+    )
 
     add_loop_commands(commands, command)
 

@@ -308,7 +308,8 @@ def score_command(arguments: argparse.Namespace) -> None:
     from pipelines.jobs.score import score_log
     from ranking.artifacts import bundle
 
-    counts = score_log(bundle.load(arguments.bundle), arguments.logs, arguments.out, arguments.tasks)
+    ranker, allow_missing = bundle.load(arguments.bundle), arguments.allow_missing
+    counts = score_log(ranker, arguments.logs, arguments.out, arguments.tasks, allow_missing=allow_missing)
     print(dump_json({"out": str(arguments.out), **counts}))
 
 

@@ -18,8 +18,18 @@ from ranking.errors import LogError, OutputError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import ID_OWNERS
 
+MAX_EMPTY_SHARE = 0.5
+"""Share of the feature columns above which a log without any of their values is taken for that of another model."""
 
-def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] | None = None) -> dict[str, int]:
+
+def score_log(
+    ranker: FrozenRanker,
+    logs: Uri,
+    out: Path,
+    tasks: Sequence[str] | None = None,
+    *,
+    allow_missing: bool = False,
+) -> dict[str, int]:
     """Score every row of a log; duplicates are kept, bad rows are written to ``OUT.quarantine.jsonl``.
 
     Args:
@@ -28,13 +38,14 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
         out: Parquet file for the ids of each row, its time (if any), a column per task and ``score``, by which a
             service sorts.
         tasks: tasks to score; default: all.
+        allow_missing: score although most feature columns have no value in any row.
 
     Returns:
         Number of ``scored`` and of ``bad`` rows, and of scored rows with ``unseen_users`` and ``unseen_items``, if the
         ranker knows the ids of users or items.
 
     Raises:
-        LogError: the log cannot be read or is empty.
+        LogError: the log cannot be read, is empty, or lacks the values of most feature columns.
         OutputError: ``out`` cannot be written.
         InvalidInputError: a task is unknown or named twice.
     """
@@ -47,7 +58,10 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
     id_columns = {
         owner: str(ranker.schema.id_column(owner)) for owner in ID_OWNERS if ranker.known_ids(owner) is not None
     }
-    empty = {feature.column: None for feature in ranker.schema.inputs if not feature.training_only}
+    given = {columns.user, columns.item, *ranker.schema.derived_columns}  # Ids, and columns that are computed.
+    inputs = (feature for feature in ranker.schema.inputs if not feature.training_only)
+    features = {feature.column: None for feature in inputs if feature.column not in given}
+    empty = dict(features)
     progress = Progress("scoring", unit="rows")
     writer = None
     try:
@@ -74,6 +88,12 @@ def score_log(ranker: FrozenRanker, logs: Uri, out: Path, tasks: Sequence[str] |
                 progress.advance(table.num_rows)
         if writer is None:
             raise LogError(f"{redact_uri(logs)}: the log is empty: there are no rows to score")
+        if len(empty) > MAX_EMPTY_SHARE * len(features) and not allow_missing:
+            raise LogError(
+                f"{redact_uri(logs)}: {len(empty)} of {len(features)} feature columns have no value in any row "
+                f"({', '.join(empty)}): is this a log of this model? If all its users and items are new, "
+                "add --allow-missing"
+            )
         writer.close()
         draft.replace(out)
     except OSError as error:

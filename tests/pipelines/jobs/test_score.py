@@ -112,7 +112,7 @@ def test_unseen_users_and_items_are_counted(ranker: FrozenRanker, day: pa.Table,
     counts = score_log(ranker, write(rows, tmp_path), tmp_path / "scores.parquet")
     assert counts == {"scored": 4, "bad": 0, "unseen_users": 2, "unseen_items": 1}
     integers = rows.set_column(0, "user_id", pa.array([1, 2, 3, 4])).set_column(1, "item_id", pa.array([1, 2, 3, 4]))
-    counts = score_log(ranker, write(integers, tmp_path), tmp_path / "scores.parquet")
+    counts = score_log(ranker, write(integers, tmp_path), tmp_path / "scores.parquet", allow_missing=True)
     assert counts == {"scored": 4, "bad": 0, "unseen_users": 4, "unseen_items": 4}
 
 
@@ -126,10 +126,17 @@ def test_columns_without_any_value_are_named(
     assert "no row has a value" not in capsys.readouterr().err
 
 
-def test_unknown_users_and_items_are_scored(ranker: FrozenRanker, day: pa.Table, tmp_path: Path) -> None:
+def test_log_without_values_of_most_columns_is_rejected_unless_allowed(
+    ranker: FrozenRanker, day: pa.Table, tmp_path: Path
+) -> None:
     strangers = day.set_column(0, "user_id", pa.array(["nobody"] * day.num_rows))
     strangers = strangers.set_column(1, "item_id", pa.array(["nothing"] * day.num_rows))
-    score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet")
+    (tmp_path / "scores.parquet").write_text("old")
+    with pytest.raises(LogError, match=r"of \d+ feature columns have no value in any row \(.*price.*--allow-missing"):
+        score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet")
+    assert {file.name for file in tmp_path.iterdir()} == {"log.parquet", "scores.parquet"}
+    assert (tmp_path / "scores.parquet").read_text() == "old"
+    score_log(ranker, write(strangers, tmp_path), tmp_path / "scores.parquet", allow_missing=True)
     assert same_scores(pq.read_table(tmp_path / "scores.parquet"), ranker, strangers)
 
 
