@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.seeds < 2:
+        parser.error("--seeds must be at least 2, for the standard error of a mean")
     config = load_config(arguments.config)
     variants = {"none": (), **{part: (part,) for part in PARTS}, "all": PARTS}
     values = {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,6 +24,8 @@ DELAY = "1h"
 """Delay of counters that know too few impressions of earlier days, such as those of users who come once."""
 DAY = 86_400_000_000
 """A day in microseconds."""
+MIN_DAYS = 3
+"""Days that a sample must span, so that it shows how often a key has an earlier day."""
 MIN_SPLIT = 1.3
 """A pair must have this many times the keys of its user or item; with fewer it repeats the counter of that part."""
 MIN_LABELS = 50
@@ -38,6 +42,7 @@ class SuggestedCounter:
         keys: number of distinct keys.
         repeated: share of impressions for which the counter knows an earlier impression of the same key.
         delay: when labels are known; None: from the following midnight on.
+        by_day: whether ``repeated`` is for counters by day. In a sample of few days, any earlier impression counts.
     """
 
     of: tuple[str, ...]
@@ -45,13 +50,14 @@ class SuggestedCounter:
     keys: int
     repeated: float
     delay: str | None = None
+    by_day: bool = True
 
     def to_toml(self) -> str:
         """Return the counter as an entry of ``ranker.toml``, with its figures in a comment."""
         of, labels = (", ".join(f'"{name}"' for name in names) for names in (self.of, self.labels))
-        earlier = (
-            "one of the same key on an earlier day" if self.delay is None else f"one more than {self.delay} earlier"
-        )
+        earlier = "one of the same key on an earlier day" if self.by_day else "an earlier one of the same key"
+        if self.delay is not None:
+            earlier = f"one more than {self.delay} earlier"
         figures = f"# {self.keys:,} keys; {self.repeated:.0%} of the impressions have {earlier}"
         delay = (
             ""
@@ -112,7 +118,10 @@ class CounterSuggester:
         return sorted(kept, key=lambda counter: (len(counter.of), -counter.repeated))
 
     def _suggestion(self, counter: Counter, labels: tuple[str, ...]) -> SuggestedCounter:
-        """Return a counter by day, or with a delay if too few impressions have an earlier day with the same key."""
+        """Return a counter by day, or with a delay if too few impressions have an earlier day with the same key.
+
+        A sample of few days does not show it: any earlier impression counts, and no delay is suggested.
+        """
         keys, times = (
             np.concatenate([np.empty(0, np.int64), *parts[counter.name]]) for parts in (self._keys, self._times)
         )
@@ -120,10 +129,16 @@ class CounterSuggester:
         first = np.full(len(distinct), np.iinfo(np.int64).max)
         np.minimum.at(first, numbers, times)
         since = first[numbers]
-        by_day, delayed = times // DAY > since // DAY, times - seconds_of(DELAY) * 1_000_000 > since
-        shares = {None: by_day.mean() if len(keys) else 0.0, DELAY: delayed.mean() if len(keys) else 0.0}
-        delay = None if shares[None] >= MIN_REPEATED or shares[DELAY] < MIN_REPEATED else DELAY
-        return SuggestedCounter(counter.of, labels, len(distinct), float(shares[delay]), delay)
+
+        def suggestion(has_earlier: npt.NDArray[np.bool_], **options: Any) -> SuggestedCounter:
+            repeated = float(has_earlier.mean()) if len(keys) else 0.0
+            return SuggestedCounter(counter.of, labels, len(distinct), repeated, **options)
+
+        if not len(times) or np.ptp(times // DAY) + 1 < MIN_DAYS:
+            return suggestion(times > since, by_day=False)
+        by_day = suggestion(times // DAY > since // DAY)
+        delayed = suggestion(times - seconds_of(DELAY) * 1_000_000 > since, delay=DELAY)
+        return delayed if by_day.repeated < MIN_REPEATED <= delayed.repeated else by_day
 
 
 def _local_microseconds(times: pa.ChunkedArray) -> IdArray:

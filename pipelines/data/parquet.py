@@ -74,7 +74,7 @@ class LogFile:
 
 def is_csv(name: str) -> bool:
     """Return whether the name of a file says that it contains CSV, which may be compressed."""
-    return re.search(r"\.(csv|tsv|txt)(\.\w+)?$", name.lower()) is not None
+    return re.search(r"\.(csv|tsv|txt)(\.(?!parquet$)\w+)?$", name.lower()) is not None
 
 
 def is_damage(error: Exception) -> bool:

@@ -25,13 +25,24 @@ STREAM = 2
 """Identifies the random stream of these draws among the streams of one seed."""
 
 
-def unknown_shares(reader: LogReader, logs: LogsConfig, encoder: Encoder) -> dict[str, float]:
+def unknown_shares(
+    reader: LogReader, logs: LogsConfig, encoder: Encoder, rare: Mapping[str, float]
+) -> dict[str, float]:
     """Return the share of unknown ids in the validation split by feature, without features that have no vocabulary.
 
     It reads the features of the split, not its labels.
+
+    Args:
+        reader: the log.
+        logs: boundaries of the splits.
+        encoder: encoder of the log.
+        rare: share of the training ids that are OOV by table, see ``EncoderFitter.rare_shares``. Hiding ids at the
+            returned share v' makes 1 − (1 − rare) (1 − v') of the training ids OOV, as many as in the validation split.
     """
     schema = encoder.schema
     sparse = [feature for feature in schema.sparse if isinstance(encoder.id_mappings[feature.table], Vocabulary)]
+    if not sparse:
+        return {}
     unknown, known = dict.fromkeys((f.name for f in sparse), 0), dict.fromkeys((f.name for f in sparse), 0)
     for chunk in reader.scan(split_range(logs, "validation")):
         if not chunk.rows.num_rows:
@@ -43,7 +54,12 @@ def unknown_shares(reader: LogReader, logs: LogsConfig, encoder: Encoder) -> dic
             if feature.name in unknown:
                 unknown[feature.name] += int(np.count_nonzero(ids == OOV))
                 known[feature.name] += int(np.count_nonzero(ids > OOV))
-    return {name: count / max(count + known[name], 1) for name, count in unknown.items()}
+    tables = {feature.name: feature.table for feature in sparse}
+    shares = {}
+    for name, count in unknown.items():
+        known_share, known_in_training = known[name] / max(count + known[name], 1), 1 - rare.get(tables[name], 0.0)
+        shares[name] = max(0.0, 1 - known_share / known_in_training) if count and known_in_training else 0.0
+    return shares
 
 
 class IdDropout:
@@ -62,10 +78,12 @@ class IdDropout:
         schema, mappings = encoder.schema, encoder.id_mappings
         names = {feature.name for feature in schema.sparse if isinstance(mappings[feature.table], Vocabulary)}
         if settings.oov_dropout == "measured":
-            rates = {name: min(shares.get(name, 0.0), MAX_RATE) for name in names}
+            rates = {
+                name: min(share, MAX_RATE) for name, share in shares.items() if name in names and share >= MIN_RATE
+            }
         else:
             rates = dict.fromkeys(names, settings.oov_dropout)
-        self.rates = {name: rate for name, rate in sorted(rates.items()) if rate >= MIN_RATE}
+        self.rates = {name: rate for name, rate in sorted(rates.items()) if rate}
         self._singles = {i: self.rates[f.name] for i, f in enumerate(schema.categoricals) if f.name in self.rates}
         self._bags = [self.rates.get(bag.name, 0.0) for bag in schema.bags]
         histories = {history.name for history in schema.histories}

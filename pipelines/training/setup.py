@@ -122,7 +122,10 @@ def _profile(
     require_memory(config, {name: ids.size for name, ids in encoder.id_mappings.items()}, profile.rows["train"])
     earlier = None if warm_start is None else warm_start.run
     encoder = _extended(encoder, None if earlier is None else earlier.encoder)
-    write_json({**profile.to_json(), "unknown_ids": unknown_shares(reader, config.logs, encoder)}, run.survey)
+    survey = profile.to_json()
+    if config.training.oov_dropout == "measured":
+        survey["unknown_ids"] = unknown_shares(reader, config.logs, encoder, fitter.rare_shares())
+    write_json(survey, run.survey)
     profile.index.write(run.index)
     if position_fitter is not None:
         position_encoder = _extended(position_fitter.encoder(), None if earlier is None else earlier.position_encoder)

@@ -22,6 +22,7 @@ from ranking.errors import ConfigError, InvalidInputError, LogError
 from ranking.gates.config import AttentiveConfig, SingleTaskConfig
 from ranking.model.embeddings import TABLES
 from ranking.model.mmoe import MMoE
+from ranking.schema.counters import HISTORY_POOLING
 from ranking.schema.value_text import value_text
 
 MIN_STEPS = 8
@@ -64,7 +65,7 @@ class WarmStart:
     def adapted(self, config: Config) -> Config:
         """Return a configuration to which the weights of the earlier run fit.
 
-        Histories keep the pooling of the earlier run, whose version may have had another default.
+        Histories with the default pooling keep that of the earlier run, whose version may have had another default.
 
         Raises:
             ConfigError: names the setting that does not match.
@@ -73,7 +74,9 @@ class WarmStart:
         histories = {history.name for history in config.histories}
         pooling = {bag.name: bag.pooling for bag in earlier.bags if bag.name in histories}
         features = tuple(
-            feature.model_copy(update={"pooling": pooling[feature.name]}) if feature.name in pooling else feature
+            feature.model_copy(update={"pooling": pooling[feature.name]})
+            if feature.name in pooling and getattr(feature, "pooling", None) == HISTORY_POOLING
+            else feature
             for feature in config.features
         )
         config = config.model_copy(update={"features": features})
@@ -132,7 +135,7 @@ class WarmStart:
 
 
 def extend_encoder(earlier: Encoder, fitted: Encoder) -> Encoder:
-    """Append the ids that only ``fitted`` knows to the vocabularies of ``earlier``; scales remain unchanged.
+    """Append the ids that only ``fitted`` knows to the vocabularies of ``earlier``; numbers are encoded as before.
 
     Raises:
         LogError: the type of the ids differs.
@@ -142,7 +145,9 @@ def extend_encoder(earlier: Encoder, fitted: Encoder) -> Encoder:
         known = spaces[name]
         if isinstance(space, Vocabulary) and isinstance(known, Vocabulary):
             spaces[name] = Vocabulary(_append_new_ids(known.ids, space.ids, name))
-    return Encoder(fitted.schema, spaces, earlier.scales)
+    numbers = {number.name: number for number in earlier.schema.numerics}
+    features = tuple(numbers.get(feature.name, feature) for feature in fitted.schema.features)
+    return Encoder(fitted.schema.model_copy(update={"features": features}), spaces, earlier.scales)
 
 
 def _append_new_ids(known: pa.Array, ids: pa.Array, table: str) -> pa.Array:

@@ -55,7 +55,7 @@ SCALES_SCHEMA = pa.schema(
 )
 """Columns of ``scales.parquet``; ``flagged`` is ``Scale.has_missing_indicator``.
 
-Version 0.1.0 wrote no ``clip``, and versions before 0.3.0 no ``edges``.
+Version 0.1.0 wrote neither ``clip`` nor ``edges``.
 """
 
 

@@ -28,9 +28,10 @@ SAMPLED_NUMBERS = 100_000
 """Maximum sample size for the boundaries of buckets: with ten, 95 % of the buckets hold 10 ± 0.2 % of the rows."""
 SAMPLED_FOR_BINS = 10_000
 """Maximum sample size for the edges of bins: with eight, 95 % of the bins hold 12.5 ± 0.7 % of the rows."""
-MIN_BIN_WIDTH = 1e-6
-"""Narrower bins, relative to the range of the edges, are merged: float32 cannot resolve numbers in them."""
-TINY = float(np.finfo(np.float32).tiny)
+MIN_STEPS_PER_BIN = 16
+"""Bins with fewer distinct float32 numbers are merged."""
+MIN_BIN_WIDTH = 1e-15
+"""Narrower bins are merged, so that numbers up to ``MAX_ABS_VALUE`` divided by a width stay finite."""
 
 
 def has_indicator(nulls: int, rows: int) -> bool:
@@ -116,7 +117,8 @@ class _Sample:
             return scale
         numbers, _ = scale.apply(transform_numbers(self.values, feature.transform))
         edges = np.unique(np.quantile(numbers, np.linspace(0, 1, feature.bins + 1)).astype(np.float32))
-        edges = edges[np.diff(edges, prepend=-np.inf) > max(MIN_BIN_WIDTH * (edges[-1] - edges[0]), TINY)]
+        widths = np.diff(edges, prepend=-np.inf)
+        edges = edges[widths > np.maximum(MIN_STEPS_PER_BIN * np.spacing(np.abs(edges)), MIN_BIN_WIDTH)]
         return replace(scale, edges=tuple(edges.tolist()) if len(edges) > 2 else ())
 
 
@@ -180,6 +182,16 @@ class EncoderFitter:
         id_mappings = {name: self._id_mapping(name, feature) for name, feature in self._schema.tables.items()}
         scales = {f.name: self._samples[f.name].scale(f, self._moments[f.name].scale(f)) for f in self._schema.numerics}
         return Encoder(self._schema, id_mappings, scales)
+
+    def rare_shares(self) -> dict[str, float]:
+        """Return the share of the training ids of each vocabulary that occur less often than ``min_count``."""
+        shares = {}
+        for name, feature in self._schema.tables.items():
+            if isinstance(feature, IdFeature) and name in self._counts:
+                counts = self._counts[name]
+                rare = sum(count for count in counts.values() if count < feature.min_count)
+                shares[name] = rare / max(counts.total(), 1)
+        return shares
 
     def _id_mapping(self, name: str, feature: SparseFeature) -> IdMapping:
         if isinstance(feature, BucketsFeature):

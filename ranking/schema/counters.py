@@ -16,6 +16,7 @@ from ranking.schema.features import (
     InputFeature,
     NumericFeature,
     PooledFeature,
+    Pooling,
     SequenceFeature,
 )
 from ranking.schema.value_text import value_text
@@ -25,6 +26,8 @@ UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 HOUR, DAY = UNITS["h"], UNITS["d"]
 MAX_BUCKETS = 366
 """Largest number of buckets of a window: the state has a row per key and bucket."""
+HISTORY_POOLING: Pooling = "shrunk"
+"""Pooling of a history whose feature is not declared."""
 
 
 def seconds_of(duration: str) -> int:
@@ -206,7 +209,7 @@ class History(_PointInTime):
             name=self.name,
             kind="sequence",
             owner="user",
-            pooling="shrunk",
+            pooling=HISTORY_POOLING,
             max_length=self.max_length,
             **{key: getattr(part, key) for key in ("dim", "min_count", "hash_buckets", "table")},
         )

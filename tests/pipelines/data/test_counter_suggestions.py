@@ -112,6 +112,15 @@ def test_rows_beyond_the_sample_are_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     assert suggest(log(), parts=7)[0] == SuggestedCounter(("user_id",), ("click",), 20, 0.8)
 
 
+def test_sample_of_two_days_counts_any_earlier_impression(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rows of a large log are of one or two days, in which no key could have many earlier days."""
+    monkeypatch.setattr(counter_suggestions, "SAMPLED_ROWS", 40)
+    monkeypatch.setattr(counter_suggestions, "MIN_LABELS", 5)
+    users = suggest(log())[0]
+    assert users == SuggestedCounter(("user_id",), ("click", "rare"), 20, 0.5, None, by_day=False)
+    assert "50% of the impressions have an earlier one of the same key" in users.to_toml()
+
+
 def test_suggestions_are_valid_toml() -> None:
     (first, *_), schema = suggest(log()), SCHEMA.model_dump(mode="json", exclude_none=True)
     entry = tomllib.loads(first.to_toml())

@@ -193,6 +193,9 @@ def test_warm_start_keeps_the_pooling_of_histories(run: RunFolder, shop: Shop) -
     names = {history.name for history in config.histories}
     assert {bag.pooling for bag in adapted.bags if bag.name in names} == {"mean"}
     assert WarmStart(run, reopen=False).adapted(config) == config
+    declared = [bag.model_copy(update={"pooling": "sum"}) if bag.name in names else bag for bag in config.features]
+    with pytest.raises(ConfigError, match=r"pooling is 'sum', there 'shrunk'"):
+        WarmStart(run, reopen=False).adapted(config.model_copy(update={"features": tuple(declared)}))
 
 
 def test_run_reuses_the_columns_of_another_run_of_the_same_log(run: RunFolder, shop: Shop) -> None:

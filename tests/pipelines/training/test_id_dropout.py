@@ -130,6 +130,7 @@ def test_numeric_rate_applies_to_every_vocabulary_and_0_returns_the_batch() -> N
 
 def test_measured_rate_leaves_some_ids_known() -> None:
     assert IdDropout(ENCODER, {"user_id": 1.0}, TrainingConfig()).rates == {"user_id": 0.95}
+    assert dropout(oov_dropout=0.001).rates["user_id"] == 0.001, "the limits are those of measured rates"
 
 
 def test_batch_is_not_modified() -> None:
@@ -150,9 +151,10 @@ def test_unknown_shares_are_those_of_the_validation_split(shop: Shop) -> None:
     first = next(shop.reader().scan()).rows.slice(0, 160)
     names = first.column_names
     fitter.add(first.set_column(names.index("tags"), "tags", pa.array([["red"]] * 160, pa.large_list(pa.string()))))
-    shares = unknown_shares(shop.reader(), shop.logs(), fitter.encoder())
+    shares = unknown_shares(shop.reader(), shop.logs(), fitter.encoder(), {"tags": 0.2})
     assert shares["user_id"] == pytest.approx(1 / 4), "rows 160 to 179 validate"
-    assert shares["tags"] == pytest.approx(1 / 3), "blue, among one or two tags in half of the rows"
+    expected = 1 - (2 / 3) / 0.8
+    assert shares["tags"] == pytest.approx(expected), "a third is blue, a fifth is OOV in training already"
     assert shares.keys() == {"user_id", "item_id", "tags"}, "the others have no vocabulary"
 
 
@@ -161,3 +163,5 @@ def test_training_measures_the_shares(shop: Shop, tmp_path: Path) -> None:
     run = train(shop.config(training={"epochs": 1}), tmp_path / "run")
     shares = json.loads(run.survey.read_text())["unknown_ids"]
     assert shares["user_id"] == 0.0
+    fixed = train(shop.config(training={"epochs": 1, "oov_dropout": 0.1}), tmp_path / "fixed")
+    assert "unknown_ids" not in json.loads(fixed.survey.read_text())

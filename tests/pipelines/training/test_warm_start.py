@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ from pipelines.jobs.train import train
 from pipelines.runs.run import RunFolder
 from pipelines.training.best_weights import load_best, load_optimizers
 from pipelines.training.model_factory import build_model, load_model
-from pipelines.training.warm_start import WarmStart, limit_batch_size
+from pipelines.training.warm_start import WarmStart, extend_encoder, limit_batch_size
 from ranking.artifacts.atomic_files import write_json
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.errors import ConfigError, LogError
 from ranking.frozen.calibration import Calibration, Platt
+from ranking.schema import NumericFeature
 from tests.conftest import RAW_SCHEMA
 
 if TYPE_CHECKING:
@@ -329,6 +331,33 @@ def test_warm_start_with_other_features_raises_a_config_error(shop: Shop, earlie
     config = shop.config(model=BUDGET)
     with pytest.raises(ConfigError, match=r"\[features\] differs from that of .*: features\.\w+ is null, .*scratch"):
         train_warm(config.model_copy(update={"features": config.features[1:]}), shop.folder / "run", earlier)
+
+
+def test_warm_start_with_features_in_another_order_raises_a_config_error(shop: Shop, earlier: RunFolder) -> None:
+    config = shop.config(model=BUDGET)
+    swapped = config.model_copy(update={"features": config.features[::-1]})
+    with pytest.raises(ConfigError, match=r"\[features\] differs from that of .*scratch"):
+        train_warm(swapped, shop.folder / "run", earlier)
+
+
+def test_warm_start_from_a_run_without_bins_has_none(shop: Shop, earlier: RunFolder) -> None:
+    fitted = Encoder.read(earlier.encoder, shop.schema)
+    before = Encoder(
+        fitted.schema.model_copy(
+            update={
+                "features": tuple(
+                    f.model_copy(update={"bins": 0}) if isinstance(f, NumericFeature) else f
+                    for f in fitted.schema.features
+                )
+            }
+        ),
+        fitted.id_mappings,
+        {name: replace(scale, edges=()) for name, scale in fitted.scales.items()},
+    )
+    extended = extend_encoder(before, fitted)
+    assert len(fitted.bins) > 0
+    assert len(extended.bins) == 0
+    assert {number.bins for number in extended.schema.numerics} == {0}
 
 
 def test_warm_start_with_hashed_ids_accepts_another_id_type(shop: Shop, earlier: RunFolder) -> None:

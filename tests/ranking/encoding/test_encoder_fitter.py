@@ -354,12 +354,26 @@ def test_bins_are_wide_enough_for_float32() -> None:
     ages = np.concatenate([np.linspace(0.0, 1e-9, 500), np.linspace(1.0, 2.0, 500)])
     bins = fit_bins(ages)
     assert len(bins) > 2
-    assert (bins.ends - bins.starts > 1e-6).all()
+    assert (bins.ends - bins.starts > 8 * np.spacing(np.abs(bins.ends))).all()
     assert len(fit_bins(np.array([0.0, 1e-44, 2e-44] * 10), transform="none")) == 0
+
+
+@pytest.mark.parametrize("transform", ["standardise", "log1p", "none"])
+def test_outlier_does_not_remove_bins(transform: str) -> None:
+    ages = np.append(np.random.default_rng(5).lognormal(size=2000), 1e6)
+    assert len(fit_bins(ages, transform)) == 8
 
 
 def fit_bins(ages: Any, transform: str = "standardise") -> Bins:
     return fit(schema_of({**AGE, "transform": transform}), {"age": ages}).bins
+
+
+def test_rare_shares_count_ids_below_min_count() -> None:
+    fitter = EncoderFitter(schema_of({**BRAND, "min_count": 3}, TAGS))
+    fitter.add(
+        pa.table({"brand": pa.array([1, 1, 1, 2, 2, None]), "tags": pa.array([[1]] * 6, pa.large_list(pa.int64()))})
+    )
+    assert fitter.rare_shares() == {"brand": pytest.approx(2 / 5), "tags": 0.0}
 
 
 def test_number_without_bins_has_no_edges() -> None:
