@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
 import subprocess
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -77,6 +79,20 @@ def test_build_context_contains_all_packages() -> None:
         "service",
     }
     assert all((ROOT / name).exists() for name in included)
+
+
+def imports_its_tests(init: Path) -> bool:
+    """Return whether importing a package imports its tests, which deploy/remove-unused removes from images."""
+    imports = [node for node in ast.parse(init.read_bytes()).body if isinstance(node, ast.ImportFrom) and node.level]
+    return any("tests" in [node.module, *(alias.name for alias in node.names)] for node in imports)
+
+
+def test_remove_unused_keeps_tests_that_packages_import() -> None:
+    site = Path(sysconfig.get_paths()["purelib"])
+    names = {init.parent.name for init in site.glob("*/__init__.py") if imports_its_tests(init)}
+    script = (ROOT / "deploy" / "remove-unused").read_text()
+    assert "pyre_extensions" in names, "a package that TorchRec imports"
+    assert {name for name in names if f"! -path ./{name}/tests" not in script} == set()
 
 
 IMAGES = ["dselect-ranker", "dselect-ranker-slim", "dselect-ranker-train"]
