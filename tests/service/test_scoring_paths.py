@@ -199,7 +199,7 @@ def command_scores(served: Served, table: pa.Table, folder: Path) -> pa.Table | 
     """Return the scores of ``ranker score``, or None if it rejects the log."""
     pq.write_table(table, folder / "log.parquet")
     try:
-        score_log(served.ranker, folder / "log.parquet", folder / "scores.parquet")
+        score_log(served.ranker, folder / "log.parquet", folder / "scores.parquet", allow_missing=True)
     except LogError:
         return None
     return pq.read_table(folder / "scores.parquet").select(["click", "watch"])
