@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pipelines.data.splits import local_microseconds
 from ranking.counters.keys import PartHashes, counter_keys
 from ranking.encoding.vocabulary import IdArray
 from ranking.schema import ID_OWNERS, CategoricalFeature, Counter, PooledFeature, Schema
@@ -91,7 +91,7 @@ class CounterSuggester:
         rows = rows.slice(0, SAMPLED_ROWS - self._rows)
         self._rows += rows.num_rows
         hashes = PartHashes.from_table(rows, self._counters)
-        times = _local_microseconds(rows[self._schema.columns.time])
+        times = local_microseconds(rows[self._schema.columns.time])
         for counter in self._counters.counters:
             found = counter_keys(counter, hashes)
             self._keys[counter.name].append(found.keys)
@@ -139,14 +139,6 @@ class CounterSuggester:
         by_day = suggestion(times // DAY > since // DAY)
         delayed = suggestion(times - seconds_of(DELAY) * 1_000_000 > since, delay=DELAY)
         return delayed if by_day.repeated < MIN_REPEATED <= delayed.repeated else by_day
-
-
-def _local_microseconds(times: pa.ChunkedArray) -> IdArray:
-    """Return local times in microseconds since 1970 [rows]."""
-    if getattr(times.type, "tz", None):
-        times = pc.local_timestamp(times)
-    local: IdArray = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
-    return local
 
 
 def _candidates(schema: Schema) -> Iterator[tuple[str, ...]]:

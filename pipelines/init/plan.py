@@ -16,12 +16,13 @@ from pipelines.data.dated_table import feature_table
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.label_bounds import default_bounds
 from pipelines.data.log_schema import bad_row_reasons, masked_labels
+from pipelines.data.splits import local_microseconds
 from pipelines.init.guesses import FeatureGuess, LeftOut, TaskGuess
 from pipelines.init.leakage import suspicious_features
 from pipelines.init.roles import Overrides, Roles, guess_roles
 from pipelines.init.sizes import Sizes, choose_sizes
 from pipelines.init.source import Source
-from pipelines.init.splits import Labels, Splits, choose_splits, local_microseconds
+from pipelines.init.splits import Labels, Splits, choose_splits
 from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.errors import InvalidInputError, LogError

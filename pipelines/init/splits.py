@@ -8,8 +8,6 @@ from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3)
 """Shares of the validation and the test split, in the order in which they are tried."""
@@ -42,14 +40,6 @@ class Splits:
     def whole_days(self) -> bool:
         """Whether both bounds are midnights."""
         return all(bound.time() == bound.min.time() for bound in (self.validation_from, self.test_from))
-
-
-def local_microseconds(times: pa.ChunkedArray) -> Times:
-    """Return times in microseconds since 1970 in the time zone of the column [rows]; the rows have no nulls."""
-    if getattr(times.type, "tz", None):
-        times = pc.local_timestamp(times)
-    microseconds: Times = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
-    return microseconds
 
 
 def choose_splits(times: Times, labels: Sequence[Labels], *, dates: bool) -> Splits | None:

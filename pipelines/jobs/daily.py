@@ -93,7 +93,7 @@ def daily(
     served = None if release is None else release.version
     earlier = None if served is None or fresh else _run_of(repository.bundle_folder(repo, name, served), runs)
     config = config.model_copy(update={"logs": _splits(config.logs, day, earlier)})
-    if not (folder.exists() and RunFolder(folder).finished):
+    if not RunFolder(folder).finished:
         _require_rows(config, day)
     _print_start(day, name, served, earlier, runs, fresh=fresh)
     run = train(

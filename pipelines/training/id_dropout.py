@@ -5,6 +5,7 @@ Ids of the training split are all known, so that without this the model would ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -40,10 +41,10 @@ def unknown_shares(
             returned share v' makes 1 − (1 − rare) (1 − v') of the training ids OOV, as many as in the validation split.
     """
     schema = encoder.schema
-    sparse = [feature for feature in schema.sparse if isinstance(encoder.id_mappings[feature.table], Vocabulary)]
-    if not sparse:
+    names = _with_vocabulary(encoder)
+    if not names:
         return {}
-    unknown, known = dict.fromkeys((f.name for f in sparse), 0), dict.fromkeys((f.name for f in sparse), 0)
+    unknown, known = Counter[str](), Counter[str]()
     for chunk in reader.scan(split_range(logs, "validation")):
         if not chunk.rows.num_rows:
             continue
@@ -51,15 +52,21 @@ def unknown_shares(
             inputs = encoder.encode(chunk.rows)
         columns = [*inputs.ids.T, *(bag.values for bag in inputs.bags)]
         for feature, ids in zip(schema.sparse, columns, strict=True):
-            if feature.name in unknown:
-                unknown[feature.name] += int(np.count_nonzero(ids == OOV))
-                known[feature.name] += int(np.count_nonzero(ids > OOV))
-    tables = {feature.name: feature.table for feature in sparse}
+            unknown[feature.name] += int(np.count_nonzero(ids == OOV))
+            known[feature.name] += int(np.count_nonzero(ids > OOV))
     shares = {}
-    for name, count in unknown.items():
-        known_share, known_in_training = known[name] / max(count + known[name], 1), 1 - rare.get(tables[name], 0.0)
-        shares[name] = max(0.0, 1 - known_share / known_in_training) if count and known_in_training else 0.0
+    for feature in schema.sparse:
+        if (name := feature.name) in names:
+            known_share = known[name] / max(unknown[name] + known[name], 1)
+            known_in_training = 1 - rare.get(feature.table, 0.0)
+            is_measurable = unknown[name] and known_in_training
+            shares[name] = max(0.0, 1 - known_share / known_in_training) if is_measurable else 0.0
     return shares
+
+
+def _with_vocabulary(encoder: Encoder) -> set[str]:
+    """Return the names of the features whose table has a vocabulary, and so a row of OOV."""
+    return {f.name for f in encoder.schema.sparse if isinstance(encoder.id_mappings[f.table], Vocabulary)}
 
 
 class IdDropout:
@@ -76,7 +83,7 @@ class IdDropout:
 
     def __init__(self, encoder: Encoder, shares: Mapping[str, float], settings: TrainingConfig) -> None:
         schema, mappings = encoder.schema, encoder.id_mappings
-        names = {feature.name for feature in schema.sparse if isinstance(mappings[feature.table], Vocabulary)}
+        names = _with_vocabulary(encoder)
         if settings.oov_dropout == "measured":
             rates = {
                 name: min(share, MAX_RATE) for name, share in shares.items() if name in names and share >= MIN_RATE

@@ -152,7 +152,7 @@ def _joined_columns(
 
 
 def _extended(fitted: Encoder, earlier: Path | None) -> Encoder:
-    """Return the encoder of an earlier run extended by the new ids; the fitted one if there is no earlier run."""
+    """Return the encoder of an earlier run extended by the new ids; without one, the fitted encoder."""
     return fitted if earlier is None else extend_encoder(Encoder.read(earlier, fitted.schema), fitted)
 
 

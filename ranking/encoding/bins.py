@@ -41,6 +41,11 @@ class Bins:
     def __len__(self) -> int:
         return len(self.columns)
 
+    def select(self, columns: Sequence[int]) -> Bins:
+        """Return the bins of some dense columns, ascending, whose numbers then are their positions."""
+        chosen = np.isin(self.columns, columns)
+        return Bins(np.searchsorted(columns, self.columns[chosen]), self.starts[chosen], self.ends[chosen])
+
     def encode(self, dense: Float32) -> Float32:
         """Return the encoding [rows, bins] of dense values [rows, columns]."""
         return np.clip((dense[:, self.columns] - self.starts) / (self.ends - self.starts), 0.0, 1.0)

@@ -120,12 +120,7 @@ class Encoder:
     @cached_property
     def bins(self) -> Bins:
         """Bins of the dense columns."""
-        return Bins.of(self.edges)
-
-    @property
-    def edges(self) -> dict[int, tuple[float, ...]]:
-        """Edges of the bins of each number, by dense column."""
-        return {i: self.scales[number.name].edges for i, number in enumerate(self.schema.numerics)}
+        return Bins.of({i: self.scales[number.name].edges for i, number in enumerate(self.schema.numerics)})
 
     @property
     def dense_size(self) -> int:

@@ -155,8 +155,8 @@ def _feature_group(encoder: Encoder, names: set[str]) -> FeatureGroup:
     embeddings = [*singles, *(len(schema.categoricals) + i for i in bags)]
     input_columns = [column for i in embeddings for column in range(starts[i], starts[i + 1])]
     input_columns += [starts[-1] + i for i in dense]
-    in_group = np.isin(encoder.bins.columns, dense)
-    input_columns += (starts[-1] + encoder.dense_size + np.flatnonzero(in_group)).tolist()
+    first_bin = starts[-1] + encoder.dense_size
+    input_columns += [first_bin + i for i, column in enumerate(encoder.bins.columns) if column in dense]
     return FeatureGroup(
         [schema.categoricals[i] for i in singles],
         [schema.bags[i] for i in bags],
@@ -164,7 +164,7 @@ def _feature_group(encoder: Encoder, names: set[str]) -> FeatureGroup:
         bags,
         dense,
         positions(schema.inputs),
-        Bins.of({dense.index(i): edges for i, edges in encoder.edges.items() if i in dense}),
+        encoder.bins.select(dense),
         input_columns,
     )
 

@@ -34,9 +34,7 @@ def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Select
             _check_shape(weights, f"{table}{SCALE}", (rows,))
         elif weights[table].dtype not in ROW_TYPES:
             raise ValueError(f"'{table}' is {weights[table].dtype} instead of {', '.join(ROW_TYPES)}")
-    input_width = (
-        sum(feature.dim for feature in (*schema.categoricals, *schema.bags)) + encoder.dense_size + len(encoder.bins)
-    )
+    input_width = sum(feature.dim for feature in schema.sparse) + encoder.dense_size + len(encoder.bins)
     widths = {_check_layers(weights, f"expert.{expert}", input_width) for expert in selection.experts_used}
     if len(widths) != 1:
         raise ValueError(f"the experts have different widths: {sorted(widths)}")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipelines.config.config import LogsConfig
 from pipelines.data.profile import profile_log
 from pipelines.data.reader import LogReader
-from pipelines.data.splits import SPLITS, TimeRange, local_days, split_range
+from pipelines.data.splits import SPLITS, TimeRange, local_days, local_microseconds, split_range
 from ranking.errors import LogError
 from ranking.schema import Schema
 from tests.pipelines.conftest import FIRST_DAY, row_numbers
@@ -226,3 +226,8 @@ def test_local_days_are_in_the_time_zone_of_the_column(kind: pa.DataType, day: d
     moment = datetime(2026, 1, 9, 17, 30, tzinfo=UTC if getattr(kind, "tz", None) else None)
     times = pa.chunked_array([pa.array([moment.date() if pa.types.is_date(kind) else moment], kind)])
     assert local_days(times).to_pylist() == [day]
+
+
+def test_local_microseconds_are_in_the_zone_of_the_column() -> None:
+    column = pa.chunked_array([pa.array([0], pa.timestamp("s", "Asia/Shanghai"))])
+    assert local_microseconds(column).tolist() == [8 * 3600 * 1_000_000]

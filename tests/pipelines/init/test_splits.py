@@ -3,10 +3,9 @@ from __future__ import annotations
 from datetime import datetime
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from pipelines.init.splits import Splits, choose_splits, local_microseconds
+from pipelines.init.splits import Splits, choose_splits
 
 DAY = 86_400_000_000
 
@@ -60,8 +59,3 @@ def test_splits_of_dates_are_midnights() -> None:
 def test_splits_need_three_different_times(days: list[int]) -> None:
     assert choose_splits(times(*days), [], dates=False) is None
     assert choose_splits(times(*days), [], dates=True) is None
-
-
-def test_local_microseconds_are_in_the_zone_of_the_column() -> None:
-    column = pa.chunked_array([pa.array([0], pa.timestamp("s", "Asia/Shanghai"))])
-    assert local_microseconds(column).tolist() == [8 * 3600 * 1_000_000]

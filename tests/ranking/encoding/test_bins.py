@@ -29,6 +29,14 @@ def test_bins_are_in_order_of_columns_and_edges() -> None:
     assert len(bins) == 3
 
 
+def test_select_keeps_the_bins_of_columns_and_renumbers_them() -> None:
+    bins = Bins.of({3: (0.0, 1.0), 0: (5.0, 6.0, 8.0), 1: (2.0, 3.0)}).select([0, 2, 3])
+    assert bins.columns.tolist() == [0, 0, 2]
+    assert bins.starts.tolist() == [5.0, 6.0, 0.0]
+    assert bins.ends.tolist() == [6.0, 8.0, 1.0]
+    assert len(bins.select([])) == 0
+
+
 def test_bins_without_edges_encode_nothing() -> None:
     bins = Bins.of({0: ()})
     assert bins.encode(np.ones((2, 1), np.float32)).shape == (2, 0)

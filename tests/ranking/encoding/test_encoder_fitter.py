@@ -294,15 +294,20 @@ def test_configured_boundaries_are_kept() -> None:
     assert boundaries(fit(schema_of(fixed), {"age": [7.0]})) == [1.0, 2.5]
 
 
+def fit_whole_and_divided(feature: dict[str, Any], cuts: list[int]) -> tuple[Encoder, Encoder]:
+    """Fit a feature of 3,000 ages in one batch, and in batches that end at the cuts."""
+    ages = np.random.default_rng(1).normal(size=3000)
+    parts = [{"age": ages[a:b]} for a, b in itertools.pairwise([0, *cuts, 3000])]
+    return fit(schema_of(feature), {"age": ages}), fit(schema_of(feature), *parts)
+
+
 @given(st.lists(st.integers(0, 3000), max_size=4).map(sorted))
 @settings(max_examples=20)
 def test_quantiles_do_not_depend_on_the_division_into_batches(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder_fitter, "SAMPLED_NUMBERS", 500)
-        ages = np.random.default_rng(1).normal(size=3000)
-        parts = [{"age": ages[a:b]} for a, b in itertools.pairwise([0, *cuts, 3000])]
-        whole = fit(schema_of(BAND), {"age": ages})
-        assert boundaries(fit(schema_of(BAND), *parts)) == boundaries(whole)
+        whole, divided = fit_whole_and_divided(BAND, cuts)
+        assert boundaries(divided) == boundaries(whole)
 
 
 def test_quantiles_of_a_bounded_sample_are_nearly_exact() -> None:
@@ -387,6 +392,5 @@ def test_number_without_bins_has_no_edges() -> None:
 def test_edges_do_not_depend_on_the_division_into_batches(cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder_fitter, "SAMPLED_FOR_BINS", 500)
-        ages = np.random.default_rng(1).normal(size=3000)
-        parts = [{"age": ages[a:b]} for a, b in itertools.pairwise([0, *cuts, 3000])]
-        assert edges(fit(schema_of(AGE), *parts)) == pytest.approx(edges(fit(schema_of(AGE), {"age": ages})))
+        whole, divided = fit_whole_and_divided(AGE, cuts)
+        assert edges(divided) == pytest.approx(edges(whole))
