@@ -34,6 +34,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from pipelines.bench.requests import Requests
 from ranking.artifacts import bundle
 from ranking.frozen.embedding_rows import ROW_TYPES, encoded
+from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.onnx import OnnxBackend
 
@@ -193,8 +194,8 @@ def embedding_rows(ranker: FrozenRanker, requests: Requests) -> list[str]:
 
 def body_rows(ranker: FrozenRanker, requests: Requests) -> list[str]:
     """Return the rows of the table of bodies."""
-    assert ranker.body is not None
-    bodies, tasks = bodies_of(ranker.body), ranker.schema.task_names
+    tasks = ranker.schema.task_names
+    bodies = bodies_of(onnx_body(ranker, tasks))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     sessions = {
@@ -230,7 +231,7 @@ def body_rows(ranker: FrozenRanker, requests: Requests) -> list[str]:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path, help="bundle with a body.onnx, whose items fill the requests")
+    parser.add_argument("bundle", type=Path, help="bundle with a static gate, whose items fill the requests")
     folder = parser.parse_args().bundle
     ranker = bundle.load(folder)
     requests = Requests(ranker, folder)

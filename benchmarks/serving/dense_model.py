@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from pipelines.bench.reference import set_selection
-from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import DSelectKConfig
 from ranking.model.dense_inputs import DenseInputs
@@ -68,7 +67,7 @@ def dense_ranker(ranker: FrozenRanker) -> FrozenRanker:
         for task, chosen in selection.tasks.items()
     }
     dense = replace(selection, k=selection.num_experts, tasks=tasks)
-    return replace(ranker, selection=dense, weights=weights, body=None)
+    return replace(ranker, selection=dense, weights=weights)
 
 
 def without_split(ranker: FrozenRanker) -> FrozenRanker:
@@ -80,5 +79,4 @@ def without_split(ranker: FrozenRanker) -> FrozenRanker:
     # A validated schema would not accept user ids that are owned by items.
     schema: Schema = ranker.schema.model_copy(update={"features": features})
     encoder = type(ranker.encoder)(schema, ranker.encoder.id_mappings, ranker.encoder.scales)
-    unsplit = replace(ranker, schema=schema, encoder=encoder)
-    return replace(unsplit, body=onnx_body(unsplit.graph, encoder))
+    return replace(ranker, schema=schema, encoder=encoder)

@@ -15,9 +15,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from ranking.encoding.encoder import Encoder
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
-from ranking.frozen.graph import FrozenGraph
 from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.onnx import EmbeddingLookup
@@ -38,7 +36,7 @@ class DenseOnnxBackend:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        body = dense_body(ranker.graph, ranker.encoder)
+        body = dense_body(ranker)
         self._session = onnxruntime.InferenceSession(body, options, ["CPUExecutionProvider"])
 
     def scores(self, batch: RequestBatch, _: Sequence[str]) -> object:
@@ -49,22 +47,20 @@ class DenseOnnxBackend:
         return self._ranker.finished(outputs, self._ranker.schema.task_names)
 
 
-def dense_body(graph: FrozenGraph, encoder: Encoder) -> bytes:
+def dense_body(ranker: FrozenRanker) -> bytes:
     """Return the exported ONNX body with its mixing step replaced.
 
     The new step is one product, [tasks, experts] times [experts, candidates · width].
 
     Args:
-        graph: graph with a static gate whose tasks use all experts.
-        encoder: encoder of the inputs.
+        ranker: ranker with a static gate whose tasks use all experts.
     """
-    body = onnx_body(graph, encoder)
-    assert body is not None
-    model = onnx.load_from_string(body)
-    tasks, experts = list(graph.towers), list(graph.experts)
+    graph, tasks = ranker.graph, ranker.schema.task_names
+    model = onnx.load_from_string(onnx_body(ranker, tasks))
+    experts = list(graph.experts)
     layers = next(iter(graph.experts.values()))
     kept = [node for node in model.graph.node if not node.output[0].startswith("mixed.")]
-    tower_inputs = {_tower_output(graph, task): task for task in tasks}
+    tower_inputs = {_tower_output(ranker, task): task for task in tasks}
     for node in kept:
         if node.output[0] in tower_inputs:
             node.input[0] = f"mixed.{tower_inputs[node.output[0]]}"
@@ -87,9 +83,9 @@ def dense_body(graph: FrozenGraph, encoder: Encoder) -> bytes:
     return serialized
 
 
-def _tower_output(graph: FrozenGraph, task: str) -> str:
+def _tower_output(ranker: FrozenRanker, task: str) -> str:
     """Return the name of the output of the first layer of a task's tower."""
-    return f"tower.{task}.0" if len(graph.towers[task]) > 1 else f"output.{task}"
+    return f"tower.{task}.0" if len(ranker.graph.towers[task]) > 1 else f"output.{task}"
 
 
 def _mixing_nodes(tasks: list[str], experts: list[str]) -> list[onnx.NodeProto]:

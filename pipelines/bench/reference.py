@@ -7,7 +7,6 @@ affect the cost.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ranking.encoding.encoder import Encoder, Scale
 from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.vocabulary import Vocabulary
 from ranking.frozen.freeze import freeze
-from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates import DSelectK, Gate
 from ranking.gates.config import DSelectKConfig
@@ -59,7 +57,6 @@ def write_reference(folder: Path, items: int, users: int, seed: int = 0) -> Froz
     model = reference_model(encoder)
     costs = flops(model.gate.selection(schema.task_names), model.shape)
     ranker = freeze(model, encoder, tables, {"task_0": 1.0}, {"flops": costs})
-    ranker = replace(ranker, body=onnx_body(ranker.graph, encoder))
     context = _random_columns(schema, "context", GOLDEN_ROWS, random)
     ids = {f"{owner}_id": random.integers(rows, size=GOLDEN_ROWS) for owner, rows in sizes.items()}
     bundle.write_bundle(ranker, ranker.complete(pa.table(context | ids)), folder)

@@ -29,7 +29,6 @@ from ranking.errors import BundleError, InvalidInputError, LogError
 from ranking.frozen.calibration import Calibration, to_probabilities
 from ranking.frozen.embedding_rows import RowType, encoded
 from ranking.frozen.freeze import freeze as frozen
-from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import SingleTaskConfig
 from ranking.metrics.binary import auc
@@ -155,7 +154,7 @@ def freeze_run(path: Path, out: Path, embeddings: RowType = "float32") -> Frozen
     if embeddings != "float32":
         ranker = with_embeddings(ranker, embeddings, held_out)
     derived = DerivedFeatures.open(run.counters, encoder.schema) if schema.derived else None
-    ranker = replace(ranker, body=onnx_body(ranker.graph, encoder), derived=derived)
+    ranker = replace(ranker, derived=derived)
     try:
         documents = [run.path / name for name in bundle.DOCUMENTS if (run.path / name).exists()]
         bundle.write_bundle(ranker, held_out.slice(0, GOLDEN_ROWS), out, documents)

@@ -2,7 +2,7 @@
 
 manifest.json         schema, selection, calibration, objective, costs, training details
 weights.safetensors   weights of the frozen graph, named as in ``FrozenGraph``
-body.onnx             the graph after the embeddings, for ONNX Runtime; absent for a per-example gate
+body.onnx             the graph after the embeddings, for other runtimes; absent for a per-example gate
 encoder/              vocabularies, buckets and scales (Parquet)
 users.parquet, items.parquet   features by id, if the ranker has feature tables
 users/, items/        the same features encoded (``FeatureIndex``); text ids as hashes since format 3
@@ -77,6 +77,8 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
     Raises:
         OutputError: the folder exists or cannot be written.
     """
+    from ranking.frozen.onnx_export import onnx_body  # Only writing needs the onnx package.
+
     schema = ranker.schema
     manifest = {
         "format": FORMAT if ranker.embeddings == "float32" else COMPACT_FORMAT,
@@ -93,8 +95,8 @@ def write_bundle(ranker: FrozenRanker, golden: pa.Table, folder: Path, documents
         (draft / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         contiguous = {name: np.asarray(weight, order="C") for name, weight in ranker.weights.items()}
         save_file(contiguous, draft / "weights.safetensors")  # It writes the memory and ignores strides.
-        if ranker.body is not None:
-            (draft / BODY).write_bytes(ranker.body)
+        if ranker.gate is None:
+            (draft / BODY).write_bytes(onnx_body(ranker, schema.task_names))
         ranker.encoder.write(draft / "encoder")
         for owner, table in ranker.tables.items():
             pq.write_table(table.table, draft / f"{owner}s.parquet")
@@ -260,7 +262,6 @@ def _read(folder: Path, read_file: ReadFile) -> FrozenRanker:
         manifest["details"],
         _gate(manifest.get("gate"), folder),
         calibration,
-        read_regular(folder / BODY) if (folder / BODY).exists() else None,
         encoded,
         DerivedFeatures.open(folder / COUNTERS, schema, read_file) if schema.derived else None,
     )

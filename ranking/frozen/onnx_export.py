@@ -1,138 +1,173 @@
-"""ONNX export of the frozen graph behind the embeddings.
+"""The frozen graph behind the embeddings as an ONNX model.
 
 Inputs, float32 except ``request``: ``shared`` [requests, width] and ``items`` [candidates, width], embeddings and dense
 values in the order of ``SharedItemSplitter``, without bins, which the graph computes; ``request`` [candidates] int64,
 the row of ``shared`` of each candidate, or a single number if all candidates belong to one request and items have
 features. Outputs: ``output.TASK`` [candidates, 1] per task, before calibration.
 
-The part of an expert's first layer that reads ``shared`` runs once per request; its result is the bias of the part that
-reads ``items``. To compute some outputs only, a runtime runs only the experts and towers that lead to them.
+The first layers of the experts are one product, because they read the same inputs. Its part that reads ``shared`` runs
+once per request; the result is the bias of the part that reads ``items``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor
 
-from ranking.encoding.encoder import Encoder
 from ranking.encoding.request_batch import FeatureGroup, SharedItemSplitter
-from ranking.frozen.graph import FrozenGraph, Layer
+from ranking.frozen.ranker import FrozenRanker
 
 OPSET, IR_VERSION = 17, 8
 """Old versions that all current runtimes support."""
 OUTPUT = "output."
 """Name prefix of the outputs."""
 
-Input = tuple[str, Sequence[int]]
-"""Name of an input of the experts, and its columns in their first layer."""
+Layer = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+"""Weight [inputs, outputs] and bias [outputs]."""
 
 
-def onnx_body(graph: FrozenGraph, encoder: Encoder) -> bytes | None:
-    """Export the graph behind the embeddings; returns None for a per-example gate, which selects experts per row.
+def onnx_body(ranker: FrozenRanker, tasks: Sequence[str]) -> bytes:
+    """Export the experts and towers of some tasks.
 
     Args:
-        graph: graph to export.
-        encoder: encoder of its inputs.
+        ranker: ranker with a static gate.
+        tasks: names of the tasks; the model contains only what they need.
     """
-    if graph.gate is not None:
-        return None
-    splitter, body = SharedItemSplitter(encoder), _GraphBuilder()
+    splitter, body = SharedItemSplitter(ranker.encoder), _GraphBuilder(ranker.weights)
     groups = {"shared": splitter.shared, "items": splitter.items}
-    widths = {name: len(group.input_columns) - len(group.bins) for name, group in groups.items()}
-    inputs = {name: body.with_bins(name, group, widths[name]) for name, group in groups.items()}
-    for expert, (first, *others) in graph.experts.items():
-        hidden = body.first_layer(f"expert.{expert}.0", first, *((inputs[n], groups[n].input_columns) for n in groups))
-        for depth, layer in enumerate(others, start=1):
-            hidden = body.relu(body.affine(f"expert.{expert}.{depth}", hidden, layer))
-        body.experts[expert] = hidden
-    for task, layers in graph.towers.items():
-        hidden = body.mix(task, list(graph.selection.tasks[task].items()))
-        for depth, layer in enumerate(layers[:-1]):
-            hidden = body.relu(body.affine(f"tower.{task}.{depth}", hidden, layer))
-        body.affine(f"{OUTPUT}{task}", hidden, layers[-1])
-    return body.serialize(widths, [f"{OUTPUT}{task}" for task in graph.towers])
+    experts = body.experts(ranker.selection.experts_for(tasks), groups)
+    for task in tasks:
+        body.tower(task, body.mix(task, {experts[e]: weight for e, weight in ranker.selection.tasks[task].items()}))
+    return body.serialize({name: _width(group) for name, group in groups.items()}, tasks)
 
 
 class _GraphBuilder:
-    """Builder of the ONNX graph; ``experts`` holds the output name of each expert."""
+    """Builder of the ONNX graph.
 
-    def __init__(self) -> None:
-        self.experts: dict[int, str] = {}
+    Args:
+        weights: arrays by the weight names of ``FrozenGraph``.
+    """
+
+    def __init__(self, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._arrays = weights
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
 
-    def affine(self, name: str, x: str, layer: Layer) -> str:
-        weight, bias = layer
-        return self._node("Gemm", [x, self._weight(f"{name}.weight", weight), self._weight(f"{name}.bias", bias)], name)
+    def experts(self, experts: Sequence[int], groups: Mapping[str, FeatureGroup]) -> dict[int, str]:
+        """Add the experts; returns the names of their outputs."""
+        first, *others = zip(*(self._read(f"expert.{expert}") for expert in experts), strict=True)
+        outputs = self._first_layers([f"expert.{expert}.0" for expert in experts], first, groups)
+        for depth, layers in enumerate(others, start=1):
+            names = [f"expert.{expert}.{depth}" for expert in experts]
+            outputs = [
+                self._relu(self._affine(name, x, layer)) for name, x, layer in zip(names, outputs, layers, strict=True)
+            ]
+        return dict(zip(experts, outputs, strict=True))
 
-    def with_bins(self, name: str, group: FeatureGroup, width: int) -> str:
-        """Append the encoding in bins to an input of the graph, whose last columns are the dense values.
-
-        A product with ones copies each number to its bins and subtracts their starts: five times as fast as Gather.
-        """
-        bins = group.bins
-        if not len(bins):
-            return name
-        first, count = width - len(group.dense), int(bins.columns[-1]) + 1
-        limits = [
-            self._integers(f"{name}.{key}", [value]) for key, value in (("first", first), ("last", first + count))
-        ]
-        numbers = self._node("Slice", [name, *limits, self._integers(f"{name}.axis", [1])], f"{name}.numbers")
-        copies = self._weight(f"{name}.copies", np.arange(count)[:, None] == bins.columns)
-        shifted = self._node("Gemm", [numbers, copies, self._weight(f"{name}.shift", -bins.starts)], f"{name}.shifted")
-        slopes = self._weight(f"{name}.slopes", 1.0 / (bins.ends - bins.starts))
-        ends = [self._weight(f"{name}.{key}", np.float32(value)) for key, value in (("min", 0), ("max", 1))]
-        encoded = self._node("Clip", [self._node("Mul", [shifted, slopes], f"{name}.scaled"), *ends], f"{name}.bins")
-        return self._node("Concat", [name, encoded], f"{name}.with_bins", axis=1)
-
-    def first_layer(self, name: str, layer: Layer, shared: Input, items: Input) -> str:
-        (weight, bias), (shared_input, shared_columns), (item_input, item_columns) = layer, shared, items
-        if not shared_columns:
-            return self.relu(self.affine(name, item_input, (weight[item_columns], bias)))
-        per_request = self.affine(f"{name}.shared", shared_input, (weight[shared_columns], bias))
-        per_candidate = self._node("Gather", [per_request, "request"], f"{name}.request")
-        if not item_columns:
-            return self.relu(per_candidate)
-        item_weight = self._weight(f"{name}.items.weight", weight[item_columns])
-        return self.relu(self._node("Gemm", [item_input, item_weight, per_candidate], name))
-
-    def relu(self, x: str) -> str:
-        return self._node("Relu", [x], f"{x}.relu")
-
-    def mix(self, task: str, selected: Sequence[tuple[int, float]]) -> str:
+    def mix(self, task: str, selected: Mapping[str, float]) -> str:
+        """Add the weighted sum of expert outputs."""
         parts = []
-        for expert, weight in selected:
+        for expert, weight in selected.items():
             scale = self._weight(f"gate.{task}.{expert}", np.float32(weight))
-            parts.append(self._node("Mul", [self.experts[expert], scale], f"mixed.{task}.{expert}"))
+            parts.append(self._node("Mul", [expert, scale], f"mixed.{task}.{expert}"))
         total = parts[0]
         for part in parts[1:]:
             total = self._node("Add", [total, part], f"{total}+{part}")
         return total
 
-    def serialize(self, widths: dict[str, int], outputs: Sequence[str]) -> bytes:
+    def tower(self, task: str, x: str) -> None:
+        """Add the tower of a task."""
+        *hidden, last = self._read(f"tower.{task}")
+        for depth, layer in enumerate(hidden):
+            x = self._relu(self._affine(f"tower.{task}.{depth}", x, layer))
+        self._affine(f"{OUTPUT}{task}", x, last)
+
+    def serialize(self, widths: Mapping[str, int], tasks: Sequence[str]) -> bytes:
+        """Return the model with inputs of these widths."""
         rows = {"shared": "requests", "items": "candidates"}
         inputs = [helper.make_tensor_value_info(k, TensorProto.FLOAT, [rows[k], w]) for k, w in widths.items()]
         inputs.append(helper.make_tensor_value_info("request", TensorProto.INT64, ["candidates_or_1"]))
-        output_infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["candidates", 1]) for name in outputs]
-        graph = helper.make_graph(self._nodes, "frozen ranker", inputs, output_infos, self._weights)
+        outputs = [helper.make_tensor_value_info(f"{OUTPUT}{t}", TensorProto.FLOAT, ["candidates", 1]) for t in tasks]
+        graph = helper.make_graph(self._nodes, "frozen ranker", inputs, outputs, self._weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-        onnx.checker.check_model(model)
         serialized: bytes = model.SerializeToString()
         return serialized
 
-    def _node(self, kind: str, inputs: list[str], output: str, **attributes: int) -> str:
-        self._nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+    def _first_layers(
+        self, names: Sequence[str], layers: Sequence[Layer], groups: Mapping[str, FeatureGroup]
+    ) -> list[str]:
+        weights, biases = zip(*layers, strict=True)
+        weight, widths = np.concatenate(weights, 1), [len(bias) for bias in biases]
+        total = self._weight("experts.bias", np.concatenate(biases))
+        for name, group in groups.items():
+            width = _width(group)
+            if name == "items" and groups["shared"].input_columns:
+                total = self._node("Gather", [total, "request"], "experts.request")
+            if width:
+                total = self._product(f"experts.{name}", name, weight[group.input_columns[:width]], total)
+            if len(group.bins):
+                bins = self._bins(name, group)
+                total = self._product(f"experts.{bins}", bins, weight[group.input_columns[width:]], total)
+        outputs = [f"{name}.relu" for name in names]
+        if len(outputs) == 1:
+            return [self._node("Relu", [total], outputs[0])]
+        parts = [self._relu(total), self._integers("experts.widths", widths)]
+        self._nodes.append(helper.make_node("Split", parts, outputs, axis=1))
+        return outputs
+
+    def _bins(self, name: str, group: FeatureGroup) -> str:
+        """Add the encoding in bins of an input, whose last columns are the dense values.
+
+        A product with ones copies each number to its bins and subtracts their starts: five times as fast as Gather. The
+        slopes are not part of it, because x · slope − start · slope would lose digits in narrow bins.
+        """
+        bins = group.bins
+        first, count = _width(group) - len(group.dense), int(bins.columns[-1]) + 1
+        limits = [
+            self._integers(f"{name}.{key}", [value]) for key, value in (("first", first), ("last", first + count))
+        ]
+        numbers = self._node("Slice", [name, *limits, self._integers(f"{name}.axis", [1])], f"{name}.numbers")
+        copies = np.arange(count)[:, None] == bins.columns
+        shifted = self._product(f"{name}.shifted", numbers, copies, self._weight(f"{name}.shift", -bins.starts))
+        slopes = self._weight(f"{name}.slopes", 1.0 / (bins.ends - bins.starts))
+        ends = [self._weight(f"{name}.{key}", np.float32(value)) for key, value in (("min", 0), ("max", 1))]
+        return self._node("Clip", [self._node("Mul", [shifted, slopes], f"{name}.scaled"), *ends], f"{name}.bins")
+
+    def _read(self, prefix: str) -> list[Layer]:
+        layers: list[Layer] = []
+        while (name := f"{prefix}.{len(layers)}.weight") in self._arrays:
+            layers.append((self._arrays[name], self._arrays[f"{prefix}.{len(layers)}.bias"]))
+        return layers
+
+    def _affine(self, name: str, x: str, layer: Layer) -> str:
+        weight, bias = layer
+        return self._product(name, x, weight, self._weight(f"{name}.bias", bias))
+
+    def _product(self, name: str, x: str, weight: npt.NDArray[Any], total: str) -> str:
+        """Add x · weight + total."""
+        return self._node("Gemm", [x, self._weight(f"{name}.weight", weight), total], name)
+
+    def _relu(self, x: str) -> str:
+        return self._node("Relu", [x], f"{x}.relu")
+
+    def _node(self, kind: str, inputs: list[str], output: str) -> str:
+        self._nodes.append(helper.make_node(kind, inputs, [output]))
         return output
 
     def _integers(self, name: str, values: Sequence[int]) -> str:
         self._weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
-    def _weight(self, name: str, value: Tensor | npt.ArrayLike) -> str:
+    def _weight(self, name: str, value: npt.ArrayLike) -> str:
         self._weights.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
         return name
+
+
+def _width(group: FeatureGroup) -> int:
+    """Return the width of the input of a group: without bins."""
+    return len(group.input_columns) - len(group.bins)

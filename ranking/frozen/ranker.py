@@ -50,7 +50,6 @@ class FrozenRanker:
         details: further entries of the manifest (costs, training).
         gate: settings of a per-example gate; None if the gate is static.
         calibration: calibration of the graph's outputs; none by default.
-        body: the graph behind the embeddings as an ONNX model, see ``onnx_body``; None if there is none.
         stored: feature indexes of the bundle; None if the ranker was not loaded from a bundle.
         derived: computes the features of counters and histories; None: they are null where a table has no value.
     """
@@ -64,7 +63,6 @@ class FrozenRanker:
     details: Mapping[str, Any] = field(default_factory=dict)
     gate: GateConfig | None = None
     calibration: Calibration = field(default_factory=Calibration)
-    body: bytes | None = field(default=None, repr=False)
     stored: Mapping[Owner, FeatureIndex] | None = field(default=None, repr=False)
     derived: DerivedFeatures | None = field(default=None, repr=False)
 
@@ -110,8 +108,7 @@ class FrozenRanker:
     @property
     def backends(self) -> list[str]:
         """Names of the backends that can run this ranker."""
-        onnx = [] if self.body is None else ["onnxruntime"]
-        return [*onnx, *([] if self.gate is not None else ["cuda"]), "torch"]
+        return ["torch"] if self.gate is not None else ["onnxruntime", "cuda", "torch"]
 
     def score(self, table: pa.Table, tasks: Sequence[str] | None = None) -> pa.Table:
         """Score each row: probabilities of binary tasks, (transformed) values of regressions.

@@ -13,7 +13,6 @@ from torch import Tensor
 from ranking.encoding.batch import EncodedBatch
 from ranking.encoding.request_batch import RequestBatch, SharedItemSplitter
 from ranking.encoding.torch_batch import TorchBatch, TorchRaggedIds
-from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
 from service.backends.base import LRUCache, Precision, Scores
 from service.backends.torch_modules import CudaGraphRunner, Embedding, FusedMoE, bucket_size
@@ -75,22 +74,14 @@ class CudaBackend:
     replayed: one launch instead of about a hundred. On a device other than a GPU, the computation runs without a graph.
 
     Args:
-        ranker: ranker with a static gate.
+        ranker: ranker with a static gate; the work of another depends on the rows, so that it cannot be captured.
         device: device of the computation.
         precision: precision of the matrix products after the embeddings.
-
-    Raises:
-        BundleError: the gate is per example; its work depends on the rows, so that it cannot be captured.
     """
 
     name = "cuda"
 
     def __init__(self, ranker: FrozenRanker, device: torch.device, precision: Precision = "float32") -> None:
-        if ranker.gate is not None:
-            raise BundleError(
-                f"'{ranker.schema.name}' has a per-example gate, which the cuda backend cannot run: "
-                "serve it with the torch backend"
-            )
         self._ranker, self._splitter, self._device = ranker, SharedItemSplitter(ranker.encoder), device
         self.precision = precision
         self._dtype: torch.dtype = getattr(torch, precision)

@@ -8,53 +8,38 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime
-from google.protobuf.message import DecodeError
-from onnx.utils import Extractor
 
 from ranking.encoding.batch import EncodedBatch, Float32, Int64, RaggedIds
 from ranking.encoding.request_batch import FeatureGroup, RequestBatch, SharedItemSplitter
-from ranking.errors import BundleError
 from ranking.frozen.embedding_rows import EmbeddingRows
+from ranking.frozen.onnx_export import OUTPUT, onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import PooledFeature, SingleFeature
 from service.backends.base import LRUCache, Precision, Scores
-
-ALLOWED_OPERATORS = {"Add", "Clip", "Concat", "Gather", "Gemm", "Mul", "Relu", "Slice"}
-"""Operators that a ``body.onnx`` may contain; a bundle with any other is rejected."""
 
 CACHED_SESSIONS = 32
 """Number of sets of tasks whose session is cached; creating a session costs as much as a few requests."""
 
 
 class OnnxBackend:
-    """Executes ``body.onnx`` in float32; embeddings are looked up in NumPy.
+    """Executes the graph behind the embeddings in float32; embeddings are looked up in NumPy.
 
-    Each requested set of tasks gets its own session, with the part of the body that computes the outputs of the tasks.
+    Each requested set of tasks gets its own session, with the experts and towers of these tasks.
 
     Args:
-        ranker: ranker with a body.
+        ranker: ranker with a static gate.
         threads: number of threads per call.
-
-    Raises:
-        BundleError: the bundle has no body, or its body contains something that this library does not write.
     """
 
     name = "onnxruntime"
     precision: Precision = "float32"
 
     def __init__(self, ranker: FrozenRanker, threads: int = 1) -> None:
-        if ranker.body is None:
-            raise BundleError(
-                f"'{ranker.schema.name}' carries no body.onnx (a per-example gate, or it was frozen without): "
-                "serve it with the torch backend"
-            )
         splitter = SharedItemSplitter(ranker.encoder)
         self._shared = EmbeddingLookup(splitter.shared, ranker.weights)
         self._items = EmbeddingLookup(splitter.items, ranker.weights)
         self._ranker = ranker
-        self._extractor = Extractor(_validate_body(ranker.body))
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads, self._options.inter_op_num_threads = threads, 1
         self._options.log_severity_level = 3
@@ -63,12 +48,12 @@ class OnnxBackend:
 
     def scores(self, batch: RequestBatch, tasks: Sequence[str]) -> Scores:
         """Return scores [candidates, tasks] float32."""
-        names = [f"output.{task}" for task in tasks]
+        names = [f"{OUTPUT}{task}" for task in tasks]
         outputs = np.concatenate(self._session(tasks).run(names, self.feeds(batch)), 1)
         return self._ranker.finished(outputs, tasks)
 
     def feeds(self, batch: RequestBatch) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs of the body by name, see ``onnx_body``."""
+        """Return the inputs of the graph by name, see ``onnx_body``."""
         request_index = batch.request_index
         if len(batch.shared) == 1 and self._items.width:
             request_index = request_index[:1]  # broadcast the shared row instead of copying it per candidate
@@ -79,22 +64,8 @@ class OnnxBackend:
         return self._sessions.get(key, lambda: self._create_session(key))
 
     def _create_session(self, tasks: frozenset[str]) -> onnxruntime.InferenceSession:
-        outputs = [f"output.{task}" for task in sorted(tasks)]
-        model = self._extractor.extract_model(["shared", "items", "request"], outputs)
-        return onnxruntime.InferenceSession(model.SerializeToString(), self._options, ["CPUExecutionProvider"])
-
-
-def _validate_body(body: bytes) -> onnx.ModelProto:
-    try:
-        model = onnx.load_from_string(body)
-    except DecodeError:
-        raise BundleError("body.onnx is not a valid ONNX model: freeze the run again") from None
-    operators = {node.op_type for node in model.graph.node if node.domain or node.op_type not in ALLOWED_OPERATORS}
-    external = any(weight.data_location for weight in model.graph.initializer)
-    if operators or model.functions or external:
-        content = ", ".join(sorted(operators)) or "functions or weights in other files"
-        raise BundleError(f"body.onnx contains {content}, which is not allowed in a bundle: freeze the run again")
-    return model
+        body = onnx_body(self._ranker, sorted(tasks))
+        return onnxruntime.InferenceSession(body, self._options, ["CPUExecutionProvider"])
 
 
 class EmbeddingLookup:

@@ -44,16 +44,21 @@ def select_backend(
 
     Args:
         ranker: ranker to execute.
-        backend: requested backend. ``auto`` selects ``torch`` for a bundle without a body (such as one with a
-            per-example gate), else ``cuda`` if there is a GPU, else ``onnxruntime``.
+        backend: requested backend. ``auto`` selects ``torch`` for a per-example gate, else ``cuda`` if there is a GPU,
+            else ``onnxruntime``.
         threads: number of CPU threads per call.
         precision: precision of the matrix products on a GPU.
 
     Raises:
-        BundleError: the bundle lacks what the backend needs, or the machine has no GPU or no PyTorch.
+        BundleError: the backend cannot run the gate, or the machine has no GPU or no PyTorch.
     """
     if backend == "auto":
-        backend = "torch" if ranker.body is None else "cuda" if has_gpu() else "onnxruntime"
+        backend = "torch" if ranker.gate is not None else "cuda" if has_gpu() else "onnxruntime"
+    if backend not in ranker.backends:
+        raise BundleError(
+            f"'{ranker.schema.name}' has a per-example gate, which the {backend} backend cannot run: "
+            "serve it with the torch backend"
+        )
     if backend == "onnxruntime":
         return OnnxBackend(ranker, threads)
     return _create_torch_backend(ranker, backend, threads, precision)
@@ -71,8 +76,7 @@ def check_backend(backend: BackendName) -> None:
         import torch  # noqa: F401 — whether it can be imported
     except ImportError:
         raise BundleError(
-            f"the {backend} backend needs PyTorch, which is not installed here: install it, or serve a bundle with a "
-            "body.onnx with onnxruntime"
+            f"the {backend} backend needs PyTorch, which is not installed here: install it, or serve with onnxruntime"
         ) from None
     if backend == "cuda" and not has_gpu():
         raise BundleError(

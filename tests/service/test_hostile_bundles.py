@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
 
 from pipelines.jobs.publish import publish
 from ranking import BundleError
@@ -123,9 +121,7 @@ def write_object_array(file: Path, payload: Payload) -> None:
         np.save(stream, np.array([payload], object), allow_pickle=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["weights.safetensors", "manifest.json", "items/rows.npy", "users.parquet", "body.onnx"]
-)
+@pytest.mark.parametrize("name", ["weights.safetensors", "manifest.json", "items/rows.npy", "users.parquet"])
 @pytest.mark.parametrize("write", [write_pickle, write_torch_file, write_object_array])
 def test_pickle_in_place_of_a_file_is_rejected_and_not_executed(
     published: Path, tmp_path: Path, name: str, write: Callable[[Path, Payload], None]
@@ -187,25 +183,6 @@ def test_index_of_format_2_that_lies_about_its_text_is_rejected(tmp_path: Path, 
     np.save(published / "items" / "ends.npy", np.asarray(alter(ends), np.int64))
     update_checksums(published)
     assert "ends.npy" in rejection_reason(published)
-
-
-def test_onnx_graph_with_external_weights_is_rejected(published: Path) -> None:
-    body = onnx.load(published / "body.onnx")
-    weight = body.graph.initializer[0]
-    weight.ClearField("raw_data")
-    weight.data_location = TensorProto.EXTERNAL
-    weight.external_data.add(key="location", value="../../../secret")
-    (published / "body.onnx").write_bytes(body.SerializeToString())
-    update_checksums(published)
-    assert "weights in other files" in rejection_reason(published)
-
-
-def test_onnx_graph_with_custom_operators_is_rejected(published: Path) -> None:
-    body = onnx.load(published / "body.onnx")
-    body.graph.node.append(helper.make_node("Shell", ["items"], ["out"], domain="com.attacker"))
-    (published / "body.onnx").write_bytes(body.SerializeToString())
-    update_checksums(published)
-    assert "Shell, which is not allowed in a bundle" in rejection_reason(published)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "encoder/../../secret", "./manifest.json"])

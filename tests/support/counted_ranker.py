@@ -19,7 +19,6 @@ from ranking.encoding.encoder_fitter import EncoderFitter
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.vocabulary import hash_column
 from ranking.frozen.freeze import freeze
-from ranking.frozen.onnx_export import onnx_body
 from ranking.frozen.ranker import FrozenRanker
 from ranking.gates.config import SoftmaxConfig
 from ranking.model.dense_inputs import DenseInputs
@@ -153,4 +152,4 @@ def make_counted_ranker(folder: Path, *, text: bool, tables: bool = True) -> Fro
             for parameter in model.parameters():
                 parameter.normal_(std=0.3)
     ranker = freeze(model.eval(), encoder, side if tables else {}, {"click": 1.0}, {"made_by": "test"})
-    return replace(ranker, body=onnx_body(ranker.graph, encoder), derived=derived)
+    return replace(ranker, derived=derived)

@@ -38,7 +38,7 @@ def test_dense_model_scores_like_the_bundle(ranker: FrozenRanker, batch: Request
 
 def test_dense_body_computes_every_expert_and_scores_like_the_bundle(ranker: FrozenRanker, batch: RequestBatch) -> None:
     dense = dense_ranker(ranker)
-    body = onnx.load_from_string(dense_body(dense.graph, dense.encoder))
+    body = onnx.load_from_string(dense_body(dense))
     matrices = [w.dims for w in body.graph.initializer if len(w.dims) == 2 and w.dims[0] > 8]
     shape = Shape(500, (256, 256), (64,))
     expected = 8 * shape.expert + 8 * shape.tower

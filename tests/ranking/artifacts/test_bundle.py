@@ -38,6 +38,7 @@ DrawRows = Callable[[int, int], pa.Table]
 
 FILES = [
     "SHA256SUMS",
+    "body.onnx",
     "encoder/buckets/age_band.parquet",
     "encoder/buckets/day_part.parquet",
     "encoder/scales.parquet",

@@ -30,12 +30,15 @@ from tests.ranking.encoding.test_request_batch import requests
 
 DrawRows = Callable[[int, int], pa.Table]
 TASKS = ["click", "like", "watch", "rating"]
-BINS = 2
-"""Products that copy the numbers of the shared features, and those of the items, to their bins."""
 
 
-def with_body(ranker: FrozenRanker) -> FrozenRanker:
-    return replace(ranker, body=onnx_body(ranker.graph, ranker.encoder))
+def products(ranker: FrozenRanker, tasks: list[str]) -> int:
+    """Number of matrix products for some tasks; experts and towers have two layers.
+
+    The first layers of all experts are one product with each of four inputs: shared features, items, and their bins.
+    Two more copy the numbers to the bins.
+    """
+    return 4 + 2 + len(ranker.selection.experts_for(tasks)) + len(tasks) * 2
 
 
 def encode_requests(ranker: FrozenRanker, draw_rows: DrawRows, sizes: list[int]) -> tuple[RequestBatch, pa.Table]:
@@ -51,7 +54,7 @@ def cuda_backend_on_cpu(ranker: FrozenRanker) -> Backend:
 
 
 OPTIMIZED: dict[str, Callable[[FrozenRanker], Backend]] = {
-    "onnxruntime": lambda r: select_backend(with_body(r)),
+    "onnxruntime": select_backend,
     "cuda": cuda_backend_on_cpu,
 }
 
@@ -150,7 +153,7 @@ def test_backend_no_candidates_returns_empty_scores(
 def test_onnx_backend_runs_only_selected_experts_and_towers(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, tmp_path: Path, tasks: list[str]
 ) -> None:
-    backend = select_backend(with_body(hand_ranker))
+    backend = select_backend(hand_ranker)
     assert isinstance(backend, onnx_backend.OnnxBackend)
     backend._options.enable_profiling, backend._options.profile_file_prefix = True, str(tmp_path / "profile")
     backend._sessions = LRUCache(1)
@@ -160,17 +163,18 @@ def test_onnx_backend_runs_only_selected_experts_and_towers(
     session = backend._session(tasks)
     events = json.loads(Path(session.end_profiling()).read_text())
     operators = [event["args"]["op_name"] for event in events if event["name"].endswith("_kernel_time")]
-    experts, layers, towers = len(hand_ranker.selection.experts_for(tasks)), 2, 2
-    assert sum(kind.endswith("Gemm") for kind in operators) == experts * (layers + 1) + len(tasks) * towers + BINS
+    assert sum(kind.endswith("Gemm") for kind in operators) == products(hand_ranker, tasks)
 
 
 def test_onnx_body_contains_only_selected_experts(hand_ranker: FrozenRanker) -> None:
-    body = onnx.load_from_string(onnx_body(hand_ranker.graph, hand_ranker.encoder) or b"")
+    body = onnx.load_from_string(onnx_body(hand_ranker, TASKS))
+    onnx.checker.check_model(body)
     assert {o.name for o in body.graph.output} == {f"output.{task}" for task in TASKS}
     gemms = [node for node in body.graph.node if node.op_type == "Gemm"]
-    experts, layers, towers = len(hand_ranker.selection.experts_used), 2, 2
-    # The first layer has two parts.
-    assert len(gemms) == experts * (layers + 1) + len(TASKS) * towers + BINS
+    assert len(gemms) == products(hand_ranker, TASKS)
+    (bias,) = [weight for weight in body.graph.initializer if weight.name == "experts.bias"]
+    widths = [len(hand_ranker.weights[f"expert.{e}.0.bias"]) for e in hand_ranker.selection.experts_used]
+    assert bias.dims == [sum(widths)]
 
 
 def test_onnx_backend_session_cache_is_bounded(
@@ -178,7 +182,7 @@ def test_onnx_backend_session_cache_is_bounded(
 ) -> None:
     monkeypatch.setattr(onnx_backend, "CACHED_SESSIONS", 2)
     batch, expected = encode_requests(hand_ranker, draw_rows, [3])
-    backend = select_backend(with_body(hand_ranker))
+    backend = select_backend(hand_ranker)
     for tasks in ([task] for task in TASKS * 2):
         scores = backend.scores(batch, tasks)
         np.testing.assert_allclose(scores[:, 0], expected[:, TASKS.index(tasks[0])], rtol=1e-5, atol=1e-5)

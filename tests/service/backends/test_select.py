@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pyarrow as pa
 import pytest
 import torch
@@ -19,27 +18,22 @@ import torch
 import ranking
 from ranking.errors import BundleError
 from ranking.frozen.ranker import FrozenRanker
+from ranking.gates.config import DSelectKConfig
 from service.backends import select
-from service.backends.select import select_backend
-from tests.service.backends.test_parity import with_body
+from service.backends.select import BackendName, select_backend
 
 
-def test_select_backend_auto_prefers_onnx_body(hand_ranker: FrozenRanker) -> None:
-    assert select_backend(hand_ranker).name == "torch"
-    assert select_backend(with_body(hand_ranker)).name == "onnxruntime"
-    assert select_backend(with_body(hand_ranker), "torch").name == "torch"
+def test_select_backend_auto_prefers_onnxruntime(hand_ranker: FrozenRanker) -> None:
+    assert select_backend(hand_ranker).name == "onnxruntime"
+    assert select_backend(hand_ranker, "torch").name == "torch"
 
 
-def test_select_backend_bundle_without_body_rejects_onnxruntime(hand_ranker: FrozenRanker) -> None:
-    with pytest.raises(BundleError, match=r"'hand' carries no body\.onnx .* serve it with the torch backend"):
-        select_backend(hand_ranker, "onnxruntime")
-
-
-def test_select_backend_rejects_body_with_other_operators(hand_ranker: FrozenRanker) -> None:
-    model = onnx.load_from_string(with_body(hand_ranker).body or b"")
-    model.graph.node.append(onnx.helper.make_node("Loop", ["items"], ["looped"]))
-    with pytest.raises(BundleError, match=r"body\.onnx contains Loop, which is not allowed in a bundle"):
-        select_backend(replace(hand_ranker, body=model.SerializeToString()))
+@pytest.mark.parametrize("backend", ["onnxruntime", "cuda"])
+def test_select_backend_per_example_gate_needs_torch(hand_ranker: FrozenRanker, backend: BackendName) -> None:
+    routed = replace(hand_ranker, gate=DSelectKConfig(per_example=True))
+    assert select_backend(routed).name == "torch"
+    with pytest.raises(BundleError, match=f"'hand' has a per-example gate, which the {backend} backend cannot run: "):
+        select_backend(routed, backend)
 
 
 def test_select_backend_cuda_without_gpu_raises(hand_ranker: FrozenRanker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +41,7 @@ def test_select_backend_cuda_without_gpu_raises(hand_ranker: FrozenRanker, monke
     with pytest.raises(
         BundleError, match=r"needs an NVIDIA GPU and PyTorch's CUDA build, but PyTorch finds no GPU here"
     ):
-        select_backend(with_body(hand_ranker), "cuda")
+        select_backend(hand_ranker, "cuda")
 
 
 def test_select_backend_torch_sets_thread_count(hand_ranker: FrozenRanker) -> None:
@@ -158,7 +152,7 @@ def test_select_backend_without_pytorch_names_the_fix(
         json.dumps({name: (str(folder), backend) for name, (folder, backend) in requested.items()}),
         before=WITHOUT_TORCH,
     )
-    fix = "needs PyTorch, which is not installed here: install it, or serve a bundle with a body.onnx with onnxruntime"
+    fix = "needs PyTorch, which is not installed here: install it, or serve with onnxruntime"
     assert errors == {
         "torch": f"the torch backend {fix}",
         "cuda": f"the cuda backend {fix}",
