@@ -20,8 +20,9 @@ from ranking.encoding.encoder import Encoder
 from ranking.encoding.vocabulary import MISSING, OOV, HashBuckets, Vocabulary
 from ranking.schema import CrossFeature
 
-MIN_RATE, MAX_RATE = 0.002, 0.95
-"""Measured shares below the first are too small to learn from; the second leaves known ids something to learn from."""
+MIN_RATE, MAX_RATE = 0.002, 0.3
+"""Measured shares below the first are too small to learn from. Rates above the second gain little more, and the other
+features then also have to explain what differs between the hidden users (docs/results.md)."""
 STREAM = 2
 """Identifies the random stream of these draws among the streams of one seed."""
 

@@ -210,9 +210,9 @@ class WithoutAliases(yaml.SafeDumper):
 
 
 def test_chart_objects_match_schemas_of_supported_kubernetes_versions() -> None:
-    """Protects installations: a cluster rejects or ignores unknown fields; validates every object for each version."""
+    """Protects installations: a cluster rejects or ignores unknown fields; the oldest and the newest version."""
     versions = supported_kubernetes_versions()
-    for version, variant in itertools.product(versions, VARIANTS):
+    for version, variant in itertools.product((versions[0], versions[-1]), VARIANTS):
         for manifest in objects_of(variant).values():
             if manifest["kind"] not in CUSTOM_RESOURCE_SCHEMAS:
                 validate_object(manifest, version)

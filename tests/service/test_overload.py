@@ -134,12 +134,12 @@ MATRIX: dict[str, tuple[Callable[[int], Generator[None, None, None]], str | None
     "slow requests": (ATTACKS["200 connections sending byte by byte"], "slow_headers"),
     "large headers": (ATTACKS["headers of 1 MB"], "large_headers"),
     "truncated bodies": (ATTACKS["truncated bodies"], None),
-    "rank bodies that never end": (partial(arriving_bodies, connections=BODIES), "body_memory"),
-    "feedback bodies that never end": (partial(arriving_bodies, connections=BODIES, path=FEEDBACK_PATH), "body_memory"),
+    "bodies that never end": (partial(arriving_bodies, connections=BODIES), "body_memory"),
     "feedback": (ATTACKS[FLOOD], None),
     "clients that retry at once": (partial(retries_without_backoff, clients=300), "queue_full"),
 }
 """Name → attack on a port, and the reason of the rejections that show that it takes effect."""
+FEEDBACK_BODIES = partial(arriving_bodies, connections=BODIES, path=FEEDBACK_PATH), "body_memory"
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +175,13 @@ class RunningAttack:
                 self.rounds += 1
 
 
-@pytest.mark.system
-@pytest.mark.parametrize(("attack", "reason"), MATRIX.values(), ids=MATRIX)
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        *(pytest.param(*values, id=name, marks=pytest.mark.system) for name, values in MATRIX.items()),
+        pytest.param(*FEEDBACK_BODIES, id="feedback bodies that never end", marks=pytest.mark.nightly),
+    ],
+)
 def test_attack_takes_bounded_memory_and_no_answer_from_others(
     service: ServiceProcess, request_body: dict[str, Any], attack: Any, reason: str | None
 ) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli.main import main
-from pipelines.datasets.kuairand import convert
+from pipelines.datasets.synthetic import generate
 from ranking.artifacts import bundle
 from tests.support.foreign_logs import clicks, write_census, write_clicks, write_movielens
 
@@ -286,14 +286,14 @@ def test_init_kuairand_passes_check(kuairand_raw: Path, tmp_path: Path) -> None:
     assert json.loads(text)["warnings"] == []
 
 
-def test_init_reads_the_folder_of_an_adapter(kuairand_raw: Path, tmp_path: Path) -> None:
-    convert(kuairand_raw, tmp_path / "kuairand")
-    config, out, _ = init(tmp_path / "kuairand", "--out", tmp_path / "ranker.toml")
-    assert config["name"] == "kuairand"
+def test_init_reads_the_folder_of_an_adapter(tmp_path: Path) -> None:
+    generate(tmp_path / "synthetic", 2_000)
+    config, out, _ = init(tmp_path / "synthetic", "--out", tmp_path / "ranker.toml")
+    assert config["name"] == "synthetic"
     assert config["columns"]["time"] == "time"
-    assert config["logs"]["items"] == str(tmp_path / "kuairand" / "items.parquet")
-    assert config["logs"]["validation_from"].isoformat() == "2022-05-03"
-    assert by_name(config["features"])["upload_age"]["owner"] == "item"
+    assert config["logs"]["items"] == str(tmp_path / "synthetic" / "items.parquet")
+    assert config["logs"]["validation_from"].isoformat() == "2026-01-08"
+    assert by_name(config["features"])["price"]["owner"] == "item"
     assert "copy" not in out
     assert ranker("check", tmp_path / "ranker.toml")[0] == 0
 

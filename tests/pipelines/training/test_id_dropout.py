@@ -129,7 +129,7 @@ def test_numeric_rate_applies_to_every_vocabulary_and_0_returns_the_batch() -> N
 
 
 def test_measured_rate_leaves_some_ids_known() -> None:
-    assert IdDropout(ENCODER, {"user_id": 1.0}, TrainingConfig()).rates == {"user_id": 0.95}
+    assert IdDropout(ENCODER, {"user_id": 1.0}, TrainingConfig()).rates == {"user_id": 0.3}
     assert dropout(oov_dropout=0.001).rates["user_id"] == 0.001, "the limits are those of measured rates"
 
 

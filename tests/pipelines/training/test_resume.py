@@ -78,7 +78,7 @@ def uninterrupted(logs: Path, once: Once) -> RunFolder:
     return RunFolder.open(once("uninterrupted run", lambda folder: train(config, folder)))
 
 
-@pytest.mark.parametrize("checks", [2, 7, 13])
+@pytest.mark.parametrize("checks", [7, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 13))])
 def test_resume_after_an_interruption_gives_identical_results(
     uninterrupted: RunFolder, config_for: Callable[[str], Config], tmp_path: Path, checks: int
 ) -> None:

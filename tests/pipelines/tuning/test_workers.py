@@ -98,7 +98,7 @@ def test_killed_worker_is_restarted_and_its_trial_is_retried(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Protects a study of which a worker dies while another process runs trials, and that a later command continues."""
-    file, folder = config_file(shop, 3000, training={"epochs": 6}), tmp_path / "study"
+    file, folder = config_file(shop, 1500, training={"epochs": 6}), tmp_path / "study"
     messages: list[str] = []
     monkeypatch.setattr("pipelines.tuning.workers.print_status", messages.append)
     with ThreadPoolExecutor() as pool:

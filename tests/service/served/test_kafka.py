@@ -139,8 +139,9 @@ def test_stopping_without_a_server_ends_within_the_limit(
     assert "check the address, the servers and the network" in line
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.system
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.system)]
+)
 def test_stopping_with_a_silent_server_ends_before_the_kill(repository: Path, tmp_path: Path, workers: int) -> None:
     """A client holds the shutdown for all grace seconds. Then the writers must not add up their times."""
     kafka = pytest.importorskip("service.served.kafka")
