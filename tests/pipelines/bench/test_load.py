@@ -81,7 +81,7 @@ def test_closed_loop_has_one_pending_request_per_client() -> None:
             assert server.max_open == 3
             assert summary["sent"] == server.requests
             assert summary["requests"] >= MIN_RESPONSES
-            assert summary["per_second"] == pytest.approx(summary["requests"] / 0.2)
+            assert 0 < summary["per_second"] < 1.001 * summary["requests"] / 0.2  # a stall makes the measurement longer
             assert summary["stages"] == pytest.approx({"parse": 0.5, "look-up": 1.25})
             assert summary["failed"] == {}
             assert summary["bytes"] == 4

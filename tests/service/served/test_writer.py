@@ -172,8 +172,8 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writers, "SCAN_SECONDS", 0.05)
-    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=30_000) as client:
-        (tmp_path / "served-20990101T000000Z-0123456789ab.parquet").write_bytes(b"x" * 29_999)
+    with client_of(repository, tmp_path, served_log_seconds=1, served_log_max_total_bytes=100_000) as client:
+        (tmp_path / "served-20990101T000000Z-0123456789ab.parquet").write_bytes(b"x" * 99_999)
         rank(client, BODY, request_id="too large")
         wait_until(lambda: dropped(client, "folder_full") == 1)
         (tmp_path / "served-20990101T000000Z-0123456789ac.parquet").write_bytes(b"x")
@@ -194,7 +194,7 @@ def test_full_folder_drops_and_counts_until_files_are_collected(
         wait_until(is_logged)
     assert "too large" not in logged_ids(tmp_path)
     assert len(drop_lines(caplog)) == 1, "one line per minute"
-    assert "served_log_max_total_bytes is 30000" in drop_lines(caplog)[0]
+    assert "served_log_max_total_bytes is 100000" in drop_lines(caplog)[0]
 
 
 def test_collected_files_make_room_a_minute_after_a_scan_that_took_long(
