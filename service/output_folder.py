@@ -17,8 +17,6 @@ log = logging.getLogger("ranker.service")
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 """Format of the time of creation in the names of files."""
-MAX_SCAN_PAUSE = 60.0
-"""Maximum seconds between two scans of a folder: files that were collected make room at the next one."""
 
 
 class OutputFolder:
@@ -65,20 +63,6 @@ class OutputFolder:
             raise OSError(errno.ENODEV, reason)
         if created:
             log.error("the %s folder %s was removed; created it again", self._content, self.path)
-
-
-def scan_pause(interval: float, share: float, cpu: float, wall: float) -> float:
-    """Return the seconds between a scan of a folder and the next one.
-
-    Waiting for the machine or the filesystem is not work, so that it only doubles the time between two scans.
-
-    Args:
-        interval: Minimum seconds.
-        share: Maximum share of the thread's time in which scans keep the processor busy.
-        cpu: Processor seconds of the scan.
-        wall: Seconds of the scan.
-    """
-    return min(max(interval, cpu / share, wall), MAX_SCAN_PAUSE)
 
 
 def unix_time(text: str) -> float:

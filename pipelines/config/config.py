@@ -155,7 +155,7 @@ class TrainingConfig(StrictModel):
         weight_decay: weight decay of experts and towers; gates have none, because it would pull codes from binary.
         warmup: fraction of the steps over which the learning rates increase from 0.
         oov_dropout: probability that an id becomes OOV in training, in every feature with a vocabulary; ``measured``
-            for the share of OOV among the feature's ids in the validation split.
+            for the share of OOV among the feature's ids in the validation split, at most 0.3.
         history_dropout: probability that an id is left out of a history in training.
         clip_norm: maximum norm of the gradients of all AdamW parameters; None for no clipping.
         precision: number format of matrix products; gates, losses and weights are always float32.

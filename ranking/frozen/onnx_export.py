@@ -37,7 +37,11 @@ def onnx_body(ranker: FrozenRanker, tasks: Sequence[str]) -> bytes:
     Args:
         ranker: ranker with a static gate.
         tasks: names of the tasks; the model contains only what they need.
+
+    Raises:
+        BundleError: the gate is per example, so that each row has experts of its own.
     """
+    ranker.require_backend("onnxruntime")
     splitter, body = SharedItemSplitter(ranker.encoder), _GraphBuilder(ranker.weights)
     groups = {"shared": splitter.shared, "items": splitter.items}
     experts = body.experts(ranker.selection.experts_for(tasks), groups)
@@ -60,14 +64,13 @@ class _GraphBuilder:
 
     def experts(self, experts: Sequence[int], groups: Mapping[str, FeatureGroup]) -> dict[int, str]:
         """Add the experts; returns the names of their outputs."""
-        first, *others = zip(*(self._read(f"expert.{expert}") for expert in experts), strict=True)
-        outputs = self._first_layers([f"expert.{expert}.0" for expert in experts], first, groups)
-        for depth, layers in enumerate(others, start=1):
-            names = [f"expert.{expert}.{depth}" for expert in experts]
-            outputs = [
-                self._relu(self._affine(name, x, layer)) for name, x, layer in zip(names, outputs, layers, strict=True)
-            ]
-        return dict(zip(experts, outputs, strict=True))
+        layers = {expert: self._read(f"expert.{expert}") for expert in experts}
+        first = [of_expert[0] for of_expert in layers.values()]
+        outputs = dict(zip(experts, self._first_layers([f"expert.{e}.0" for e in experts], first, groups), strict=True))
+        for expert, (_, *others) in layers.items():
+            for depth, layer in enumerate(others, start=1):
+                outputs[expert] = self._relu(self._affine(f"expert.{expert}.{depth}", outputs[expert], layer))
+        return outputs
 
     def mix(self, task: str, selected: Mapping[str, float]) -> str:
         """Add the weighted sum of expert outputs."""

@@ -18,7 +18,7 @@ from ranking.encoding.encoder import Encoder
 from ranking.encoding.feature_table import FeatureTable, fill_features
 from ranking.encoding.missing_columns import describe_missing, missing_feature_columns, suggest_column
 from ranking.encoding.vocabulary import OOV, Vocabulary
-from ranking.errors import InvalidInputError, RankerError
+from ranking.errors import BundleError, InvalidInputError, RankerError
 from ranking.frozen.calibration import Calibration, Floats, to_probabilities
 from ranking.frozen.contributions import Contributions, ContributionsGraph
 from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, RowType
@@ -109,6 +109,18 @@ class FrozenRanker:
     def backends(self) -> list[str]:
         """Names of the backends that can run this ranker."""
         return ["torch"] if self.gate is not None else ["onnxruntime", "cuda", "torch"]
+
+    def require_backend(self, name: str) -> None:
+        """Check that a backend can run this ranker.
+
+        Raises:
+            BundleError: it cannot.
+        """
+        if name not in self.backends:
+            raise BundleError(
+                f"'{self.schema.name}' has a per-example gate, which the {name} backend cannot run: "
+                "serve it with the torch backend"
+            )
 
     def score(self, table: pa.Table, tasks: Sequence[str] | None = None) -> pa.Table:
         """Score each row: probabilities of binary tasks, (transformed) values of regressions.

@@ -74,14 +74,18 @@ class CudaBackend:
     replayed: one launch instead of about a hundred. On a device other than a GPU, the computation runs without a graph.
 
     Args:
-        ranker: ranker with a static gate; the work of another depends on the rows, so that it cannot be captured.
+        ranker: ranker with a static gate.
         device: device of the computation.
         precision: precision of the matrix products after the embeddings.
+
+    Raises:
+        BundleError: the gate is per example; its work depends on the rows, so that it cannot be captured.
     """
 
     name = "cuda"
 
     def __init__(self, ranker: FrozenRanker, device: torch.device, precision: Precision = "float32") -> None:
+        ranker.require_backend(self.name)
         self._ranker, self._splitter, self._device = ranker, SharedItemSplitter(ranker.encoder), device
         self.precision = precision
         self._dtype: torch.dtype = getattr(torch, precision)

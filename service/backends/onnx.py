@@ -30,6 +30,9 @@ class OnnxBackend:
     Args:
         ranker: ranker with a static gate.
         threads: number of threads per call.
+
+    Raises:
+        BundleError: the gate is per example.
     """
 
     name = "onnxruntime"

@@ -54,11 +54,7 @@ def select_backend(
     """
     if backend == "auto":
         backend = "torch" if ranker.gate is not None else "cuda" if has_gpu() else "onnxruntime"
-    if backend not in ranker.backends:
-        raise BundleError(
-            f"'{ranker.schema.name}' has a per-example gate, which the {backend} backend cannot run: "
-            "serve it with the torch backend"
-        )
+    ranker.require_backend(backend)
     if backend == "onnxruntime":
         return OnnxBackend(ranker, threads)
     return _create_torch_backend(ranker, backend, threads, precision)

@@ -17,7 +17,6 @@ from typing import Self, TypeAlias
 from service.feedback.files import RotatingJsonlFile
 from service.feedback.folder import FeedbackFolder
 from service.feedback.quota import FeedbackQuota, FolderFullError, KeyQuotaError
-from service.output_folder import scan_pause
 from service.protocol.messages import SuspectReason
 from service.settings import CLOSE_SECONDS, Settings
 from service.telemetry.metrics import Metrics
@@ -37,7 +36,9 @@ SCAN_SECONDS = 5.0
 MIN_SCAN_SECONDS = 0.1
 """Minimum seconds between two scans while a quota is nearly reached."""
 MAX_SCAN_SHARE = 0.05
-"""Maximum share of the thread's time in which scans of very many files keep the processor busy."""
+"""Maximum share of the thread's time that scans take in a folder of very many files."""
+MAX_SCAN_SECONDS = 60.0
+"""Maximum seconds between two scans, also if one took long because the machine or the filesystem did not respond."""
 MAX_CPU_SHARE = 0.25
 """Maximum share of a core that the thread takes, because ranking waits while it holds the interpreter lock."""
 LOG_SECONDS = 60.0
@@ -266,7 +267,7 @@ class FeedbackWriter:
             self._scan()
 
     def _scan(self) -> None:
-        start, cpu = time.monotonic(), time.thread_time()
+        start = time.monotonic()
         try:
             usage = self._folder.scan()
         except OSError as error:
@@ -277,7 +278,7 @@ class FeedbackWriter:
             self._metrics.feedback_folder_bytes.set(usage.total)
             self._metrics.feedback_unfinished_since.set(usage.oldest_part)
         self._last_scan = end = time.monotonic()
-        self._next_scan = end + scan_pause(SCAN_SECONDS, MAX_SCAN_SHARE, time.thread_time() - cpu, end - start)
+        self._next_scan = end + min(max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE), MAX_SCAN_SECONDS)
 
     def _report_failure(self, reason: str | None) -> None:
         if time.monotonic() >= self._next_log:

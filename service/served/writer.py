@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from ranking.artifacts.user_hash import UserHash
 from service.engine.model import LoadedModel
-from service.output_folder import scan_pause
 from service.served.buffer import VersionBuffer
 from service.served.columns import ServedColumns
 from service.served.record import ServedRequest, is_sampled
@@ -47,7 +46,9 @@ MAX_CPU_SHARE = 0.25
 SCAN_SECONDS = 10.0
 """Seconds between two scans of the folder."""
 MAX_SCAN_SHARE = 0.01
-"""Maximum share of the thread's time in which scans of very many files keep the processor busy."""
+"""Maximum share of the thread's time that scans take in a folder of very many files."""
+MAX_SCAN_SECONDS = 60.0
+"""Maximum seconds between two scans, also if one took long because the machine or the filesystem did not respond."""
 LOG_SECONDS = 60.0
 """Minimum seconds between two log lines about requests that are dropped."""
 
@@ -224,14 +225,14 @@ class ServedLog:
         self._metrics.served_finished.set(time.time())
 
     def _scan(self) -> None:
-        start, cpu = time.monotonic(), time.thread_time()
+        start = time.monotonic()
         try:
             self._used_bytes = self._sink.scan()
         except OSError as error:
             self._report(f"{self._settings.served_log}: {error.strerror}")
         self._full = self._used_bytes >= self._settings.served_log_max_total_bytes
         end = time.monotonic()
-        self._next_scan = end + scan_pause(SCAN_SECONDS, MAX_SCAN_SHARE, time.thread_time() - cpu, end - start)
+        self._next_scan = end + min(max(SCAN_SECONDS, (end - start) / MAX_SCAN_SHARE), MAX_SCAN_SECONDS)
 
     def _publish(self) -> None:
         """Update the metrics of the queue, which the event loop only counts."""

@@ -15,10 +15,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import ranking
 from pipelines.jobs.publish import publish
 from ranking import BundleError
 from ranking.artifacts import checksums
 from ranking.artifacts.atomic_files import sha256
+from service.backends.select import select_backend
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -130,6 +132,13 @@ def test_pickle_in_place_of_a_file_is_rejected_and_not_executed(
     update_checksums(published)
     assert rejection_reason(published)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda f: f.write_bytes(b"not a graph"), Path.unlink], ids=["damaged", "absent"])
+def test_graph_for_other_runtimes_is_not_loaded(published: Path, damage: Callable[[Path], object]) -> None:
+    damage(published / "body.onnx")
+    update_checksums(published)
+    assert select_backend(ranking.load(published)).name == "onnxruntime"
 
 
 def alter_array(file: Path, alter: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]) -> None:

@@ -30,7 +30,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SETTINGS = [*SMALL, "training.epochs=2", "evaluation.baselines=[]", "evaluation.bootstrap=0"]
 SHORT_SETTINGS = [*SETTINGS, "training.epochs=1", "counters=[]"]
-RANK_GATES = ["dselect_k per example budget", "gumbel_softmax"]
+RANK_GATES = ["dselect_k per example budget", "gumbel_softmax", "attentive"]
 
 
 def train_arguments(logs: Path, run: Path, *more: str, settings: Sequence[str] = SETTINGS) -> list[str]:

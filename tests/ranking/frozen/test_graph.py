@@ -289,6 +289,7 @@ def test_bundle_of_every_gate_loads_with_same_gate_and_scores(pair: Pair, draw_r
     assert loaded.selection == pair.ranker.selection
     assert loaded.gate == pair.ranker.gate
     assert (loaded.gate is not None) == pair.model.gate.per_example
+    assert (tmp_path / "bundle" / "body.onnx").exists() == (loaded.gate is None)
     for tasks in (None, ["watch"], ["rating", "click"]):
         assert loaded.score(rows, tasks).equals(pair.ranker.score(rows, tasks))
 

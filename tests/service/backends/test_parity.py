@@ -142,6 +142,29 @@ def test_backend_one_empty_feature_group_matches_reference(
     np.testing.assert_allclose(create_backend(narrow).scores(batch, TASKS), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("owners", [{"item"}, {"user", "context"}, set[str]()], ids=["items", "shared", "none"])
+def test_backend_bins_of_some_features_match_reference(
+    hand_ranker: FrozenRanker,
+    draw_rows: DrawRows,
+    create_backend: Callable[[FrozenRanker], Backend],
+    owners: set[str],
+) -> None:
+    encoder, schema = hand_ranker.encoder, hand_ranker.schema
+    has_bins = {number.name: number.owner in owners for number in schema.numerics}
+    scales = {name: scale if has_bins[name] else replace(scale, edges=()) for name, scale in encoder.scales.items()}
+    some = Encoder(schema, encoder.id_mappings, scales)
+    keeps = np.array([has_bins[schema.numerics[column].name] for column in encoder.bins.columns])
+    assert len(some.bins) == keeps.sum()
+    assert keeps.any() == bool(owners)
+    weights = dict(hand_ranker.weights)
+    for name, weight in hand_ranker.weights.items():
+        if name.startswith("expert.") and name.endswith(".0.weight"):
+            weights[name] = weight[np.append(np.full(len(weight) - len(keeps), True), keeps)]
+    ranker = replace(hand_ranker, encoder=some, weights=weights)
+    batch, expected = encode_requests(ranker, draw_rows, [3, 1, 20])
+    np.testing.assert_allclose(create_backend(ranker).scores(batch, TASKS), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_backend_no_candidates_returns_empty_scores(
     hand_ranker: FrozenRanker, draw_rows: DrawRows, create_backend: Callable[[FrozenRanker], Backend]
 ) -> None:
