@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ranking.encoding.encoder import Encoder
 from ranking.encoding.torch_batch import TorchBatch
 from ranking.frozen.embedding_rows import decoded
+from ranking.frozen.weights import layers_of
 from ranking.gates import Gate
 from ranking.gates.config import GateConfig, build_gate
 from ranking.model.dense_inputs import DenseInputs
@@ -143,9 +144,5 @@ class FrozenGraph:
         return gate.double().eval().requires_grad_(False)
 
 
-def _layers(weights: Mapping[str, Tensor], prefix: str) -> list[Layer]:
-    layers: list[Layer] = []
-    while f"{prefix}.{len(layers)}.weight" in weights:
-        name = f"{prefix}.{len(layers)}"
-        layers.append((weights[f"{name}.weight"].double(), weights[f"{name}.bias"].double()))
-    return layers
+def _layers(weights: Mapping[str, Tensor], name: str) -> list[Layer]:
+    return [(weight.double(), bias.double()) for weight, bias in layers_of(weights, name)]

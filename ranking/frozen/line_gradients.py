@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ranking.frozen.weights import layers_of
 from ranking.selection import Selection
 
 Float64 = npt.NDArray[np.float64]
@@ -197,9 +198,5 @@ def _backward(layers: Sequence[Layer], activations: Sequence[Float64], upstream:
     return upstream
 
 
-def _layers(weights: Mapping[str, npt.NDArray[Any]], prefix: str) -> list[Layer]:
-    layers: list[Layer] = []
-    while f"{prefix}.{len(layers)}.weight" in weights:
-        name = f"{prefix}.{len(layers)}"
-        layers.append((weights[f"{name}.weight"].astype(np.float64), weights[f"{name}.bias"].astype(np.float64)))
-    return layers
+def _layers(weights: Mapping[str, npt.NDArray[Any]], name: str) -> list[Layer]:
+    return [(weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in layers_of(weights, name)]

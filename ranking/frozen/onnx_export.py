@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ranking.encoding.request_batch import FeatureGroup, SharedItemSplitter
 from ranking.frozen.ranker import FrozenRanker
+from ranking.frozen.weights import layers_of
 
 OPSET, IR_VERSION = 17, 8
 """Old versions that all current runtimes support."""
@@ -64,7 +65,7 @@ class _GraphBuilder:
 
     def experts(self, experts: Sequence[int], groups: Mapping[str, FeatureGroup]) -> dict[int, str]:
         """Add the experts; returns the names of their outputs."""
-        layers = {expert: self._read(f"expert.{expert}") for expert in experts}
+        layers = {expert: layers_of(self._arrays, f"expert.{expert}") for expert in experts}
         first = [of_expert[0] for of_expert in layers.values()]
         outputs = dict(zip(experts, self._first_layers([f"expert.{e}.0" for e in experts], first, groups), strict=True))
         for expert, (_, *others) in layers.items():
@@ -85,7 +86,7 @@ class _GraphBuilder:
 
     def tower(self, task: str, x: str) -> None:
         """Add the tower of a task."""
-        *hidden, last = self._read(f"tower.{task}")
+        *hidden, last = layers_of(self._arrays, f"tower.{task}")
         for depth, layer in enumerate(hidden):
             x = self._relu(self._affine(f"tower.{task}.{depth}", x, layer))
         self._affine(f"{OUTPUT}{task}", x, last)
@@ -140,12 +141,6 @@ class _GraphBuilder:
         slopes = self._weight(f"{name}.slopes", 1.0 / (bins.ends - bins.starts))
         ends = [self._weight(f"{name}.{key}", np.float32(value)) for key, value in (("min", 0), ("max", 1))]
         return self._node("Clip", [self._node("Mul", [shifted, slopes], f"{name}.scaled"), *ends], f"{name}.bins")
-
-    def _read(self, prefix: str) -> list[Layer]:
-        layers: list[Layer] = []
-        while (name := f"{prefix}.{len(layers)}.weight") in self._arrays:
-            layers.append((self._arrays[name], self._arrays[f"{prefix}.{len(layers)}.bias"]))
-        return layers
 
     def _affine(self, name: str, x: str, layer: Layer) -> str:
         weight, bias = layer

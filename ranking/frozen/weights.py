@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,20 @@ from ranking.frozen.embedding_rows import PREFIX, ROW_TYPES, SCALE
 from ranking.selection import Selection
 
 Weights = Mapping[str, npt.NDArray[Any]]
+ArrayT = TypeVar("ArrayT")
+
+
+def layers_of(weights: Mapping[str, ArrayT], name: str) -> list[tuple[ArrayT, ArrayT]]:
+    """Return weight [inputs, outputs] and bias [outputs] of each layer of an expert or tower, in order.
+
+    Args:
+        weights: arrays or tensors by name.
+        name: ``expert.E`` or ``tower.TASK``.
+    """
+    layers: list[tuple[ArrayT, ArrayT]] = []
+    while (layer := f"{name}.{len(layers)}") + ".weight" in weights:
+        layers.append((weights[f"{layer}.weight"], weights[f"{layer}.bias"]))
+    return layers
 
 
 def validate_weight_shapes(weights: Weights, encoder: Encoder, selection: Selection) -> None:

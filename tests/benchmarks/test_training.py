@@ -99,8 +99,7 @@ def test_restored_rows_are_those_that_ranker_trains_on(tmp_path: Path) -> None:
     assert rows.x["tags"].shape[1] == tags.length
 
 
-@pytest.mark.nightly(short="test_restored_rows_are_those_that_ranker_trains_on")
-@pytest.mark.parametrize("parts", [("score",), PARTS], ids=str)
+@pytest.mark.parametrize("parts", [("score",), pytest.param(PARTS, marks=pytest.mark.nightly)], ids=str)
 def test_main_measures_its_parts(tmp_path: Path, parts: tuple[str, ...]) -> None:
     """Protects the program: it measures in other processes and writes the results and the document."""
     command = [sys.executable, "-m", "benchmarks.training", "--quick", "--threads", "1", "--only", *parts]

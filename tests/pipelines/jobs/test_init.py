@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli.main import main
+from pipelines.datasets.kuairand import convert
 from pipelines.datasets.synthetic import generate
 from ranking.artifacts import bundle
 from tests.support.foreign_logs import clicks, write_census, write_clicks, write_movielens
@@ -294,6 +295,19 @@ def test_init_reads_the_folder_of_an_adapter(tmp_path: Path) -> None:
     assert config["logs"]["items"] == str(tmp_path / "synthetic" / "items.parquet")
     assert config["logs"]["validation_from"].isoformat() == "2026-01-08"
     assert by_name(config["features"])["price"]["owner"] == "item"
+    assert "copy" not in out
+    assert ranker("check", tmp_path / "ranker.toml")[0] == 0
+
+
+@pytest.mark.nightly(short="test_init_reads_the_folder_of_an_adapter")
+def test_init_reads_the_folder_of_kuairand(kuairand_raw: Path, tmp_path: Path) -> None:
+    convert(kuairand_raw, tmp_path / "kuairand")
+    config, out, _ = init(tmp_path / "kuairand", "--out", tmp_path / "ranker.toml")
+    assert config["name"] == "kuairand"
+    assert config["columns"]["time"] == "time"
+    assert config["logs"]["items"] == str(tmp_path / "kuairand" / "items.parquet")
+    assert config["logs"]["validation_from"].isoformat() == "2022-05-03"
+    assert by_name(config["features"])["upload_age"]["owner"] == "item"
     assert "copy" not in out
     assert ranker("check", tmp_path / "ranker.toml")[0] == 0
 
