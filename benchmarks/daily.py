@@ -24,12 +24,12 @@ import pyarrow.dataset as ds
 
 from benchmarks.counters.metrics import Metrics, mean, table, without_derived
 from pipelines.config.config import Config, load_config
+from pipelines.counters.columns import definition, write_joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.data.splits import TimeRange
 from pipelines.evaluation.differences import bootstrap_metrics
 from pipelines.evaluation.predict import Predictions, predict
 from pipelines.evaluation.sources import LogRange, bundle_scorer
-from pipelines.features.joined import definition, write_joined_columns
 from pipelines.jobs.daily import RECORD, daily
 from ranking.artifacts import bundle, repository
 from ranking.errors import QualityGateError

@@ -85,8 +85,8 @@ def write_log(folder: Path, rows: int) -> None:
 def compute(log: Path, folder: Path) -> float:
     """Compute the columns of a log and return the seconds."""
     from pipelines.config.config import Config
+    from pipelines.counters.columns import write_joined_columns
     from pipelines.data.reader import LogReader
-    from pipelines.features.joined import write_joined_columns
 
     schema = Config.model_validate(document(log)).training_schema
     for path in (folder / "columns", folder / "state"):

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from redis.asyncio.cluster import RedisCluster
 
-from pipelines.jobs.store_client import connect
+from pipelines.feature_store.client import connect
 from ranking.artifacts.store_address import StoreAddress, redact_address
 from service.feature_store.lookup import open_store
 from service.settings import Settings

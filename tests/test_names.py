@@ -24,9 +24,10 @@ import ranking
 from pipelines.config.config import Config
 from pipelines.data.reader import LogReader
 from pipelines.jobs.freeze import freeze_run
-from pipelines.jobs.join import JoinSources, join
+from pipelines.jobs.join import join
 from pipelines.jobs.publish import publish
 from pipelines.jobs.train import train
+from pipelines.loop.sources import LoopSources
 from ranking.frozen.embedding_rows import decoded, encoded
 from ranking.model.embeddings import Embeddings
 from ranking.schema import Schema
@@ -207,7 +208,7 @@ def test_names_of_a_ranker_are_data(name: dict[str, str]) -> None:
         for task in (name["click"], name["watch"]):
             assert [served[item][task] for item in (1, 2, 3)] == pytest.approx(scores[task].to_pylist(), abs=1e-5)
         joined = folder / "joined"
-        join(JoinSources(stores["served"], stores["feedback"]), joined, 60, datetime.now(UTC) + timedelta(hours=1))
+        join(LoopSources(stores["served"], stores["feedback"]), joined, 60, datetime.now(UTC) + timedelta(hours=1))
         schema = config.training_schema.logged
         (chunk,) = LogReader(str(joined), schema, {}).scan()
         by_item = {row[name["item id"]]: row for row in chunk.rows.to_pylist()}

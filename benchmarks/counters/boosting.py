@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pipelines.config.config import Config
 from pipelines.console import print_status
+from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.evaluation.baselines.tree_columns import TreeColumns
 from pipelines.evaluation.sources import Scorer, run_scorers
-from pipelines.features.joined import joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.artifacts.atomic_files import write_json

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.config.config import Config, load_config
+from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import TimeRange
-from pipelines.features.joined import joined_columns
 from pipelines.training.labeled_batch import LabeledBatch, read_split
 from ranking.encoding.encoder_fitter import EncoderFitter
 

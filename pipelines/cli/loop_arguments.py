@@ -63,13 +63,18 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     apply_counters.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
     _add_store(apply_counters, COUNTED_MODEL)
 
+    check = command("check", "compare the counters in a feature store with their totals", counter_actions)
+    check.set_defaults(command="counters check")
+    check.add_argument("repository", type=Path, metavar="REPOSITORY", help=REPOSITORY)
+    _add_store(check, COUNTED_MODEL)
+
     follow = command(
         "follow", "add what the service answers and what users do to the counters in a feature store", counter_actions
     )
     follow.set_defaults(command="counters follow")
     add_loop_folders(follow, required=True)
     follow.add_argument("--repository", type=Path, required=True, metavar="REPOSITORY", help=REPOSITORY)
-    follow.add_argument("--state", type=Path, required=True, metavar="DIR", help="folder for what was followed")
+    follow.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # earlier versions kept a joined log there
     follow.add_argument(
         "--window",
         type=duration,
@@ -80,7 +85,7 @@ def add_loop_commands(commands: Any, command: AddCommand) -> None:
     follow.add_argument(
         "--every", type=duration, default="10s", metavar="DURATION", help="time between two steps (default: 10s)"
     )
-    follow.add_argument("--once", action="store_true", help="add what is known now, print the result as JSON, and end")
+    follow.add_argument("--once", action="store_true", help="run one step, print its result as JSON and exit")
     follow.add_argument("--metrics-port", type=port, metavar="PORT", help="port of metrics for Prometheus")
     follow.add_argument(
         "--metrics-host",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.cli.output import dump_json
-from ranking.errors import LeftOutError, UsageError
+from ranking.errors import LeftOutError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from pipelines.config.uri import Uris
@@ -45,16 +45,28 @@ def counters_apply_command(arguments: argparse.Namespace) -> None:
     print(dump_json(apply_log(arguments.logs, arguments.repository, url, arguments.model, arguments.prefix)))
 
 
+def counters_check_command(arguments: argparse.Namespace) -> None:
+    """Run ``ranker counters check``."""
+    from pipelines.jobs.check_counters import check_counters, describe_missing
+
+    result = check_counters(arguments.repository, _store(arguments), arguments.model, arguments.prefix)
+    print(dump_json(result))
+    if message := describe_missing(result):
+        raise OutputError(f"{result['to']} {message}")
+
+
 def counters_follow_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker counters follow``."""
+    from pipelines.console import print_status
     from pipelines.jobs.follow_counters import Follower, FollowMetrics, FollowOptions, follow
-    from pipelines.jobs.join import JoinSources
+    from pipelines.loop.sources import LoopSources
 
-    sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)
+    sources = LoopSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)
     if not arguments.every:
         raise UsageError("--every 0s: a step needs time; choose 1s or more")
-    store = _store(arguments), arguments.prefix
-    options = FollowOptions(sources, *store, arguments.state, arguments.window)
+    if arguments.state is not None:
+        print_status(f"--state is ignored: the store keeps what was followed; delete {arguments.state}")
+    options = FollowOptions(sources, _store(arguments), arguments.prefix, arguments.window)
     if arguments.once:
         result = Follower(options).step()
         print(dump_json(result))
@@ -99,10 +111,11 @@ def collect_command(arguments: argparse.Namespace) -> None:
 
 def join_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker join``."""
-    from pipelines.jobs.join import JoinSources, join
+    from pipelines.jobs.join import join
+    from pipelines.loop.sources import LoopSources
 
     options = {name: getattr(arguments, name) for name in ("served", "feedback", "repository", "model", "shown")}
-    counts = join(JoinSources(**options), arguments.out, arguments.window, arguments.until)
+    counts = join(LoopSources(**options), arguments.out, arguments.window, arguments.until)
     print(dump_json(counts.to_json()) if arguments.json else counts.to_text())
     require_complete(counts.left_out)
 
@@ -139,7 +152,8 @@ def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> Sequen
         raise UsageError("--served, --feedback and --window belong together: give all of them, or none")
     from pipelines.config.uri import redact_uri, split_uris
     from pipelines.console import print_status
-    from pipelines.jobs.join import JoinSources, join
+    from pipelines.jobs.join import join
+    from pipelines.loop.sources import LoopSources
     from pipelines.loop.state import is_joined_log
 
     log = split_uris(logs)[-1]
@@ -148,7 +162,7 @@ def join_before(arguments: argparse.Namespace, model: str, logs: Uris) -> Sequen
             f"{redact_uri(log)}: --served adds rows to the last folder of logs.path, which must be a local one for "
             "'ranker join' alone; add such a folder, for example path = ['log', 'joined']"
         )
-    sources = JoinSources(arguments.served, arguments.feedback, arguments.repository, model)
+    sources = LoopSources(arguments.served, arguments.feedback, arguments.repository, model)
     counts = join(sources, log, arguments.window)
     print_status(counts.to_text())
     return counts.left_out

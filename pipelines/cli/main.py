@@ -19,6 +19,7 @@ from pipelines.cli.arguments import build_parser, walk_actions
 from pipelines.cli.loop_commands import (
     collect_command,
     counters_apply_command,
+    counters_check_command,
     counters_follow_command,
     counters_load_command,
     forget_command,
@@ -409,6 +410,7 @@ COMMANDS: dict[str, Command] = {
     "load": load_command,
     "counters load": counters_load_command,
     "counters apply": counters_apply_command,
+    "counters check": counters_check_command,
     "counters follow": counters_follow_command,
     "forget": forget_command,
     "collect": collect_command,

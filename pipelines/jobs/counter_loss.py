@@ -5,7 +5,6 @@ A model that is trained on a part of the log has the sums of this part only. Pub
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,14 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.console import print_status
-from ranking.artifacts.bundle import COUNTERS, as_bundle_error, parse_schema
+from ranking.artifacts.bundle import COUNTERS, as_bundle_error, read_schema
 from ranking.counters.combine import Records, within_window
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import StateValue, decode_records, definition
 from ranking.counters.values import MICROSECONDS, decay
 from ranking.errors import QualityGateError
-from ranking.regular_files import read_regular
 from ranking.schema import Counter, History, Schema
 from ranking.schema.counters import seconds_of
 
@@ -111,10 +109,7 @@ class Coverage:
         Raises:
             BundleError: the version is damaged.
         """
-        file = folder / "manifest.json"
-        with as_bundle_error(folder):
-            schema = parse_schema(json.loads(read_regular(file))["schema"], file)
-        return cls.of_state(folder / COUNTERS, schema)
+        return cls.of_state(folder / COUNTERS, read_schema(folder))
 
     @classmethod
     def of_store(cls, state: StateValue, counters: Iterable[Counter], zone: str | None) -> Coverage:

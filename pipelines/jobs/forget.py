@@ -13,14 +13,16 @@ import pyarrow.parquet as pq
 from pipelines.config.uri import single_line
 from pipelines.console import Progress
 from pipelines.data.parquet import CSV_HINT, is_csv, is_damage
-from pipelines.jobs.counter_store import CounterStore
-from pipelines.jobs.forgotten_users import forget_user
+from pipelines.feature_store.counter_store import CounterStore
+from pipelines.feature_store.counter_values import counters_by_root
+from pipelines.feature_store.forgotten_users import forget_user
 from pipelines.jobs.row_removal import parquet_files, remove_feedback, remove_parquet_rows
-from ranking.artifacts import repository
+from ranking.artifacts import bundle, repository
 from ranking.artifacts.atomic_files import remove_drafts
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.user_hash import UserHash
-from ranking.errors import LogError, UsageError
+from ranking.errors import BundleError, LogError, UsageError
+from ranking.schema import Counter
 
 USER, REQUEST = "user_id", "request_id"
 """Columns of the served log."""
@@ -126,8 +128,19 @@ def forget_in_store(user: str, path: Path, url: str, model: str | None, prefix: 
     for name in models if model is None else [model]:
         store = CounterStore(url, prefix, name)
         with store.errors("repeat the command"):
-            removed += forget_user(store, user, f"{key_prefix(prefix, name, 'user')}{user}")
+            features = f"{key_prefix(prefix, name, 'user')}{user}"
+            removed += forget_user(store, user, features, _user_counters(path, name))
     return removed
+
+
+def _user_counters(path: Path, model: str) -> Sequence[Counter]:
+    """Return the counters of the current version that are kept by user; none if it cannot be read."""
+    try:
+        version = repository.read_release(path, model).version
+        schema = bundle.read_schema(repository.bundle_folder(path, model, version))
+    except BundleError:
+        return ()
+    return counters_by_root(schema).get("user", ())
 
 
 def read_user_key(file: Path) -> str:

@@ -15,10 +15,10 @@ import torch
 from pipelines.config.config import LogsConfig
 from pipelines.config.uri import redact_uri
 from pipelines.console import print_status
+from pipelines.counters.columns import joined_columns
 from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
-from pipelines.features.joined import joined_columns
 from pipelines.runs.run import RunFolder
 from pipelines.training.model_factory import load_model
 from ranking.artifacts import bundle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pipelines.config.uri import single_line
 from pipelines.console import Progress
-from pipelines.features.database import empty_database
+from pipelines.counters.database import empty_database
 from pipelines.loop.attribution import Attribution, LabelColumns
 from pipelines.loop.feedback_files import find_feedback_files, oldest_unfinished, read_events
 from pipelines.loop.folder_locks import lock_folders
@@ -31,10 +31,10 @@ from pipelines.loop.served_files import (
     choose_model,
     find_served_files,
 )
-from pipelines.loop.served_version import ServedVersion
+from pipelines.loop.served_version import ServedVersion, in_one_zone, open_versions
+from pipelines.loop.sources import LoopSources
 from pipelines.loop.state import FeedbackState, JoinState
 from ranking.artifacts.repository import list_models
-from ranking.artifacts.served_log import SHOWN
 from ranking.errors import LogError, UsageError
 from ranking.temporary_folders import temporary_folder
 
@@ -44,26 +44,7 @@ MAX_LAG = 86_400 * MICROSECONDS
 collected late."""
 
 
-@dataclass(frozen=True)
-class JoinSources:
-    """Where ``ranker join`` reads from.
-
-    Attributes:
-        served: folder of the served log.
-        feedback: folder of feedback.
-        repository: repository of the versions; None for the one that the served log names.
-        model: model whose requests to join; None for the only one.
-        shown: name of the label that marks the candidates that were shown.
-    """
-
-    served: Path
-    feedback: Path
-    repository: Path | None = None
-    model: str | None = None
-    shown: str = SHOWN
-
-
-def join(sources: JoinSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:
+def join(sources: LoopSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:
     """Add the rows of the requests whose window has closed to a log.
 
     Args:
@@ -79,14 +60,8 @@ def join(sources: JoinSources, log: Path, window: int, until: datetime | None = 
         UsageError: the served log has requests of several models, or of another one than the log.
         OutputError: the log cannot be written, or memory or disk space run out.
     """
-    with lock_folders([sources.served, sources.feedback]):
-        return join_locked(sources, log, window, until)
-
-
-def join_locked(sources: JoinSources, log: Path, window: int, until: datetime | None = None) -> JoinCounts:
-    """Do the same as ``join`` for a caller that has locked the folders of the sources."""
     damaged: dict[Path, DamagedFileError] = {}
-    with lock_log(log):
+    with lock_folders([sources.served, sources.feedback]), lock_log(log):
         while True:
             try:
                 return _join_files(sources, log, window, until, damaged)
@@ -95,7 +70,7 @@ def join_locked(sources: JoinSources, log: Path, window: int, until: datetime | 
 
 
 def _join_files(
-    sources: JoinSources, log: Path, window: int, until: datetime | None, damaged: dict[Path, DamagedFileError]
+    sources: LoopSources, log: Path, window: int, until: datetime | None, damaged: dict[Path, DamagedFileError]
 ) -> JoinCounts:
     """Do the same as ``join`` without the damaged files; add those that cannot be opened to them.
 
@@ -129,7 +104,8 @@ def _join_files(
         )
         if not files:
             return counts
-        versions = _in_one_zone(_open_versions(files, sources.repository), log)
+        versions = open_versions(files, sources.repository)
+        versions = in_one_zone(versions, _zone_of(log, list(versions.values())))
         labels = LabelColumns.of([version.schema for version in versions.values()])
         attribution = Attribution(connection, window * MICROSECONDS, labels, sources.shown, state.requests)
         open_requests = 0
@@ -151,7 +127,7 @@ def _join_files(
 
 
 def _model_of(
-    state: JoinState, sources: JoinSources, files: Sequence[ServedFile], log: Path, *, damaged: bool
+    state: JoinState, sources: LoopSources, files: Sequence[ServedFile], log: Path, *, damaged: bool
 ) -> str | None:
     """Return the model whose requests to join: that of the log, or the chosen one; None without files.
 
@@ -173,32 +149,17 @@ def _model_of(
     return choose_model(files, sources.model)
 
 
-def _open_versions(files: Sequence[ServedFile], repository: Path | None) -> dict[str, ServedVersion]:
-    """Return the versions of some files by name, oldest first."""
-    folders = {file.version: file for file in files}
-    ordered = sorted(folders.values(), key=lambda file: (len(file.version), file.version))
-    return {
-        file.version: ServedVersion.open(repository or file.repository, file.model, file.version) for file in ordered
-    }
-
-
-def _in_one_zone(versions: Mapping[str, ServedVersion], log: Path) -> dict[str, ServedVersion]:
-    """Return versions whose rows have times of one kind: with or without a time zone, as the rows in the log have.
-
-    Versions with counters name the zone of their training log. Others of an earlier format do not.
-    """
-    newest = list(versions.values())[-1]
-    zone = newest.zone
+def _zone_of(log: Path, versions: Sequence[ServedVersion]) -> str | None:
+    """Return the time zone of the rows in a log; that of the newest version if it has none yet."""
+    zone, time = versions[-1].zone, versions[-1].schema.columns.time
     for file in sorted(log.glob("run-*/day=*/*.parquet"))[:1]:
         try:
             stored = pq.read_schema(file)
         except (OSError, pa.ArrowException) as error:
             raise LogError(f"{file}: cannot be read ({single_line(error)}); restore it") from None
-        if newest.schema.columns.time in stored.names:
-            zone = stored.field(newest.schema.columns.time).type.tz
-    return {
-        name: version if version.schema.derived else replace(version, zone=zone) for name, version in versions.items()
-    }
+        if time in stored.names:
+            zone = stored.field(time).type.tz
+    return zone
 
 
 def _is_complete(state: JoinState, path: Path) -> bool:

@@ -1,9 +1,15 @@
-"""``ranker counters load``: writes the counters of a published model to the feature store of the service."""
+"""``ranker counters load``: writes the counters of a published model to the feature store of the service.
+
+The values of a load have keys of their own, so that a load changes nothing until its last command. Several loads at the
+same time, and other commands that write, do not disturb each other.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +17,35 @@ import numpy as np
 import redis
 
 from pipelines.console import Progress, print_status
+from pipelines.feature_store.counter_store import (
+    BATCH_SIZE,
+    VALUE_NAME,
+    CounterStore,
+    load_served,
+    read_state,
+    scan_keys,
+)
+from pipelines.feature_store.counter_values import counters_by_root, encode_roots, with_roots
+from pipelines.feature_store.forgotten_users import forgotten_users
+from pipelines.feature_store.totals import Totals
 from pipelines.jobs.counter_loss import FLAG, Coverage, require_coverage
-from pipelines.jobs.counter_store import CounterStore, load_served, read_state
-from pipelines.jobs.counter_values import counters_by_root, encode_roots, with_roots
-from pipelines.jobs.forgotten_users import forgotten_users
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import combine
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.state import StateClock
-from ranking.counters.stored_sums import HEADER, StateValue, decode_value, definition, encode_records, encode_value
+from ranking.counters.stored_sums import StateValue, definition, encode_records, encode_value
+from ranking.encoding.vocabulary import IdArray
 from ranking.errors import QualityGateError
-
-BATCH_SIZE = 5_000
-"""Number of values per command."""
 
 
 def load_counters(
     path: Path, url: str, model: str | None, prefix: str, *, allow_poorer_counters: bool = False
 ) -> dict[str, Any]:
-    """Write the sums of all counters, grouped by user, item or key, then remove those of an earlier load.
+    """Write the sums of all counters, grouped by user, item or key, then remove those of earlier loads.
 
     Users that were forgotten later than the last impression have empty values.
 
-    The service uses the new values together, from the last command on; until then it uses the sums of its bundle.
+    The service uses the new values together, from the last command on; until then it uses those of the load before.
 
     Args:
         path: the repository; the state is that of the current version.
@@ -58,7 +70,7 @@ def load_counters(
     _compare(store, derived, allow=allow_poorer_counters)
     written = size = 0
     progress = Progress("loading counters", unit="values")
-    with store.errors("the service uses the counters of its bundle: fix the store and load again"):
+    with store.errors("the counters in use are unchanged: fix the store and load again"):
         for root, counters in counters_by_root(ranker.schema).items():
             sums = {
                 counter.name: combine(counter, with_roots(root, derived.counters[counter.name].rows))
@@ -67,8 +79,8 @@ def load_counters(
             roots = np.unique(np.concatenate([records["root"] for records in sums.values()]))
             for start in range(0, len(roots), BATCH_SIZE):
                 values = {
-                    counter_key(store.start, root, root_hash): value
-                    for root_hash, value in encode_roots(counters, sums, generation, roots[start : start + BATCH_SIZE])
+                    counter_key(store.start, generation, root, root_hash): value
+                    for root_hash, value in encode_roots(counters, sums, roots[start : start + BATCH_SIZE])
                 }
                 store.client.mset(values)
                 written += len(values)
@@ -79,30 +91,56 @@ def load_counters(
             for counter in ranker.schema.counters
         }
         clock = derived.clock
-        _switch(store, StateValue(generation, clock.until, clock.until, base, clock.since), clock)
-        removed = _remove_obsolete(store, generation)
+        state = StateValue(generation, clock.until, clock.until, base, clock.since)
+        current = _switch(store, state, clock, partial(_totals, derived))
+        removed = _remove_obsolete(store, current)
     progress.close()
     result = {"to": store.address, "keys": f"{store.start}*", "counters_as_of": derived.clock.text}
     return result | {"values": written, "bytes": size, "removed": removed}
 
 
-def _switch(store: CounterStore, state: StateValue, clock: StateClock) -> None:
-    """Let the service use the written values, but those of users that were forgotten later than the bundle's sums."""
+def _switch(store: CounterStore, state: StateValue, clock: StateClock, totals: Callable[[IdArray], Totals]) -> int:
+    """Let the service use the written values, but those of users that were forgotten later than the bundle's sums.
+
+    Args:
+        store: the store.
+        state: state of the written values.
+        clock: time of the bundle's sums.
+        totals: returns the totals without those of some users.
+
+    Returns:
+        The current generation: that of the state, or that of a load that began later and has finished.
+    """
     while True:
         with store.client.pipeline(transaction=True) as pipeline:
-            pipeline.watch(store.forgotten)
+            pipeline.watch(store.forgotten, store.state)
+            current = read_state(store, store.state)
+            if current is not None and current.generation > state.generation:
+                print_status(f"{store.address}: another load began later and has finished: its counters are used")
+                return current.generation
             forgotten = forgotten_users(store, clock)
             pipeline.multi()
             for user in forgotten.tolist():
-                pipeline.set(counter_key(store.start, "user", user), encode_value(state.generation, []))
+                pipeline.set(counter_key(store.start, state.generation, "user", user), encode_value([]))
             pipeline.set(store.state, state.encode())
             pipeline.set(store.loaded, state.encode())
-            pipeline.delete(store.applied)
+            pipeline.set(store.totals, totals(forgotten).encode())
+            pipeline.delete(store.positions)
             try:
                 pipeline.execute()
             except redis.WatchError:
                 continue
-            return
+            return state.generation
+
+
+def _totals(derived: DerivedFeatures, forgotten: IdArray) -> Totals:
+    """Return the totals of the sums of a bundle without those of some users."""
+    totals = Totals()
+    for root, counters in counters_by_root(derived.schema).items():
+        for counter in counters:
+            records = with_roots(root, derived.counters[counter.name].rows)
+            totals.add(counter, records[~np.isin(records["root"], forgotten)] if root == "user" else records)
+    return totals
 
 
 def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
@@ -116,12 +154,9 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
     coverage = Coverage.of_bundle(new)
     assert coverage is not None
     coverage = replace(coverage, ids={})  # a store has no histories
-    state = read_state(store, store.state)
-    if state is None:
+    loaded = read_state(store, store.loaded)
+    if loaded is None:
         return
-    loaded = read_state(store, store.loaded) or state  # stores of earlier versions have no such value
-    if loaded.generation != state.generation:
-        loaded = state
     old = Coverage.of_store(loaded, new.schema.counters, coverage.clock.zone)
     if coverage.clock.until < old.clock.until and not allow:
         raise QualityGateError(
@@ -130,7 +165,8 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
             "'ranker counters apply' with the log since then"
         )
     require_coverage(old, coverage, store.address, "the version", allow=allow)
-    if coverage.clock.until < state.until:
+    state = read_state(store, store.state)
+    if state is not None and coverage.clock.until < state.until:
         live = replace(coverage.clock, until=state.until)
         print_status(
             f"the counters in {store.address} go back from {live.text} to {coverage.clock.text}: 'ranker counters "
@@ -139,35 +175,18 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
 
 
 def _remove_obsolete(store: CounterStore, generation: int) -> int:
-    """Remove the values of other generations and return their number."""
+    """Remove the values of earlier generations, and of earlier versions of this format; return their number."""
     removed = 0
-    keys: list[bytes] = []
-    for key in store.client.scan_iter(match=_pattern(store.start), count=BATCH_SIZE):
-        if key.decode() not in store.shared_keys:
-            keys.append(key)
-        if len(keys) == BATCH_SIZE:
-            removed += _remove_batch(store, keys, generation)
-            keys = []
-    return removed + _remove_batch(store, keys, generation)
+    for keys in scan_keys(store):
+        obsolete = [key for key in keys if _is_obsolete(key, store, generation)]
+        if obsolete:
+            store.client.unlink(*obsolete)
+        removed += len(obsolete)
+    return removed
 
 
-def _remove_batch(store: CounterStore, keys: list[bytes], generation: int) -> int:
-    pipeline = store.client.pipeline(transaction=False)
-    for key in keys:
-        pipeline.getrange(key, 0, HEADER.size - 1)
-    obsolete = [key for key, head in zip(keys, pipeline.execute(), strict=True) if not _is_current(head, generation)]
-    if obsolete:
-        store.client.unlink(*obsolete)
-    return len(obsolete)
-
-
-def _is_current(header: bytes, generation: int) -> bool:
-    try:
-        return decode_value(header, generation) is not None
-    except ValueError:
+def _is_obsolete(key: str, store: CounterStore, generation: int) -> bool:
+    if key in store.shared_keys:
         return False
-
-
-def _pattern(start: str) -> str:
-    """Return the pattern of all keys with this start, whose special characters match themselves."""
-    return "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in start) + "*"
+    name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
+    return name is None or int(name["generation"], 16) < generation

@@ -11,7 +11,7 @@ import redis
 from pipelines.config.uri import Uri
 from pipelines.console import Progress, print_status
 from pipelines.data.side_table import SideTableChunk, SideTableReader
-from pipelines.jobs.store_client import STORE_ERRORS, connect, store_error
+from pipelines.feature_store.client import STORE_ERRORS, connect, store_error
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.store_address import redact_address
 from ranking.frozen.ranker import FrozenRanker

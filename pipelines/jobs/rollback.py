@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.console import print_status
+from pipelines.feature_store.counter_store import CounterStore, read_state
 from pipelines.jobs.counter_loss import FLAG, Coverage, describe_losses
-from pipelines.jobs.counter_store import CounterStore, read_state
 from ranking.artifacts import repository
 from ranking.errors import BundleError, RankerError
 

@@ -80,9 +80,11 @@ class Attribution:
         self._connection, self._window, self._labels, self._shown = connection, window, labels, shown
         self._latest = int((datetime.now(UTC) + FUTURE).timestamp() * 1e6)
         self._impossible = 0
-        connection.execute("CREATE TABLE requests (file INT, row BIGINT, request_id VARCHAR, hash UBIGINT, t BIGINT)")
+        connection.execute(
+            "CREATE OR REPLACE TABLE requests (file INT, row BIGINT, request_id VARCHAR, hash UBIGINT, t BIGINT)"
+        )
         connection.register("known", pa.table({"hash": known}))
-        connection.execute("CREATE TABLE candidates (request_id VARCHAR, item VARCHAR)")
+        connection.execute("CREATE OR REPLACE TABLE candidates (request_id VARCHAR, item VARCHAR)")
 
     def add(self, number: int, file: ServedFile, after: int | None, until: int) -> int:
         """Add the requests of a file with after < time ≤ until; return the number of later requests.
@@ -132,12 +134,12 @@ class Attribution:
         run = self._connection.execute
         # Files and their rows are in the order of arrival; the time is what the client says.
         run(
-            "CREATE TABLE answers AS SELECT * FROM requests WHERE hash NOT IN (SELECT hash FROM known) "
+            "CREATE OR REPLACE TABLE answers AS SELECT * FROM requests WHERE hash NOT IN (SELECT hash FROM known) "
             "QUALIFY row_number() OVER (PARTITION BY request_id ORDER BY file, row) = 1"
         )
         run(
             f"""
-            CREATE TABLE decided AS SELECT events.*, CASE
+            CREATE OR REPLACE TABLE decided AS SELECT events.*, CASE
                 WHEN known.item IS NULL THEN 'unmatched'
                 WHEN events.t > answers.t + {self._window} THEN 'late'
                 WHEN events.t < answers.t - {MAX_SKEW} THEN 'early'
@@ -158,10 +160,13 @@ class Attribution:
         marker = "NULL" if self._shown in columns.names else _value(self._shown)
         values.append(f"bool_or({marker} = 1) AS shown")
         run(
-            f"CREATE TABLE labels AS SELECT request_id, item, {', '.join(values)} "
+            f"CREATE OR REPLACE TABLE labels AS SELECT request_id, item, {', '.join(values)} "
             "FROM decided WHERE outcome = 'used' GROUP BY request_id, item"
         )
-        run(f"CREATE TABLE marked AS SELECT DISTINCT request_id FROM decided WHERE outcome = 'used' AND {marker} = 1")
+        run(
+            "CREATE OR REPLACE TABLE marked AS "
+            f"SELECT DISTINCT request_id FROM decided WHERE outcome = 'used' AND {marker} = 1"
+        )
 
     def rows(self, number: int) -> IdArray:
         """Return the positions of the requests of a file that become rows, ascending."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from ranking.schema import Owner
 
 FILE_NAME = re.compile(r"served-.+\.parquet")
 """Name of a finished file; unfinished ones end with .part."""
+NAME_START = "served-%Y%m%dT%H%M%SZ"
+"""Start of the name of a file, with the time of its creation."""
 TIME = pa.timestamp("us", "UTC")
 
 
@@ -138,6 +141,14 @@ def find_served_files(folder: Path) -> list[Path]:
         raise LogError(
             f"{folder}: cannot be read ({os_error_text(error)}); name the served_log of the service"
         ) from None
+
+
+def creation_time(path: Path) -> datetime | None:
+    """Return the time in the name of a file; None if its name has none."""
+    name = path.name
+    with suppress(ValueError):
+        return datetime.strptime(name[: name.index("Z") + 1], NAME_START).replace(tzinfo=UTC)
+    return None
 
 
 def choose_model(files: Iterable[ServedFile], name: str | None) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
+from pipelines.loop.served_files import ServedFile
 from ranking.artifacts.bundle import COUNTERS, as_bundle_error
 from ranking.counters.state import StateClock
 from ranking.encoding.feature_table import FeatureTable, LazyFeatureTables
@@ -81,3 +82,30 @@ class ServedVersion:
         moments = [datetime.fromtimestamp(step * STEP / 1e6, UTC).astimezone(zone) for step in steps.tolist()]
         offsets = [(moment.utcoffset() or timedelta()) // timedelta(microseconds=1) for moment in moments]
         return pa.array(times + np.array(offsets, np.int64)[inverse], pa.timestamp("us"))
+
+
+def open_versions(files: Iterable[ServedFile], repository: Path | None) -> dict[str, ServedVersion]:
+    """Return the versions that answered the requests of some files by name, oldest first.
+
+    Args:
+        files: files of one model.
+        repository: repository of the versions; None for the one that each file names.
+
+    Raises:
+        BundleError: the repository lacks a version, or its bundle is damaged.
+    """
+    folders = {file.version: file for file in files}
+    ordered = sorted(folders.values(), key=lambda file: (len(file.version), file.version))
+    return {
+        file.version: ServedVersion.open(repository or file.repository, file.model, file.version) for file in ordered
+    }
+
+
+def in_one_zone(versions: Mapping[str, ServedVersion], zone: str | None) -> dict[str, ServedVersion]:
+    """Return versions whose rows have times of one kind: with or without a time zone.
+
+    Versions with counters name the zone of their training log. Others of an earlier format do not, and get ``zone``.
+    """
+    return {
+        name: version if version.schema.derived else replace(version, zone=zone) for name, version in versions.items()
+    }

@@ -202,6 +202,17 @@ def check_golden_scores(
             raise BundleError(f"{message} (task '{task}', by up to {worst:.2g}){hint}")
 
 
+def read_schema(folder: Path) -> Schema:
+    """Return the schema of a bundle, whose files are not verified.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    file = folder / "manifest.json"
+    with as_bundle_error(folder):
+        return parse_schema(json.loads(read_regular(file))["schema"], file)
+
+
 def parse_schema(data: Any, file: Path) -> Schema:
     """Return the schema in a manifest.
 

@@ -26,10 +26,10 @@ Root = Literal["user", "item", "key"]
 """What a value is for: a user, an item, or one key of a counter whose key has neither."""
 
 FORMAT = 1
-HEADER = struct.Struct("<Bq")
-"""Format and generation: values of another generation than that of the state are obsolete."""
-STATE = struct.Struct("<qq")
-"""Times in microseconds of the last impression in the sums, and of the last one when the state was loaded."""
+HEADER = struct.Struct("<B")
+"""Format."""
+STATE = struct.Struct("<qqq")
+"""Generation; times in microseconds of the last impression in the sums, and of the last one when they were loaded."""
 TIME = struct.Struct("<q")
 """A time in microseconds."""
 SECTION = struct.Struct("<qI")
@@ -108,9 +108,9 @@ def decode_records(counter: Counter, data: bytes) -> Records:
     return records
 
 
-def encode_value(generation: int, sections: Iterable[tuple[int, bytes]]) -> bytes:
+def encode_value(sections: Iterable[tuple[int, bytes]]) -> bytes:
     """Return a value; ``sections`` are the definition and the records of each counter."""
-    return HEADER.pack(FORMAT, generation) + _encode_sections(sections)
+    return HEADER.pack(FORMAT) + _encode_sections(sections)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class StateValue:
     """Sums over all keys, and the time of the sums.
 
     Attributes:
-        generation: number that all values of one load share.
+        generation: number of the load, which is part of the keys of its values; later ones are larger.
         until: time of the last impression in microseconds.
-        loaded_until: the same when the state was loaded; ``ranker counters apply`` adds later impressions.
+        loaded_until: the same when the state was loaded; later impressions are added.
         base: stored sums over all keys by definition.
         since: time of the first impression in microseconds; None if it is unknown.
     """
@@ -133,7 +133,7 @@ class StateValue:
 
     def encode(self) -> bytes:
         """Return the value."""
-        header = HEADER.pack(FORMAT, self.generation) + STATE.pack(self.until, self.loaded_until)
+        header = HEADER.pack(FORMAT) + STATE.pack(self.generation, self.until, self.loaded_until)
         since = {} if self.since is None else {SINCE: TIME.pack(self.since)}
         return header + _encode_sections((since | dict(self.base)).items())
 
@@ -144,20 +144,21 @@ class StateValue:
         Raises:
             ValueError: it is not the value of a state.
         """
-        generation = _generation(value, HEADER.size + STATE.size)
-        until, loaded_until = STATE.unpack_from(value, HEADER.size)
+        _check(value, HEADER.size + STATE.size)
+        generation, until, loaded_until = STATE.unpack_from(value, HEADER.size)
         base = dict(_sections(value, HEADER.size + STATE.size))
         since = base.pop(SINCE, None)
         return StateValue(generation, until, loaded_until, base, None if since is None else _time(since))
 
 
-def decode_value(value: bytes, generation: int) -> list[tuple[int, bytes]] | None:
-    """Return definition and records of each section; None if the value is of another generation.
+def decode_value(value: bytes) -> list[tuple[int, bytes]]:
+    """Return definition and records of each section.
 
     Raises:
         ValueError: it is not the value of a root.
     """
-    return list(_sections(value, HEADER.size)) if _generation(value, HEADER.size) == generation else None
+    _check(value, HEADER.size)
+    return list(_sections(value, HEADER.size))
 
 
 def _time(data: bytes) -> int:
@@ -166,13 +167,13 @@ def _time(data: bytes) -> int:
     return int(TIME.unpack(data)[0])
 
 
-def _generation(value: bytes, header_size: int) -> int:
+def _check(value: bytes, header_size: int) -> None:
+    """Check the length and the format of a value."""
     if len(value) < header_size:
         raise ValueError("the value is too short")
-    version, generation = HEADER.unpack_from(value)
+    (version,) = HEADER.unpack_from(value)
     if version != FORMAT:
         raise ValueError(f"format {version} is not supported")
-    return int(generation)
 
 
 def _encode_sections(sections: Iterable[tuple[int, bytes]]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
+from ranking.artifacts.feature_store_keys import counter_key, counter_prefix, counter_state_key
 from ranking.counters.stored_sums import (
     FIRST_TIME,
     LAST_TIME,
@@ -34,16 +34,12 @@ class CounterLookup:
         prefix: prefix of the keys of the store.
         clustered: whether the store is a Redis Cluster.
 
-    Attributes:
-        keys: keys to read; none if the version has no counters.
     """
 
     def __init__(self, model: LoadedModel, roots: Sequence[tuple[Root, int]], prefix: str, *, clustered: bool) -> None:
         self._until, self._roots = model.encoder.counters_until, roots
         self._counters = {definition(counter): counter for counter in model.ranker.schema.counters}
-        start = counter_prefix(prefix, model.name, clustered=clustered)
-        self.keys = [f"{start}state", *(counter_key(start, root, root_hash) for root, root_hash in roots)]
-        self.keys = self.keys if roots else []
+        self._start = counter_prefix(prefix, model.name, clustered=clustered)
 
     @classmethod
     def for_request(cls, model: LoadedModel, request: ParsedRequest, prefix: str, *, clustered: bool) -> CounterLookup:
@@ -57,38 +53,52 @@ class CounterLookup:
         pairs = [(root, root_hash) for root, hashes in roots.items() for root_hash in sorted(hashes)]
         return cls(model, pairs, prefix, clustered=clustered)
 
-    def decode(self, values: Sequence[bytes | None]) -> tuple[StoredSums | None, int]:
+    def keys(self, generation: int | None) -> list[str]:
+        """Return the keys to read: that of the state, then those of the roots of a generation.
+
+        Args:
+            generation: generation of the store; None if it is unknown: only the state can be read.
+
+        Returns:
+            No keys if the version has no counters.
+        """
+        if not self._roots:
+            return []
+        state = counter_state_key(self._start)
+        if generation is None:
+            return [state]
+        return [state, *(counter_key(self._start, generation, *root) for root in self._roots)]
+
+    def state(self, value: bytes | None) -> StateValue | None:
+        """Return the state of the store; None if it has none, or one that is older than the bundle.
+
+        Raises:
+            ValueError: the value cannot be decoded.
+        """
+        if value is None or self._until is None:
+            return None
+        state = StateValue.decode(value)
+        base = {identifier: [data] for identifier, data in state.base.items()}
+        if not FIRST_TIME <= state.until <= LAST_TIME or not self._are_valid(base):
+            raise ValueError("the state is damaged")
+        return None if state.until < self._until else state
+
+    def decode(self, state: StateValue, values: Sequence[bytes | None]) -> tuple[StoredSums, int]:
         """Return the sums, and the number of values that cannot be decoded.
 
         Args:
-            values: values of ``keys``.
-
-        Returns:
-            None instead of sums if the store holds none, or older ones than the bundle: the bundle's sums count then.
+            state: state of the store.
+            values: values of the roots of its generation.
         """
-        if not values or values[0] is None or self._until is None:
-            return None, 0
-        try:
-            state = StateValue.decode(values[0])
-        except ValueError:
-            return None, 1
-        base = {identifier: [data] for identifier, data in state.base.items()}
-        if not FIRST_TIME <= state.until <= LAST_TIME or not self._are_valid(base):
-            return None, 1
-        if state.until < self._until:
-            return None, 0
         read: list[tuple[Root, int, Sections]] = []
         undecodable = 0
-        for (root, root_hash), value in zip(self._roots, values[1:], strict=True):
+        for (root, root_hash), value in zip(self._roots, values, strict=True):
             if value is None:
                 continue
             try:
-                sections = decode_value(value, state.generation)
+                read.append((root, root_hash, decode_value(value)))
             except ValueError:
                 undecodable += 1
-                continue
-            if sections is not None:
-                read.append((root, root_hash, sections))
         sums = _gather(state, read)
         if not self._are_valid(sums.sections):  # all values at once, because one at a time takes much longer
             valid = [value for value in read if self._are_valid({key: [data] for key, data in value[2]})]

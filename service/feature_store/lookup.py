@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.store_address import StoreAddress
+from ranking.counters.stored_sums import StoredSums
 from ranking.errors import ConfigError
 from ranking.schema import Owner
 from service.engine.model import LoadedModel
@@ -78,6 +79,7 @@ class StoreLookup:
     def __init__(self, store: KeyValueStore, prefix: str, breaker: CircuitBreaker, metrics: Metrics) -> None:
         self._store, self._prefix, self._breaker, self._metrics = store, prefix, breaker, metrics
         self._decoders: WeakKeyDictionary[RequestEncoder, Decoders] = WeakKeyDictionary()
+        self._generations: dict[str, int] = {}  # of the counters that each model's last request found
         self._next_fault_log = -FAULT_LOG_SECONDS
 
     @classmethod
@@ -108,7 +110,9 @@ class StoreLookup:
             self._decoders[model.encoder] = decoders
         ids_to_read = _ids_to_read(decoders, request)
         counters = CounterLookup.for_request(model, request, self._prefix, clustered=self._store.clustered)
-        if not ids_to_read and not counters.keys:
+        generation = self._generations.get(model.name)
+        counter_keys = counters.keys(generation)
+        if not ids_to_read and not counter_keys:
             return EMPTY
         if not self._breaker.allows():
             self._count("breaker_open")
@@ -118,14 +122,14 @@ class StoreLookup:
             prefix = key_prefix(self._prefix, model.name, owner)
             keys += [f"{prefix}{entity_id}" for entity_id in ids]
         try:
-            values = await self._store.read([*keys, *counters.keys])
+            values = await self._store.read([*keys, *counter_keys])
+            sums, undecodable = await self._counters(model.name, counters, generation, values[len(keys) :])
         except KeyValueStoreError as error:
             self._record_failure(error)
             return DEGRADED
         if self._breaker.record_success():
             log.warning("store %s is available again", self._store.address)
         features = self._decode(decoders, ids_to_read, values[: len(keys)])
-        sums, undecodable = counters.decode(values[len(keys) :])
         if undecodable:
             self._count("undecodable")
             self._log_faults([f"{undecodable} values of counters cannot be decoded"])
@@ -134,6 +138,36 @@ class StoreLookup:
     async def close(self) -> None:
         """Close the connections to the store."""
         await self._store.close()
+
+    async def _counters(
+        self, model: str, counters: CounterLookup, generation: int | None, values: Sequence[bytes | None]
+    ) -> tuple[StoredSums | None, int]:
+        """Return the sums of counters, and the number of values that cannot be decoded.
+
+        The first time and after a load, the values are read again: those of the current generation.
+
+        Args:
+            model: name of the model.
+            counters: keys of the request.
+            generation: generation of the values.
+            values: values of ``counters.keys(generation)``.
+
+        Raises:
+            KeyValueStoreError: the store failed.
+        """
+        if not values:
+            return None, 0
+        try:
+            state = counters.state(values[0])
+            if state is not None and state.generation != generation:
+                generation = self._generations[model] = state.generation
+                values = await self._store.read(counters.keys(generation))
+                state = counters.state(values[0])
+        except ValueError:
+            return None, 1
+        if state is None or state.generation != generation:  # loaded again in between
+            return None, 0
+        return counters.decode(state, values[1:])
 
     def _decode(
         self, decoders: Decoders, ids_to_read: Mapping[Owner, Sequence[int | str]], values: list[bytes | None]

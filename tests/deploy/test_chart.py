@@ -136,7 +136,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "training": {
                 "model": "feed",
                 "daily": {"window": "36h", "keepDays": 7},
-                "follow": {"window": "1h", "claim": "mine"},
+                "follow": {"window": "1h"},
             },
         },
     ),
@@ -413,19 +413,19 @@ def test_pods_of_the_loop_use_the_folders_and_keys_of_the_service(tmp_path: Path
                 if (claim := sources[mount["name"]]) is not None:
                     claims.setdefault(mount["mountPath"], set()).add(claim["claimName"])
         assert {path: len(names) for path, names in claims.items()} == dict.fromkeys(claims, 1)
-        assert {str(daily.served), str(daily.feedback), str(follow.state), "/repository", "/training"} == claims.keys()
+        assert {str(daily.served), str(daily.feedback), "/repository", "/training"} == claims.keys()
 
 
 def test_files_are_written_only_where_a_pod_has_to() -> None:
     """The daily job deletes old files of feedback, and of a served log that no service deletes."""
     writers: dict[str, dict[str, set[str]]] = {}
     for variant in ("loop", "kafka"):
-        writers[variant] = {"served": set(), "feedback": set(), "repository": set(), "followed": set()}
+        writers[variant] = {"served": set(), "feedback": set(), "repository": set()}
         for role in pod_templates(variant):
             for mount in container_of(variant, role)["volumeMounts"]:
                 if mount["name"] in writers[variant] and not mount.get("readOnly"):
                     writers[variant][mount["name"]].add(role)
-    shared = {"feedback": {"serving", "daily"}, "repository": {"daily"}, "followed": {"follow"}}
+    shared = {"feedback": {"serving", "daily"}, "repository": {"daily"}}
     assert writers["loop"] == shared | {"served": {"serving"}}
     assert writers["kafka"] == shared | {"served": {"collect", "daily"}}
 
@@ -580,10 +580,6 @@ def test_feedback_volume_is_mounted_writable_at_feedback_dir() -> None:
             "training.follow: requires store.secret",
         ),
         (merged(LOOP, {"servedLog": {"userKeySecret": "users"}}), "training.follow: servedLog.userKeySecret hashes"),
-        (
-            merged(LOOP, {"training": {"daily": {"loadCounters": False}}}),
-            "training.follow: requires training.daily.loadCounters",
-        ),
         ({"extraVolumes": [{"emptyDir": {}}]}, "/extraVolumes/0"),
         ({"extraVolumeMounts": [{"name": "certificates"}]}, "/extraVolumeMounts/0"),
         ({"settings": {"max_candidates": "many"}}, "/settings/max_candidates"),

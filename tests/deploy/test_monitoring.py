@@ -29,7 +29,7 @@ RULE_GROUPS = yaml.safe_load((CONFIG_FOLDER / "rules.yml").read_text())["groups"
 RULES = [rule for group in RULE_GROUPS for rule in group["rules"]]
 RECORDED_SERIES = [rule["record"] for rule in RULES if "record" in rule]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
-COMMAND_ALERTS = {"RankerCountersLag", "RankerCountersDamagedFiles"}
+COMMAND_ALERTS = {"RankerCountersLag", "RankerCountersDamagedFiles", "RankerCountersIncomplete"}
 """Alerts on metrics of ``ranker counters follow``, which is not part of the monitored service."""
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "ranker.json").read_text())
 QUERIES = [

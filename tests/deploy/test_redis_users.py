@@ -18,8 +18,8 @@ import yaml
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.pipelines.jobs.test_follow_counters import ROUNDS, Loop
 from tests.support.command import ranker
+from tests.support.counted_loop import ROUNDS, CountedLoop
 from tests.support.counted_ranker import NOW, draw_events, make_tables
 from tests.support.ports import free_port
 from tests.support.redis_server import require_redis
@@ -97,9 +97,9 @@ def server(tmp_path: Path) -> Iterator[ComposeRedis]:
 
 
 @pytest.fixture
-def loop(tmp_path: Path, server: ComposeRedis) -> Loop:
+def loop(tmp_path: Path, server: ComposeRedis) -> CountedLoop:
     """A model with counters, whose commands connect as the loader."""
-    return Loop(tmp_path / "loop", server.urls["loader"])
+    return CountedLoop(tmp_path / "loop", server.urls["loader"])
 
 
 def succeed(*argv: object) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_no_user_can_empty_the_store_or_reach_other_keys(server: ComposeRedis, u
             call()
 
 
-def test_service_reads_what_the_loader_writes_and_cannot_write(server: ComposeRedis, loop: Loop) -> None:
+def test_service_reads_what_the_loader_writes_and_cannot_write(server: ComposeRedis, loop: CountedLoop) -> None:
     tables, start = make_tables(text=True), ROUNDS[0]
     bundle, repository = loop.folder / "bundle", loop.folder / "repository"
     for owner, table in tables.items():
@@ -180,7 +180,7 @@ def test_command_that_is_not_permitted_is_named_with_the_fix(tmp_path: Path, com
         return re.sub(rf"(user loader.*) \+{command}\b", r"\1", script)
 
     with compose_redis(tmp_path, forbid) as server:
-        loop = Loop(tmp_path / "loop", server.urls["loader"])
+        loop = CountedLoop(tmp_path / "loop", server.urls["loader"])
         code, _, err = ranker("counters", "load", loop.folder / "repository", "--to", loop.url)
     (line,) = [line for line in err.splitlines() if line.startswith("ranker: ")]
     assert code == 1

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.jobs.join import JoinSources, join
+from pipelines.jobs.join import join
 from pipelines.loop.join_counts import JoinCounts
+from pipelines.loop.sources import LoopSources
 from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, MISSING, REQUEST
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -123,7 +124,7 @@ class LoopFolders:
 
     def join(self, until: float | None = 2 * HOUR, window: int = HOUR, **options: Any) -> JoinCounts:
         """Run the join until some seconds after the start."""
-        sources = JoinSources(self.served, self.feedback, **options)
+        sources = LoopSources(self.served, self.feedback, **options)
         return join(sources, self.log, window, None if until is None else at(until))
 
     def rows(self) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader, load_tables
 from pipelines.data.splits import split_range
-from pipelines.features.joined import joined_columns
 from pipelines.runs.run import RunFolder
 
 

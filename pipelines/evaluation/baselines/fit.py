@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from pipelines.config.config import BaselineName
 from pipelines.console import print_status
+from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader, as_log_error
 from pipelines.data.splits import split_range
 from pipelines.evaluation.baselines.means import MeansById
 from pipelines.evaluation.baselines.row_sample import RowSample
 from pipelines.evaluation.baselines.tree_columns import TreeColumns
 from pipelines.evaluation.sources import Scorer
-from pipelines.features.joined import joined_columns
 from pipelines.training.labeled_batch import LabeledBatch
 from ranking.encoding.batch import EncodedBatch, Float32
 from ranking.encoding.vocabulary import hash_column

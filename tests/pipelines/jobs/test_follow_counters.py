@@ -9,11 +9,9 @@ import sys
 import threading
 import urllib.request
 from collections import Counter
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -21,119 +19,37 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import redis
-from fastapi.testclient import TestClient
 
+from pipelines.counters.columns import write_joined_columns
 from pipelines.data.reader import LogReader
-from pipelines.features.joined import write_joined_columns
-from pipelines.jobs.counter_store import CounterStore
-from pipelines.jobs.counter_values import counters_by_root, decode_roots
-from pipelines.jobs.follow_counters import Follower, FollowMetrics, FollowOptions, follow
+from pipelines.feature_store.counter_store import CounterStore, read_state
+from pipelines.feature_store.counter_values import counters_by_root, decode_roots
+from pipelines.jobs.follow_counters import FollowMetrics, FollowOptions, follow
 from pipelines.jobs.forget import forget, forget_in_store
-from pipelines.jobs.join import JoinSources, join
-from pipelines.jobs.load_counters import load_counters
-from pipelines.jobs.publish import publish
-from ranking.artifacts import bundle
+from pipelines.jobs.join import join
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
-from ranking.counters.stored_sums import StateValue
 from ranking.encoding.vocabulary import stable_hash
-from ranking.errors import LogError, OutputError
+from ranking.errors import LogError
 from ranking.schema import Schema
-from service.app import create_app
-from service.settings import Settings
 from tests.support.command import ranker
+from tests.support.counted_loop import ROUNDS, CountedLoop
 from tests.support.counted_ranker import (
     COUNTED,
-    NOW,
     USERS,
-    ZONE,
     draw_events,
-    item_ids,
-    make_counted_ranker,
     make_tables,
-    user_ids,
 )
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import TIMEOUT_SECONDS, wait_until
 
-START = datetime.fromtimestamp(NOW / 1e6, ZoneInfo(ZONE)).replace(hour=0, minute=0, second=0, microsecond=0)
-"""Midnight before the last impression of the loaded state: 15 June 2025 in Berlin."""
-ROUNDS = [START + timedelta(hours=hours) for hours in (26, 33, 47, 48.5, 56, 73, 74.5)]
-"""Times at which requests are ranked: on the days after the loaded state, also shortly before and after midnight."""
-
-
-class Loop:
-    """A service that logs to a folder, and a command that follows it.
-
-    Args:
-        folder: folder of everything.
-        url: address of the store.
-    """
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
-        counted = make_counted_ranker(folder / "counters", text=True)
-        bundle.write_bundle(counted, counted.complete(draw_events(16, 3, text=True)), folder / "bundle")
-        publish(folder / "bundle", folder / "repository")
-        for name in ("served", "feedback"):
-            (folder / name).mkdir()
-        self.sources = JoinSources(folder / "served", folder / "feedback", folder / "repository", "counted")
-        self.random = np.random.default_rng(0)
-        self.requests = 0
-
-    def load(self) -> None:
-        load_counters(self.folder / "repository", self.url, "counted", DEFAULT_KEY_PREFIX)
-
-    def follower(self) -> Follower:
-        return Follower(FollowOptions(self.sources, self.url, DEFAULT_KEY_PREFIX, self.folder / "state", 600))
-
-    def serve(self, time: datetime, requests: int = 5, user: str | None = None, **options: Any) -> None:
-        """Rank at a time with the counters of the store, log it, and write feedback of two minutes later.
-
-        Args:
-            time: time of the requests.
-            requests: their number.
-            user: their user; None: another one each time.
-            options: settings of the service.
-        """
-        settings = Settings(
-            repository=self.folder / "repository",
-            store=self.url,
-            store_timeout_ms=5_000,
-            served_log=self.folder / "served",
-            **options,
-        )
-        lines = []
-        with TestClient(create_app(settings)) as client:
-            for _ in range(requests):
-                self.requests += 1
-                time += timedelta(seconds=1)
-                items = self.random.choice(item_ids(text=True), 6, replace=False).tolist()
-                body = {
-                    "request_id": f"r{self.requests}",
-                    "user": {"id": user or str(self.random.choice(user_ids(text=True)))},
-                    "context": {"tab": str(self.random.choice(["home", "search"]))},
-                    "time": time.isoformat(),
-                    "items": [{"id": item} for item in items],
-                }
-                answer = client.post("/v1/rank", json=body)
-                assert (answer.status_code, answer.json()["degraded"]) == (200, False)
-                clicked = (time + timedelta(minutes=2)).isoformat()
-                labels = [{"click": 1.0, "watch": float(watch)} for watch in self.random.exponential(2.0, 2)]
-                events = [
-                    {"item": item, "labels": label, "time": clicked} for item, label in zip(items, labels, strict=False)
-                ]
-                lines.append({"request_id": body["request_id"], "key": None, "received": clicked, "events": events})
-        file = self.folder / "feedback" / f"feedback-{time:%Y%m%dT%H%M%S}Z-000000000000.jsonl"
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
 
 @pytest.fixture
-def loop(tmp_path: Path, empty_redis: RedisServer) -> Loop:
-    return Loop(tmp_path, empty_redis.url)
+def loop(tmp_path: Path, empty_redis: RedisServer) -> CountedLoop:
+    return CountedLoop(tmp_path, empty_redis.url)
 
 
-def computed_values(loop: Loop, log: pa.Table) -> list[dict[str, Any]]:
+def computed_values(loop: CountedLoop, log: pa.Table) -> list[dict[str, Any]]:
     """Return the offline values of the counters for the rows of a joined log that follows the first impressions."""
     schema = Schema.model_validate(COUNTED)
     first = draw_events(400, 0, text=True)
@@ -150,7 +66,7 @@ def computed_values(loop: Loop, log: pa.Table) -> list[dict[str, Any]]:
     return values
 
 
-def test_served_counters_equal_those_computed_offline(loop: Loop) -> None:
+def test_served_counters_equal_those_computed_offline(loop: CountedLoop) -> None:
     loop.load()
     follower = loop.follower()
     for time in ROUNDS:
@@ -169,7 +85,7 @@ def test_served_counters_equal_those_computed_offline(loop: Loop) -> None:
     assert changes > 10
 
 
-def test_follow_after_a_crash_counts_every_impression_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_after_a_crash_counts_every_impression_once(loop: CountedLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     loop.load()
     loop.follower().step(ROUNDS[0])
     loop.serve(ROUNDS[0])
@@ -191,7 +107,7 @@ def test_follow_after_a_crash_counts_every_impression_once(loop: Loop, monkeypat
     assert loop.follower().step(ROUNDS[4])["applied"] == 0
 
 
-def test_counters_that_are_loaded_again_get_the_impressions_again(loop: Loop) -> None:
+def test_counters_that_are_loaded_again_get_the_impressions_again(loop: CountedLoop) -> None:
     loop.load()
     follower = loop.follower()
     loop.serve(ROUNDS[0])
@@ -201,18 +117,23 @@ def test_counters_that_are_loaded_again_get_the_impressions_again(loop: Loop) ->
     assert follower.step(ROUNDS[4])["applied"] == 60
 
 
-def counts_of(loop: Loop, user: str) -> dict[str, float]:
+def counts_of(loop: CountedLoop, user: str) -> dict[str, float]:
     """Return the impressions of each counter in the value of a user in the store."""
     store = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
     (counters,) = (c for root, c in counters_by_root(Schema.model_validate(COUNTED)).items() if root == "user")
-    root = stable_hash(user)
-    value: Any = store.client.get(counter_key(store.start, "user", root))
-    state = StateValue.decode(store.client.get(store.state))  # type: ignore[arg-type]
-    sums = decode_roots(counters, np.array([root]), [value], state.generation)
+    value: Any = store.client.get(key_of(store, user))
+    sums = decode_roots(counters, np.array([stable_hash(user)]), [value])
     return {name: records["count"].sum() for name, records in sums.items() if len(records)}
 
 
-def test_forgotten_user_does_not_come_back_and_nothing_counts_twice(loop: Loop) -> None:
+def key_of(store: CounterStore, user: str) -> str:
+    """Return the key of the sums of a user."""
+    state = read_state(store, store.state)
+    assert state is not None
+    return counter_key(store.start, state.generation, "user", stable_hash(user))
+
+
+def test_forgotten_user_does_not_come_back_and_nothing_counts_twice(loop: CountedLoop) -> None:
     loop.load()
     loop.serve(ROUNDS[0], 20)
     assert loop.follower().step(ROUNDS[4])["applied"] == 2 * 120
@@ -221,9 +142,8 @@ def test_forgotten_user_does_not_come_back_and_nothing_counts_twice(loop: Loop) 
     user, other = known[:2]
     assert counts_of(loop, user)["user_id"] > 6 * served.count(user)  # also those of the bundle
     others = counts_of(loop, other)
-    options = {"served": loop.folder / "served", "feedback": loop.folder / "feedback", "logs": [loop.folder / "state"]}
-    removed = forget(user, **options)
-    assert removed["log_rows"] == {str(loop.folder / "state"): 2 * 6 * served.count(user)}
+    removed = forget(user, served=loop.folder / "served", feedback=loop.folder / "feedback")
+    assert removed["served_requests"] == served.count(user)
     store = loop.folder / "repository", loop.url, None, DEFAULT_KEY_PREFIX
     assert forget_in_store(user, *store) == 1
     assert forget_in_store(user, *store) == 0
@@ -237,26 +157,12 @@ def test_forgotten_user_does_not_come_back_and_nothing_counts_twice(loop: Loop) 
     rows = pq.read_table(loop.folder / "served", partitioning=None)
     assert rows.filter(pc.equal(rows["user_id"], user))["user.user_id_count"].to_pylist() == [0.0] * 5
     lost = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
-    lost.client.delete(counter_key(lost.start, "user", stable_hash(user)))
+    lost.client.delete(key_of(lost, user))
     loop.follower().step(ROUNDS[6])
     assert counts_of(loop, user)["user_id"] == 30
 
 
-def test_days_in_the_loaded_state_are_removed(loop: Loop) -> None:
-    loop.load()
-    follower = loop.follower()
-    loop.serve(ROUNDS[0])
-    follower.step(ROUNDS[4])
-    assert list((loop.folder / "state").glob("*/run-*/day=*"))
-    state = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
-    value = StateValue.decode(state.client.get(state.state))  # type: ignore[arg-type]
-    later = replace(value, generation=value.generation + 1, loaded_until=NOW + 3 * 86_400_000_000)
-    state.client.set(state.state, later.encode())
-    follower.step(ROUNDS[4])
-    assert not list((loop.folder / "state").glob("*/run-*/day=*"))
-
-
-def test_damaged_input_is_left_out_and_reported_once(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_input_is_left_out_and_reported_once(loop: CountedLoop, capsys: pytest.CaptureFixture[str]) -> None:
     loop.load()
     loop.serve(ROUNDS[0])
     torn = loop.folder / "served" / "served-20990101T000000Z-000000000000.parquet"
@@ -265,7 +171,7 @@ def test_damaged_input_is_left_out_and_reported_once(loop: Loop, capsys: pytest.
     feedback.write_text(feedback.read_text() + "torn\n")
     assert len(loop.follower().step(ROUNDS[4])["left_out"]) == 2
     metrics, stop = FollowMetrics(None), threading.Event()
-    options = FollowOptions(loop.sources, loop.url, DEFAULT_KEY_PREFIX, loop.folder / "state", 600)
+    options = FollowOptions(loop.sources, loop.url, DEFAULT_KEY_PREFIX, 600)
     thread = threading.Thread(target=follow, args=(options, 0.01, metrics, stop))
     thread.start()
     wait_until(lambda: metrics.registry.get_sample_value("ranker_counters_damaged_files") == 2)
@@ -278,23 +184,26 @@ def test_damaged_input_is_left_out_and_reported_once(loop: Loop, capsys: pytest.
     assert capsys.readouterr().err.count(f"left out: {torn}: is damaged") == 1
 
 
-def test_follow_without_loaded_counters_names_the_command(loop: Loop) -> None:
-    with pytest.raises(OutputError, match="holds no counters of this model: run 'ranker counters load' first"):
-        loop.follower().step(ROUNDS[0])
+def test_follow_loads_counters_that_the_store_does_not_have(
+    loop: CountedLoop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.serve(ROUNDS[0])
+    assert loop.follower().step(ROUNDS[4])["applied"] == 60
+    assert "values of counters as of 2025-06-15T" in capsys.readouterr().err
 
 
-def test_follow_rejects_hashed_user_ids(loop: Loop) -> None:
+def test_follow_rejects_hashed_user_ids(loop: CountedLoop) -> None:
     loop.load()
     loop.serve(ROUNDS[0], 1, served_log_user_key="secret")
     with pytest.raises(LogError, match="holds hashes of user ids"):
         loop.follower().step(ROUNDS[1])
 
 
-def test_command_follows_until_it_is_stopped(loop: Loop) -> None:
+def test_command_follows_until_it_is_stopped(loop: CountedLoop) -> None:
     loop.load()
     loop.serve(ROUNDS[0], 2)
     folders = ["--served", loop.folder / "served", "--feedback", loop.folder / "feedback"]
-    folders += ["--repository", loop.folder / "repository", "--state", loop.folder / "state"]
+    folders += ["--repository", loop.folder / "repository"]
     arguments = ["counters", "follow", *folders, "--to", loop.url]
     code, out, err = ranker(*arguments, "--once")
     assert code == 0, err
@@ -311,22 +220,21 @@ def test_command_follows_until_it_is_stopped(loop: Loop) -> None:
     assert (code, "--every 0s" in err) == (2, True)
 
 
-def test_follow_reports_failures_once_and_continues(
-    loop: Loop, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = FollowOptions(loop.sources, loop.url, DEFAULT_KEY_PREFIX, loop.folder / "state", 600)
-    port = free_port()
+def test_follow_reports_failures_once_and_continues(loop: CountedLoop, capsys: pytest.CaptureFixture[str]) -> None:
+    options = FollowOptions(loop.sources, loop.url, DEFAULT_KEY_PREFIX, 600)
+    port, feedback = free_port(), loop.folder / "feedback"
+    feedback.rmdir()
     metrics, stop = FollowMetrics(port), threading.Event()
     thread = threading.Thread(target=follow, args=(options, 0.05, metrics, stop))
     thread.start()
     try:
         wait_until(lambda: exposed(port)["ranker_counters_failures_total"] >= 3)
-        loop.load()
+        feedback.mkdir()
         wait_until(lambda: exposed(port)["ranker_counters_followed_timestamp_seconds"] > 0)
     finally:
         stop.set()
         thread.join()
-    assert capsys.readouterr().err.count("holds no counters of this model") == 1
+    assert capsys.readouterr().err.count(f"{feedback}: cannot be read (No such file or directory)") == 1
 
 
 def exposed(port: int) -> dict[str, float]:

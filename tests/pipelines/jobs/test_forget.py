@@ -16,9 +16,9 @@ import pytest
 
 from pipelines.data.chunk_names import ChunkNames, footer_digest, row_group_sizes
 from pipelines.jobs import row_removal
-from ranking.artifacts.feature_store_keys import counter_key, counter_prefix
+from ranking.artifacts.feature_store_keys import counter_key, counter_prefix, counter_state_key
 from ranking.artifacts.user_hash import UserHash
-from ranking.counters.stored_sums import encode_value
+from ranking.counters.stored_sums import StateValue, encode_value
 from ranking.encoding.vocabulary import stable_hash
 from tests.pipelines.killed_ranker import killed_ranker
 from tests.support.command import ranker
@@ -252,14 +252,16 @@ def test_forget_killed_before_any_change_leaves_complete_files_and_can_be_repeat
 
 def check_forget_in_store(client: Any, where: list[object], *, clustered: bool) -> None:
     start = counter_prefix("ranker", "feed", clustered=clustered)
-    value = encode_value(1, [(5, b"12345678")])
-    kept = ["ranker:feed:user:8", counter_key(start, "user", stable_hash(8))]
-    gone = ["ranker:feed:user:7", counter_key(start, "user", stable_hash(7))]
-    for key in [*kept, *gone]:
-        client.set(key, value)
+    features = [f"ranker:feed:user:{user}" for user in (7, 8)]
+    counters = [counter_key(start, 1, "user", stable_hash(user)) for user in (7, 8)]
+    client.set(counter_state_key(start), StateValue(1, 0, 0, {}).encode())
+    for key in [*features, *counters]:
+        client.set(key, encode_value([(5, b"12345678")]))
     code, out, _ = ranker("forget", "7", *where)
     assert (code, json.loads(out)["store_keys"]) == (0, 2)
-    assert sorted(key.decode() for key in client.scan_iter()) == sorted([*kept, f"{start}forgotten"])
+    kept = [features[1], *counters, counter_state_key(start), f"{start}forgotten"]
+    assert sorted(key.decode() for key in client.scan_iter()) == sorted(kept)
+    assert client.get(counters[0]) == encode_value([])
 
 
 def test_forget_removes_features_and_counters_from_a_cluster(

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from pipelines.counters.columns import write_joined_columns
 from pipelines.data.reader import LogReader
-from pipelines.features.joined import write_joined_columns
-from pipelines.jobs.join import JoinSources, join
+from pipelines.jobs.join import join
 from pipelines.jobs.publish import publish
+from pipelines.loop.sources import LoopSources
 from ranking.artifacts import bundle
 from ranking.encoding.feature_table import fill_features
 from service.app import create_app
@@ -35,7 +36,7 @@ def test_training_reads_exactly_the_features_that_were_scored(tmp_path: Path, te
     served, feedback, log = (tmp_path / name for name in ("served", "feedback", "log"))
     answers = [serve_and_click(tmp_path, text)]
     until = datetime.now(UTC) + timedelta(seconds=2 * WINDOW)
-    counts = join(JoinSources(served, feedback), log, WINDOW, until)
+    counts = join(LoopSources(served, feedback), log, WINDOW, until)
     (file,) = served_files(served)
     assert (counts.requests, counts.rows, counts.used) == (3, 12, 3)
     assert counts.labels == {"click": 3, "watch": 3}

@@ -23,14 +23,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs.counter_store import CounterStore, read_state
-from pipelines.jobs.counter_values import counters_by_root, decode_roots
+from pipelines.feature_store.counter_store import CounterStore, read_state
+from pipelines.feature_store.counter_values import counters_by_root, decode_roots
+from pipelines.jobs.check_counters import check_counters, describe_missing
 from pipelines.jobs.follow_counters import Follower, FollowOptions
 from pipelines.jobs.forget import forget, forget_in_store
-from pipelines.jobs.join import JoinSources, join
+from pipelines.jobs.join import join
 from pipelines.jobs.load_counters import load_counters
 from pipelines.jobs.release import change_release
 from pipelines.loop.folder_locks import lock_folders
+from pipelines.loop.sources import LoopSources
 from ranking.artifacts import bundle
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
 from ranking.encoding.vocabulary import stable_hash
@@ -180,15 +182,15 @@ class Loop:
     def __init__(self, folder: Path, store: RedisServer) -> None:
         self.folder, self.store, self.ledger = folder, store, Ledger()
         self.random, self.searching = np.random.default_rng(1), threading.Lock()
-        self.repository, self.served, self.feedback, self.joined, self.state = (
-            folder / name for name in ("repository", "served", "feedback", "joined", "state")
+        self.repository, self.served, self.feedback, self.joined = (
+            folder / name for name in ("repository", "served", "feedback", "joined")
         )
         self.served.mkdir()
         self.feedback.mkdir()
         self.log = write_log(folder / "log.parquet")
         self.schema = self._publish_two_versions()
-        self.sources = JoinSources(self.served, self.feedback, self.repository, "soak")
-        self.options = FollowOptions(self.sources, store.url, DEFAULT_KEY_PREFIX, self.state, WINDOW)
+        self.sources = LoopSources(self.served, self.feedback, self.repository, "soak")
+        self.options = FollowOptions(self.sources, store.url, DEFAULT_KEY_PREFIX, WINDOW)
 
     def _publish_two_versions(self) -> Schema:
         newest = self.log["time"][-1].as_py().replace(tzinfo=None)
@@ -253,6 +255,9 @@ class Loop:
     def load(self) -> None:
         self._repeat(lambda: load_counters(self.repository, self.store.url, "soak", DEFAULT_KEY_PREFIX))
 
+    def describe_missing(self) -> str | None:
+        return describe_missing(check_counters(self.repository, self.store.url, "soak", DEFAULT_KEY_PREFIX))
+
     def restart_store(self) -> None:
         self.store.stop()
         self.store.start()
@@ -269,10 +274,8 @@ class Loop:
         time.sleep(2)  # answered requests are in a file after a second
         unfinished = {*self.served.glob("*.part"), *self.feedback.glob("*.part")}
         wait_until(lambda: not any(file.exists() for file in unfinished))
-        self.state.mkdir(exist_ok=True)
-        with self.searching, lock_folders([self.served, self.feedback, self.joined, self.state]):
-            logs = [self.joined, self.state]
-            removed = forget(user, served=self.served, feedback=self.feedback, logs=logs)
+        with self.searching, lock_folders([self.served, self.feedback, self.joined]):
+            removed = forget(user, served=self.served, feedback=self.feedback, logs=[self.joined])
             self._repeat(lambda: forget_in_store(user, self.repository, self.store.url, "soak", DEFAULT_KEY_PREFIX))
         assert removed["served_requests"] > 0
         assert removed["unreadable"] == []
@@ -341,11 +344,13 @@ class Loop:
         for root, counters in counters_by_root(self.schema).items():
             ids = [f"u{i}" for i in range(USERS)] if root == "user" else [f"v{i}" for i in range(ITEMS)]
             hashes = np.array([stable_hash(name) for name in ids])
-            values: Any = store.client.mget([counter_key(store.start, root, h) for h in hashes.tolist()])
+            values: Any = store.client.mget(
+                [counter_key(store.start, state.generation, root, h) for h in hashes.tolist()]
+            )
             for counter in counters:
                 kind = "user_tab" if counter.name == "user_id_tab" else root
                 for name, value, one in zip(ids, values, hashes, strict=True):
-                    records = decode_roots(counters, np.array([one]), [value], state.generation)[counter.name]
+                    records = decode_roots(counters, np.array([one]), [value])[counter.name]
                     for record in records:
                         sums[kind, name, "count"] += record["count"]
                         for label, total in zip(counter.labels, record["label_sums"].tolist(), strict=True):
@@ -432,7 +437,7 @@ def clients(loop: Loop, service: ServiceProcess) -> Iterator[None]:
 def following(loop: Loop) -> Iterator[None]:
     """Run ``ranker counters follow``."""
     command = [sys.executable, "-m", "pipelines.cli", "counters", "follow", "--every", "1s", "--window", f"{WINDOW}s"]
-    command += ["--served", loop.served, "--feedback", loop.feedback, "--state", loop.state]
+    command += ["--served", loop.served, "--feedback", loop.feedback]
     command += ["--repository", loop.repository, "--model", "soak", "--to", loop.store.url]
     program = subprocess.Popen([str(part) for part in command])
     try:
@@ -489,6 +494,7 @@ def test_rows_sums_and_answers_agree_with_the_ledger(tmp_path: Path, seconds: fl
         Follower(loop.options).step(end)
         loop.forget()
         assert Follower(loop.options).step(end)["applied"] == 0
+        assert loop.describe_missing() is None
         # Items still count the impressions of users that were forgotten after the last load.
         assert of_users(loop.stored_sums()) == of_users(loop.expected_sums())
         loop.load()

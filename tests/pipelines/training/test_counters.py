@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.counters.columns import joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.evaluation.compare import compare
 from pipelines.evaluation.evaluate import evaluate_all
 from pipelines.evaluation.sources import resolve_scorers
-from pipelines.features.joined import joined_columns
 from pipelines.jobs.check import check
 from pipelines.jobs.daily import daily
 from pipelines.jobs.freeze import freeze_run

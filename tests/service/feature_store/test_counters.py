@@ -22,18 +22,20 @@ from fastapi.testclient import TestClient
 import ranking
 from pipelines.cli.main import main
 from pipelines.data.reader import LogReader
-from pipelines.jobs.apply_counters import ChunkWriter
-from pipelines.jobs.bundle_sums import BundleSums
-from pipelines.jobs.counter_store import CounterStore
+from pipelines.feature_store.bundle_sums import BundleSums
+from pipelines.feature_store.counter_store import CounterStore
+from pipelines.feature_store.counter_writer import CounterWriter
+from pipelines.jobs import load_counters
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
-from ranking.artifacts.feature_store_keys import counter_key
+from ranking.artifacts.feature_store_keys import counter_key, counter_prefix, counter_state_key
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.keys import PartHashes
-from ranking.counters.stored_sums import HEADER, StateValue, StoredSums, decode_value, definition
+from ranking.counters.stored_sums import StateValue, StoredSums, decode_value, definition
 from ranking.encoding.vocabulary import stable_hash
 from ranking.frozen.ranker import FrozenRanker
 from service.app import create_app
+from service.feature_store.redis import RedisStore
 from service.settings import Settings
 from tests.support.counted_ranker import NOW, ZONE, draw_events, item_ids, make_counted_ranker, make_tables, write_state
 from tests.support.rank_request import rank
@@ -44,6 +46,8 @@ TIME = "2025-06-20T15:06:40Z"
 AT = NOW + 5 * 86_400_000_000
 """The time of the requests, in microseconds: five days after ``NOW``."""
 TOLERANCE = 1e-6
+START = counter_prefix("ranker", "counted", clustered=False)
+STATE_KEY = counter_state_key(START)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +125,7 @@ def test_loaded_counters_give_the_scores_of_the_bundle(
     repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = counters("load", repository, server=empty_redis, capsys=capsys)
-    assert loaded["values"] + 2 == len(empty_redis.client.keys("ranker:counted:counters:*"))
+    assert loaded["values"] + 3 == len(empty_redis.client.keys("ranker:counted:counters:*"))
     ranker = ranking.load(repository / "counted" / "1")
     with service(repository, empty_redis.url) as client:
         for user in ("u1", "new"):
@@ -136,7 +140,7 @@ def test_counters_of_a_cluster_are_on_one_server_and_give_the_scores_of_a_new_st
 ) -> None:
     loaded = counters("load", repository, server=empty_cluster, capsys=capsys)
     keys = [len(server.client.keys("*")) for server in empty_cluster.servers]
-    assert sorted(keys) == [0, 0, loaded["values"] + 2]
+    assert sorted(keys) == [0, 0, loaded["values"] + 3]
     applied = counters("apply", later, "--repository", repository, server=empty_cluster, capsys=capsys)
     assert applied["applied"] > 200
     repeated = counters("apply", later, "--repository", repository, server=empty_cluster, capsys=capsys)
@@ -148,7 +152,7 @@ def test_counters_of_a_cluster_are_on_one_server_and_give_the_scores_of_a_new_st
             assert not answer["degraded"]
             np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
     again = counters("load", repository, server=empty_cluster, capsys=capsys)
-    assert sum(len(server.client.keys("*")) for server in empty_cluster.servers) == again["values"] + 2
+    assert sum(len(server.client.keys("*")) for server in empty_cluster.servers) == again["values"] + 3
 
 
 def test_applied_impressions_change_the_scores_as_a_new_state_would(
@@ -166,6 +170,46 @@ def test_applied_impressions_change_the_scores_as_a_new_state_would(
             np.testing.assert_allclose(scores(answer), library_scores(ranker, user), rtol=0, atol=TOLERANCE)
             assert not np.allclose(scores(answer), library_scores(before, user))
             assert answer["counters_as_of"] == applied["counters_as_of"] > "2025-06-20T1"
+
+
+def test_service_uses_the_live_counters_until_a_load_has_finished(
+    repository: Path,
+    later: Path,
+    empty_redis: RedisServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counters("load", repository, server=empty_redis, capsys=capsys)
+    counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
+    live, loaded = applied_ranker(repository, later, tmp_path / "state"), ranking.load(repository / "counted" / "1")
+    switch, reads = load_counters._switch, []
+
+    def rank_first(*arguments: Any) -> int:
+        assert_scores(live)
+        return switch(*arguments)
+
+    def assert_scores(expected: FrozenRanker) -> None:
+        answer = rank(client, body_of("u1"))
+        assert not answer["degraded"]
+        np.testing.assert_allclose(scores(answer), library_scores(expected, "u1"), rtol=0, atol=TOLERANCE)
+
+    read = RedisStore.read
+
+    async def count(self: RedisStore, keys: list[str]) -> list[bytes | None]:
+        reads.append(len(keys))
+        return await read(self, keys)
+
+    monkeypatch.setattr(RedisStore, "read", count)
+    monkeypatch.setattr(load_counters, "_switch", rank_first)
+    with service(repository, empty_redis.url) as client:
+        assert_scores(live)
+        assert len(reads) == 2  # the generation is unknown at first
+        counters("load", repository, server=empty_redis, capsys=capsys)
+        assert len(reads) == 3
+        assert_scores(loaded)
+        assert_scores(loaded)
+    assert len(reads) == 6
 
 
 def test_log_applied_twice_counts_once(
@@ -198,38 +242,45 @@ def test_apply_continues_after_a_crash(
 
     monkeypatch.setattr(redis.client.Pipeline, "execute", crash)
     assert run("counters", "apply", later, "--repository", repository, "--to", empty_redis.url) == 1
-    assert "apply the log again" in capsys.readouterr().err
+    assert "then repeat the command" in capsys.readouterr().err
     monkeypatch.undo()
     result = counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
     assert result["repeated"] == 128
     interrupted = dump(empty_redis)
     empty_redis.client.flushall()
     counters("load", repository, server=empty_redis, capsys=capsys)
-    assert without_generation(dump(empty_redis)) == without_generation(expected_before)
+    assert dump(empty_redis) == expected_before
     counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
-    assert without_generation(dump(empty_redis)) == without_generation(interrupted)
+    assert dump(empty_redis) == interrupted
+
+
+def state_of(server: RedisServer) -> StateValue:
+    """Return the sums over all keys in the store."""
+    return StateValue.decode(server.client.get(STATE_KEY))
 
 
 def dump(server: RedisServer) -> dict[bytes, Any]:
-    """Return all keys and values."""
-    strings = {key: server.client.get(key) for key in server.client.scan_iter() if not key.endswith(b":applied")}
-    applied = server.client.smembers("ranker:counted:counters:applied")
-    return {**strings, b"applied": applied}
-
-
-def without_generation(values: dict[bytes, Any]) -> dict[bytes, Any]:
-    return {key: value if key == b"applied" else value[9:] for key, value in values.items()}
+    """Return all keys and values, with 0 instead of the generation."""
+    client = server.client
+    generation = f"{state_of(server).generation:x}".encode()
+    positions = client.hgetall(f"{START}positions")
+    strings = {key: client.get(key) for key in client.scan_iter() if not key.endswith(b":positions")}
+    for key in (STATE_KEY, f"{START}loaded"):
+        strings[key.encode()] = replace(StateValue.decode(strings[key.encode()]), generation=0)
+    return {**{key.replace(generation, b"0"): value for key, value in strings.items()}, b"positions": positions}
 
 
 def test_second_load_replaces_all_values(
     repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = counters("load", repository, server=empty_redis, capsys=capsys)
-    empty_redis.client.rename(next(empty_redis.client.scan_iter("*:user:*")), "ranker:counted:counters:user:abc")
+    earlier_versions = [f"{START}{name}" for name in ("user:abc", "item:-1f", "state", "applied")]
+    for key in earlier_versions:
+        empty_redis.client.set(key, "")
     second = counters("load", repository, server=empty_redis, capsys=capsys)
-    assert (first["removed"], second["removed"]) == (0, 1)
+    assert (first["removed"], second["removed"]) == (0, first["values"] + len(earlier_versions))
     assert second["values"] == first["values"]
-    assert not empty_redis.client.exists("ranker:counted:counters:user:abc")
+    assert len(empty_redis.client.keys()) == second["values"] + 3
 
 
 def test_store_that_fails_degrades_to_the_bundle(
@@ -285,7 +336,7 @@ def test_damaged_value_of_a_user_costs_only_the_user_the_store(
 ) -> None:
     """Protects other requests of the batch: each is answered as if it were alone."""
     counters("load", repository, server=empty_redis, capsys=capsys)
-    key = counter_key("ranker:counted:counters:", "user", stable_hash("u1"))
+    key = counter_key(START, state_of(empty_redis).generation, "user", stable_hash("u1"))
     empty_redis.client.set(key, damage(empty_redis.client.get(key)))
     ranker = ranking.load(repository / "counted" / "1")
     with service(repository, empty_redis.url) as client, ThreadPoolExecutor(8) as pool:
@@ -301,13 +352,12 @@ def test_damaged_state_degrades_to_the_bundle(
     repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str], number: float
 ) -> None:
     counters("load", repository, server=empty_redis, capsys=capsys)
-    key = "ranker:counted:counters:state"
-    state = StateValue.decode(empty_redis.client.get(key))
+    state = state_of(empty_redis)
     ranker = ranking.load(repository / "counted" / "1")
     counter = ranker.schema.counters[0]
     base = dict(state.base) | {definition(counter): with_number(state.base[definition(counter)], number)}
     for damaged in (replace(state, base=base), replace(state, until=2**62)):
-        empty_redis.client.set(key, damaged.encode())
+        empty_redis.client.set(STATE_KEY, damaged.encode())
         with service(repository, empty_redis.url) as client:
             answer = rank(client, body_of("u1"))
             assert answer["degraded"]
@@ -318,8 +368,8 @@ def test_store_older_than_the_bundle_is_not_used(
     repository: Path, empty_redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counters("load", repository, server=empty_redis, capsys=capsys)
-    state = StateValue.decode(empty_redis.client.get("ranker:counted:counters:state"))
-    empty_redis.client.set("ranker:counted:counters:state", replace(state, until=state.until - 1).encode())
+    state = state_of(empty_redis)
+    empty_redis.client.set(STATE_KEY, replace(state, until=state.until - 1).encode())
     for key in empty_redis.client.scan_iter("*:user:*"):
         empty_redis.client.set(key, b"\x01damaged")
     with service(repository, empty_redis.url) as client:
@@ -333,21 +383,20 @@ def test_applied_impressions_of_a_lost_value_are_added_to_those_of_the_bundle(
     """Protects users whose value was evicted, deleted or damaged: they do not start again from zero."""
     counters("load", repository, server=empty_redis, capsys=capsys)
     client = empty_redis.client
-    for key in client.scan_iter("ranker:counted:counters:*:*"):
+    for key in client.scan_iter(f"{START}*:*:*"):
         if loss == "absent":
             client.delete(key)
         else:
-            client.set(key, b"\x01" if loss == "damaged" else client.get(key)[:-4])
+            client.set(key, b"\x02" if loss == "damaged" else client.get(key)[:-4])
     assert run("counters", "apply", later, "--repository", repository, "--to", empty_redis.url) == 0
     assert ("values of counters are damaged" in capsys.readouterr().err) == (loss != "absent")
-    lost = {key: client.get(key) for key in client.scan_iter("ranker:counted:counters:*:*")}
+    lost = dump(empty_redis)
     client.flushall()
     counters("load", repository, server=empty_redis, capsys=capsys)
     counters("apply", later, "--repository", repository, server=empty_redis, capsys=capsys)
-    header = HEADER.size  # each load has another generation
-    whole = {key: client.get(key)[header:] for key in lost}
+    whole = dump(empty_redis)
     assert len(lost) > 10
-    assert {key: value[header:] for key, value in lost.items()} == whole
+    assert lost == {key: value for key, value in whole.items() if key in lost}
 
 
 def test_store_that_evicts_counters_is_rejected(
@@ -387,7 +436,7 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
     write_state(tmp_path / "empty", ranker.schema, events.slice(0, 0), make_tables(text=True))
     derived = DerivedFeatures.open(tmp_path / "empty", ranker.schema)
     store = CounterStore(empty_redis.url, "ranker", "counted")
-    writer = ChunkWriter(store, ranker.schema, ZONE, BundleSums(derived))
+    writer = CounterWriter(store, ranker.schema, ZONE, BundleSums(derived))
     store.client.set(store.state, StateValue(1, 0, 0, dict.fromkeys(definitions(ranker), b"")).encode())
     pq.write_table(events, tmp_path / "events.parquet", row_group_size=1)
     actual, times = [], events["time"].cast(pa.int64()).to_numpy()
@@ -397,7 +446,7 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
         hashes = PartHashes.from_table(chunk.rows, ranker.schema)
         now = times[position : position + 1]
         actual.append(derived.numbers(hashes, now, ranker.schema.counters, stored_sums(empty_redis))[0])
-        writer.apply(chunk, str(position))
+        writer.add(chunk.rows, chunk.file, str(position), None, "")
     expected = naive_values(ranker, events)
     np.testing.assert_array_equal(np.stack(actual).astype(np.float32), expected.astype(np.float32))
 
@@ -408,12 +457,11 @@ def definitions(ranker: FrozenRanker) -> list[int]:
 
 def stored_sums(server: RedisServer) -> StoredSums:
     """Read all values of the store."""
-    start = "ranker:counted:counters:"
-    sums = StoredSums(StateValue.decode(server.client.get(f"{start}state")))
+    sums = StoredSums(state_of(server))
     for root in ("user", "item", "key"):
-        for key in server.client.scan_iter(f"{start}{root}:*"):
+        for key in server.client.scan_iter(f"{START}{sums.state.generation:x}:{root}:*"):
             sums.roots.setdefault(root, []).append(int(key.decode().rpartition(":")[2], 16))  # type: ignore[arg-type]
-            for identifier, data in decode_value(server.client.get(key), sums.state.generation) or ():
+            for identifier, data in decode_value(server.client.get(key)):
                 sums.sections.setdefault(identifier, []).append(data)
     return sums
 

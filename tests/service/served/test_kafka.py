@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from pipelines.jobs.join import JoinSources, join
+from pipelines.jobs.join import join
+from pipelines.loop.sources import LoopSources
 from ranking.artifacts.kafka_address import KafkaAddress
 from ranking.errors import ConfigError
 from service.app import create_app
@@ -56,7 +57,7 @@ def collected(address: str, folder: Path) -> int:
 def joined_rows(served: Path, folder: Path) -> list[dict[str, Any]]:
     feedback = folder / "feedback"
     feedback.mkdir(parents=True)
-    join(JoinSources(served, feedback), folder / "log", 3600)
+    join(LoopSources(served, feedback), folder / "log", 3600)
     files = (folder / "log").glob("run-*/day=*/*.parquet")
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
     return sorted(rows, key=lambda row: (row["request_id"], row["position"]))

@@ -1,4 +1,4 @@
-"""Values of counters in the feature store, as ``ranker counters load`` and ``ranker counters apply`` write them."""
+"""Values of counters in the feature store, as the commands of ``ranker counters`` write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from ranking.counters.combine import Records
 from ranking.counters.stored_sums import (
-    HEADER,
     Root,
     decode_records,
     decode_value,
@@ -43,15 +42,12 @@ def with_roots(root: Root, records: Records) -> Records:
     return records
 
 
-def encode_roots(
-    counters: Sequence[Counter], sums: SumsByName, generation: int, roots: IdArray
-) -> Iterator[tuple[int, bytes]]:
+def encode_roots(counters: Sequence[Counter], sums: SumsByName, roots: IdArray) -> Iterator[tuple[int, bytes]]:
     """Yield each root with its value.
 
     Args:
         counters: counters of one kind of root.
         sums: records of each counter, sorted by root.
-        generation: generation of the state.
         roots: roots to encode, ascending.
     """
     sections = []
@@ -65,19 +61,11 @@ def encode_roots(
         sections.append((definition(counter), data.tobytes(), list(bounds)))
     for i, root in enumerate(roots.tolist()):
         parts = [(identifier, data[slice(*bounds[i])]) for identifier, data, bounds in sections]
-        yield root, encode_value(generation, [part for part in parts if part[1]])
+        yield root, encode_value([part for part in parts if part[1]])
 
 
-def absent_roots(roots: IdArray, values: Sequence[bytes | None], generation: int) -> IdArray:
-    """Return the roots without a value of a generation; ``values`` can be decoded."""
-    absent = [value is None or HEADER.unpack_from(value)[1] != generation for value in values]
-    return roots[np.array(absent, np.bool_)]
-
-
-def decode_roots(
-    counters: Sequence[Counter], roots: IdArray, values: Sequence[bytes | None], generation: int
-) -> dict[str, Records]:
-    """Return the records of each counter in the values of roots; values of another generation count as absent.
+def decode_roots(counters: Sequence[Counter], roots: IdArray, values: Sequence[bytes | None]) -> dict[str, Records]:
+    """Return the records of each counter in the values of roots; None stands for a root without a value.
 
     Raises:
         ValueError: a value cannot be decoded.
@@ -85,7 +73,7 @@ def decode_roots(
     data: dict[int, list[bytes]] = {definition(counter): [] for counter in counters}
     owners: dict[int, list[int]] = {identifier: [] for identifier in data}
     for root, value in zip(roots.tolist(), values, strict=True):
-        for identifier, section in () if value is None else decode_value(value, generation) or ():
+        for identifier, section in () if value is None else decode_value(value):
             if identifier in data:
                 data[identifier].append(section)
                 owners[identifier].append(root)
@@ -98,3 +86,16 @@ def decode_roots(
         records["root"] = np.repeat(np.array(owners[identifier], np.int64), lengths)
         sums[counter.name] = records
     return sums
+
+
+def find_damaged(counters: Sequence[Counter], values: Sequence[bytes | None]) -> list[bool]:
+    """Return which values cannot be decoded."""
+
+    def is_damaged(value: bytes | None) -> bool:
+        try:
+            decode_roots(counters, np.zeros(1, np.int64), [value])
+        except ValueError:
+            return True
+        return False
+
+    return [is_damaged(value) for value in values]

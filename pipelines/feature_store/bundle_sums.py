@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelines.jobs.counter_values import with_roots
+from pipelines.feature_store.counter_values import with_roots
 from ranking.counters.combine import Records
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.state import StateClock

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.counters.columns import write_joined_columns
 from pipelines.data.reader import LogReader
-from pipelines.features.joined import write_joined_columns
 from ranking.errors import LogError
 from ranking.schema import Schema
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.features.database import BATCH_ROWS
-from pipelines.features.events import Events, known_until
+from pipelines.counters.database import BATCH_ROWS
+from pipelines.counters.events import Events, known_until
 from ranking.counters.features import DerivedFeatures
 from ranking.encoding.batch import ragged_arange
 from ranking.encoding.vocabulary import IdArray, hash_column

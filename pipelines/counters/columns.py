@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.console import Progress, print_status
+from pipelines.counters.database import open_database
+from pipelines.counters.events import Events, extract_events
+from pipelines.counters.histories import HistoryRanges, history_ranges
+from pipelines.counters.served_values import ServedValues
+from pipelines.counters.sums import CounterQuery, EarlierSums
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
-from pipelines.features.counters import CounterQuery, EarlierSums
-from pipelines.features.database import open_database
-from pipelines.features.events import Events, extract_events
-from pipelines.features.histories import HistoryRanges, history_ranges
-from pipelines.features.served_values import ServedValues
 from ranking.artifacts.atomic_files import os_error_text
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.history_state import write_history_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +10,20 @@ from typing import Any
 
 from redis.cluster import RedisCluster
 
-from pipelines.jobs.store_client import STORE_ERRORS, connect, store_error
+from pipelines.feature_store.client import STORE_ERRORS, connect, store_error
 from ranking.artifacts import bundle, repository
 from ranking.artifacts.default_model import read_default_model
-from ranking.artifacts.feature_store_keys import counter_prefix
+from ranking.artifacts.feature_store_keys import counter_prefix, counter_state_key
 from ranking.artifacts.store_address import redact_address
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.stored_sums import StateValue
 from ranking.errors import OutputError, UsageError
 from ranking.frozen.ranker import FrozenRanker
+
+BATCH_SIZE = 5_000
+"""Number of values per command."""
+VALUE_NAME = re.compile(r"(?P<generation>[0-9a-f]+):(?P<root>[a-z]+):-?[0-9a-f]+")
+"""End of the key of a value."""
 
 
 class CounterStore:
@@ -30,9 +36,10 @@ class CounterStore:
 
     Attributes:
         start: start of all keys.
-        state: key of the sums over all keys.
+        state: key of the sums over all keys, which name the generation of all other sums.
         loaded: key of the sums over all keys as they were loaded.
-        applied: key of the set of applied chunks of logs.
+        totals: key of the totals of the sums of all users, items and keys, see ``Totals``.
+        positions: key of the hash of what was added since then, see ``CounterWriter``.
         forgotten: key of the hash of forgotten users.
         client: Redis client.
 
@@ -45,14 +52,15 @@ class CounterStore:
         self._url = url
         self.client = connect(url)
         self.start = counter_prefix(prefix, model, clustered=isinstance(self.client, RedisCluster))
-        self.state, self.loaded, self.applied, self.forgotten = (
-            f"{self.start}{name}" for name in ("state", "loaded", "applied", "forgotten")
+        self.state = counter_state_key(self.start)
+        self.loaded, self.totals, self.positions, self.forgotten = (
+            f"{self.start}{name}" for name in ("loaded", "totals", "positions", "forgotten")
         )
 
     @property
     def shared_keys(self) -> tuple[str, ...]:
         """All keys that are not those of one user, item or key."""
-        return self.state, self.loaded, self.applied, self.forgotten
+        return self.state, self.loaded, self.totals, self.positions, self.forgotten
 
     @property
     def address(self) -> str:
@@ -105,6 +113,18 @@ def read_state(store: CounterStore, key: str, hint: str = "fix the store, then t
         return None if value is None else StateValue.decode(value)
     except ValueError:
         return None
+
+
+def scan_keys(store: CounterStore) -> Iterator[list[str]]:
+    """Yield all keys of a store in batches; a key that changes meanwhile may come twice."""
+    start = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in store.start)
+    keys: list[str] = []
+    for key in store.client.scan_iter(match=f"{start}*", count=BATCH_SIZE):
+        keys.append(key.decode())
+        if len(keys) == BATCH_SIZE:
+            yield keys
+            keys = []
+    yield keys
 
 
 def load_served(path: Path, model: str | None) -> tuple[str, FrozenRanker, DerivedFeatures]:

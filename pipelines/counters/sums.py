@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.features.database import BATCH_ROWS
-from pipelines.features.events import MICROSECONDS, Events, has_list, known_until
+from pipelines.counters.database import BATCH_ROWS
+from pipelines.counters.events import MICROSECONDS, Events, has_list, known_until
 from ranking.counters.keys import root_part
 from ranking.counters.state import CounterState, bucket_numbers, row_type
 from ranking.counters.values import NEVER, Sums, counter_values

@@ -6,6 +6,7 @@ forgotten, so that no bundle of an earlier time brings them back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,47 +14,53 @@ import numpy as np
 import numpy.typing as npt
 import redis
 
-from pipelines.jobs.counter_store import CounterStore, read_state
+from pipelines.feature_store.counter_store import CounterStore, read_state
+from pipelines.feature_store.totals import Totals
 from pipelines.loop.attribution import FUTURE
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.state import StateClock
-from ranking.counters.stored_sums import encode_value
+from ranking.counters.stored_sums import decode_records, decode_value, definition, encode_value
 from ranking.encoding.vocabulary import IdArray, stable_hash
+from ranking.schema import Counter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 
-def forget_user(store: CounterStore, user: str, features: str) -> int:
+def forget_user(store: CounterStore, user: str, features: str, counters: Sequence[Counter]) -> int:
     """Remove the counters and the features of a user; return how many of these two values there were.
 
     Args:
         store: the store.
         user: id of the user; the decimal text of an integer id.
         features: key of the features.
+        counters: counters of users whose totals lose the sums of the user.
 
     Raises:
         OutputError: the state of the counters cannot be read.
         redis.RedisError: the store cannot be reached or rejects a command.
     """
-    key, now = counter_key(store.start, "user", stable_hash(user)), datetime.now(UTC)
-    removed: Any = store.client.delete(features) + _holds_counters(store.client.get(key))
+    root, now = stable_hash(user), datetime.now(UTC)
+    removed: Any = store.client.delete(features)
     while True:
         with store.client.pipeline(transaction=True) as pipeline:
             pipeline.watch(store.state)
             state = read_state(store, store.state)
+            key = None if state is None else counter_key(store.start, state.generation, "user", root)
+            value: Any = None if key is None else store.client.get(key)
+            totals = _without(store, counters, value)
             pipeline.multi()
-            pipeline.hset(store.forgotten, str(stable_hash(user)), str((now - EPOCH) // MICROSECOND))
-            if state is None:
-                pipeline.delete(key)
-            else:
+            pipeline.hset(store.forgotten, str(root), str((now - EPOCH) // MICROSECOND))
+            if state is not None and key is not None:
                 pipeline.set(store.state, state.encode())  # a writer that has read the old value starts again
-                pipeline.set(key, encode_value(state.generation, []))
+                pipeline.set(key, encode_value([]))
+                if totals is not None:
+                    pipeline.set(store.totals, totals.encode())
             try:
                 pipeline.execute()
             except redis.WatchError:
                 continue
-            return int(removed)
+            return int(removed) + _holds_counters(value)
 
 
 def were_forgotten(store: CounterStore, users: IdArray, clock: StateClock) -> npt.NDArray[np.bool_]:
@@ -76,8 +83,19 @@ def forgotten_users(store: CounterStore, clock: StateClock) -> IdArray:
     return np.array([int(user) for user, time in times.items() if _is_later(time, clock)], np.int64)
 
 
+def _without(store: CounterStore, counters: Sequence[Counter], value: bytes | None) -> Totals | None:
+    """Return the totals without the sums in a value; None if they do not change, or something is damaged."""
+    try:
+        totals, sections = Totals.read(store), {} if value is None else dict(decode_value(value))
+        for counter in counters:
+            totals.subtract(counter, decode_records(counter, sections.get(definition(counter), b"")))
+    except ValueError:
+        return None
+    return totals if counters and sections else None
+
+
 def _holds_counters(value: Any) -> bool:
-    return value is not None and len(value) > len(encode_value(0, []))
+    return value is not None and len(value) > len(encode_value([]))
 
 
 def _is_later(microseconds: bytes, clock: StateClock) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.features.events import Events
+from pipelines.counters.events import Events
 from ranking.errors import OutputError
 
 if TYPE_CHECKING:

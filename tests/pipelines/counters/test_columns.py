@@ -14,13 +14,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from pipelines.counters.columns import belongs_to, joined_columns, write_joined_columns
 from pipelines.data.dated_table import DatedFeatureTable
 from pipelines.data.joined import JoinedColumns
 from pipelines.data.reader import LogReader
-from pipelines.features.joined import belongs_to, joined_columns, write_joined_columns
 from ranking.counters.features import DerivedFeatures
 from ranking.schema import Schema
-from tests.pipelines.features.naive import Naive, Row
+from tests.pipelines.counters.naive import Naive, Row
 
 SECOND = 1_000_000
 HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND

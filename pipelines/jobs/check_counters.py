@@ -1,0 +1,125 @@
+"""``ranker counters check``: compares the sums in the feature store with their totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.console import Progress
+from pipelines.feature_store.counter_store import VALUE_NAME, CounterStore, load_served, read_state, scan_keys
+from pipelines.feature_store.counter_values import counters_by_root, decode_roots, find_damaged
+from pipelines.feature_store.totals import Totals, impressions
+from ranking.counters.combine import Records, within_window
+from ranking.counters.state import StateClock
+from ranking.counters.stored_sums import StateValue
+from ranking.errors import OutputError
+from ranking.schema import Counter, Schema
+
+ATTEMPTS = 5
+"""Number of scans, of which one must end before the counters change."""
+TOLERANCE = 1e-6
+"""Largest relative difference that is due to rounding."""
+FIX = "run 'ranker counters load'; 'follow' and 'apply' then add what came since"
+
+
+def check_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[str, Any]:
+    """Compare the sums of all users, items and keys with their totals.
+
+    Args:
+        path: the repository; the counters are those of the current version.
+        url: address of the store, see ``ranking.artifacts.store_address``.
+        model: name of the model; default: the default model of the repository.
+        prefix: prefix of the keys.
+
+    Returns:
+        The address, the time of the state, the number of values, and of each counter the number of ``impressions`` by
+        the totals, weighted with its half-life, and how many of them are ``missing`` in the sums; below 0: too many.
+
+    Raises:
+        BundleError: the model cannot be read.
+        OutputError: the store cannot be reached, holds no counters of this model, or these change all the time.
+        UsageError: the address has an unsupported option, or the model has no counters.
+    """
+    name, ranker, derived = load_served(path, model)
+    assert derived.clock is not None
+    store = CounterStore(url, prefix, name)
+    return {"to": store.address, **compare_sums(store, ranker.schema, derived.clock)}
+
+
+def compare_sums(store: CounterStore, schema: Schema, clock: StateClock) -> dict[str, Any]:
+    """Do the same for a store; ``clock`` has the time zone of the state."""
+    hint = "fix the store, then try again"
+    for _ in range(ATTEMPTS):
+        state = read_state(store, store.state, hint)
+        if state is None:
+            raise OutputError(f"{store.address} holds no counters of this model: run 'ranker counters load' first")
+        with store.errors(hint):
+            try:
+                totals = Totals.read(store)
+            except ValueError as error:
+                raise OutputError(f"{store.address}: {store.totals} is damaged ({error}); {FIX}") from None
+            values, sums = _sum_values(store, schema, state, clock.zone)
+        if read_state(store, store.state, hint) == state:
+            break
+    else:
+        raise OutputError(f"{store.address}: the counters change all the time; check them when nothing adds to them")
+    counters = {}
+    for counter in (counter for group in counters_by_root(schema).values() for counter in group):
+        totals.prune(counter, state.until, clock.zone)
+        expected = impressions(counter, totals.records(counter), state.until)
+        missing = expected - sums[counter.name]
+        missing = 0.0 if abs(missing) <= TOLERANCE * max(1.0, expected) else missing
+        counters[counter.name] = {"impressions": round(expected, 3), "missing": round(missing, 3)}
+    return {"counters_as_of": replace(clock, until=state.until).text, "values": values, "counters": counters}
+
+
+def describe_missing(result: dict[str, Any]) -> str | None:
+    """Return a message about sums that differ from their totals; None if all are equal."""
+    wrong = {name: counter["missing"] for name, counter in result["counters"].items() if counter["missing"]}
+    if not wrong:
+        return None
+    name, missing = max(wrong.items(), key=lambda item: abs(item[1]))
+    more = f", and {len(wrong) - 1} other counters differ" if len(wrong) > 1 else ""
+    verb = "lacks" if missing > 0 else "has"
+    surplus = "" if missing > 0 else " too many"
+    return f"{verb} {abs(missing):,.0f} impressions of counter {name}{surplus}{more}; {FIX}"
+
+
+def _sum_values(
+    store: CounterStore, schema: Schema, state: StateValue, zone: str | None
+) -> tuple[int, dict[str, float]]:
+    """Return the number of values, and the impressions in those of each counter."""
+    groups, seen = counters_by_root(schema), set[str]()
+    sums = {counter.name: 0.0 for counters in groups.values() for counter in counters}
+    progress = Progress("checking counters", unit="values")
+    for keys in scan_keys(store):
+        by_root: dict[str, list[str]] = {}
+        for key in dict.fromkeys(keys):
+            name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
+            if name is not None and int(name["generation"], 16) == state.generation and key not in seen:
+                by_root.setdefault(name["root"], []).append(key)
+                seen.add(key)
+        for root, counters in groups.items():
+            for counter, records in _read(store, counters, by_root.get(root, [])):
+                within = within_window(counter, records, state.until, zone)
+                sums[counter.name] += impressions(counter, within, state.until)
+        progress.advance(len(keys))
+    progress.close(summary=False)
+    return len(seen), sums
+
+
+def _read(store: CounterStore, counters: Sequence[Counter], keys: list[str]) -> Iterator[tuple[Counter, Records]]:
+    """Yield the records of each counter; those of damaged values are left out."""
+    if not keys:
+        return
+    values: Any = store.client.mget(keys)
+    try:
+        records = decode_roots(counters, np.arange(len(values)), values)
+    except ValueError:
+        values = [value for value, bad in zip(values, find_damaged(counters, values), strict=True) if not bad]
+        records = decode_roots(counters, np.arange(len(values)), values)
+    yield from ((counter, records[counter.name]) for counter in counters)

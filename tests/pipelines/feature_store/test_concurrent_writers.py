@@ -1,0 +1,214 @@
+"""Commands that write counters at the same time, are killed, or find an older store lose and repeat nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import redis
+
+from pipelines.feature_store.counter_store import CounterStore, read_state
+from pipelines.feature_store.counter_values import counters_by_root, decode_roots
+from pipelines.jobs import follow_counters
+from pipelines.jobs.apply_counters import apply_log
+from pipelines.jobs.check_counters import check_counters, describe_missing
+from pipelines.jobs.follow_counters import Follower, FollowOptions
+from pipelines.jobs.load_counters import load_counters
+from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
+from ranking.counters.combine import within_window
+from ranking.encoding.vocabulary import stable_hash
+from ranking.errors import OutputError
+from ranking.schema import Schema
+from tests.support.counted_loop import ROUNDS, CountedLoop
+from tests.support.counted_ranker import COUNTED, NOW, ZONE, draw_events, item_ids, user_ids
+from tests.support.redis_server import RedisServer, redis_server
+
+Sums = dict[tuple[str, str], list[tuple[int, int, float]]]
+END = ROUNDS[4]
+
+
+every_step = pytest.mark.parametrize(
+    "steps",
+    [range(7, 1_000, 9), pytest.param(range(1, 1_000), marks=pytest.mark.nightly)],
+    ids=["some", "all"],
+)
+"""Numbers of the commands to the store before which something happens; the seventh is the first that may write."""
+
+
+class Killed(BaseException):
+    """The end of a process, which no code handles."""
+
+
+@contextmanager
+def interrupted(step: int, action: Callable[[], object]) -> Iterator[list[bool]]:
+    """Run an action before the command of this number is sent to the store; yield whether that happened."""
+    send = redis.connection.AbstractConnection.send_packed_command
+    happened: list[bool] = []
+    sent = 0
+
+    def count(self: Any, *arguments: Any, **options: Any) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == step:
+            happened.append(True)
+            action()
+        send(self, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", count)
+        yield happened
+
+
+class Store:
+    """A store, and the commands that write to it."""
+
+    def __init__(self, loop: CountedLoop, log: Path) -> None:
+        self.loop, self._log = loop, log
+        self.store = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
+
+    def load(self) -> None:
+        load_counters(self.loop.folder / "repository", self.loop.url, "counted", DEFAULT_KEY_PREFIX)
+
+    def apply(self) -> dict[str, Any]:
+        return apply_log(str(self._log), self.loop.folder / "repository", self.loop.url, "counted", DEFAULT_KEY_PREFIX)
+
+    def follow(self) -> None:
+        Follower(FollowOptions(self.loop.sources, self.loop.url, DEFAULT_KEY_PREFIX, 600)).step(END)
+
+    def finish(self) -> Sums:
+        """Repeat the commands that add impressions, and return the sums of all users and items."""
+        self.apply()
+        self.follow()
+        assert describe_missing(self.check()) is None
+        return self.sums()
+
+    def check(self) -> dict[str, Any]:
+        return check_counters(self.loop.folder / "repository", self.loop.url, "counted", DEFAULT_KEY_PREFIX)
+
+    def sums(self) -> Sums:
+        state = read_state(self.store, self.store.state)
+        assert state is not None
+        sums: Sums = {}
+        for root, counters in counters_by_root(Schema.model_validate(COUNTED)).items():
+            ids = user_ids(text=True) if root == "user" else item_ids(text=True)
+            hashes = np.array([stable_hash(name) for name in ids])
+            keys = [counter_key(self.store.start, state.generation, root, name) for name in hashes.tolist()]
+            values: Any = self.store.client.mget(keys)
+            stored = decode_roots(counters, hashes, values)
+            for counter in counters:
+                # Values that were not written lately also have impressions before the window.
+                records = within_window(counter, stored[counter.name], state.until, ZONE)
+                rows = [(int(r["root"]), int(r["key"] ^ r["bucket"]), round(float(r["count"]), 6)) for r in records]
+                sums[root, counter.name] = sorted(rows)
+        return sums
+
+
+@pytest.fixture(autouse=True)
+def _without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two followers run at the same time, as on a filesystem without locks or with two copies of the logs."""
+    monkeypatch.setattr(follow_counters, "lock_folders", lambda _: nullcontext())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def store(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("loop")
+    loop = CountedLoop(folder, server.url)
+    log = folder / "log.parquet"
+    pq.write_table(draw_events(60, 8, text=True, end=NOW + 5 * 86_400_000_000), log, row_group_size=20)
+    server.client.flushall()
+    for time in ROUNDS[:2]:
+        loop.serve(time, 3)
+    return Store(loop, log)
+
+
+@pytest.fixture(scope="module")
+def expected(server: RedisServer, store: Store) -> Sums:
+    """The sums after all commands, one after the other."""
+    server.client.flushall()
+    store.load()
+    loaded = store.sums()
+    expected = store.finish()
+    assert store.finish() == expected != loaded
+    return expected
+
+
+@every_step
+@pytest.mark.parametrize("other", ["load", "apply", "follow"])
+@pytest.mark.parametrize("command", ["load", "apply", "follow"])
+def test_two_commands_at_the_same_time_lose_nothing_and_count_nothing_twice(
+    server: RedisServer, store: Store, expected: Sums, command: str, other: str, steps: range
+) -> None:
+    """Protects the sums: runs the other command before what the first one sends to the store."""
+    for step in steps:
+        server.client.flushall()
+        store.load()
+        completed = False
+        with interrupted(step, getattr(store, other)) as happened, suppress(OutputError):
+            getattr(store, command)()
+            completed = True
+        if not happened:
+            break
+        if (command, other) == ("apply", "load") and completed:
+            assert store.apply()["applied"] == 0, step
+        assert store.finish() == expected, step
+    assert step > 5
+
+
+@every_step
+@pytest.mark.parametrize("command", ["load", "apply", "follow"])
+def test_killed_command_can_be_repeated(
+    server: RedisServer, store: Store, expected: Sums, command: str, steps: range
+) -> None:
+    def kill() -> None:
+        raise Killed
+
+    for step in steps:
+        server.client.flushall()
+        store.load()
+        with interrupted(step, kill) as happened, suppress(Killed):
+            getattr(store, command)()
+        if not happened:
+            break
+        assert store.finish() == expected, step
+    assert step > 5
+
+
+def test_store_restored_from_a_snapshot_gets_what_it_lacks(server: RedisServer, store: Store, expected: Sums) -> None:
+    server.client.flushall()
+    store.load()
+    store.apply()
+    snapshot = {key: server.client.dump(key) for key in server.client.scan_iter()}
+    assert store.finish() == expected
+    server.client.flushall()
+    for key, value in snapshot.items():
+        server.client.restore(key, 0, value)
+    assert store.finish() == expected
+
+
+def test_running_follower_notices_a_restored_and_an_emptied_store(
+    server: RedisServer, store: Store, expected: Sums
+) -> None:
+    server.client.flushall()
+    store.load()
+    follower = Follower(FollowOptions(store.loop.sources, store.loop.url, DEFAULT_KEY_PREFIX, 600))
+    snapshot = {key: server.client.dump(key) for key in server.client.scan_iter()}
+    added = follower.step(END)["applied"]
+    server.client.flushall()
+    for key, value in snapshot.items():
+        server.client.restore(key, 0, value)
+    assert follower.step(END)["applied"] == added > 0
+    server.client.flushall()
+    assert follower.step(END)["applied"] == added
+    store.apply()
+    assert store.sums() == expected
