@@ -95,7 +95,7 @@ def _cluster_client(address: StoreAddress) -> RedisCluster:
     for name in ("host", "port", "db"):
         options.pop(name, None)
     nodes = [ClusterNode(host, port) for host, port in address.hosts]
-    return RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 3), **options)
+    return RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 0), **options)
 
 
 def _options(server_url: str) -> dict[str, Any]:

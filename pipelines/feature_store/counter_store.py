@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from ranking.artifacts.default_model import read_default_model
 from ranking.artifacts.feature_store_keys import counter_prefix, counter_state_key
 from ranking.artifacts.store_address import redact_address
 from ranking.counters.features import DerivedFeatures
-from ranking.counters.stored_sums import StateValue
+from ranking.counters.state import StateClock
+from ranking.counters.stored_sums import StateValue, are_records, definition
 from ranking.errors import OutputError, UsageError
 from ranking.frozen.ranker import FrozenRanker
+from ranking.schema import Counter
 
 BATCH_SIZE = 5_000
 """Number of values per command."""
@@ -93,7 +96,7 @@ class CounterStore:
         try:
             yield
         except STORE_ERRORS as error:
-            raise store_error(self._url, error, "cannot be written", hint) from None
+            raise store_error(self._url, error, "rejects a command or cannot be reached", hint) from None
 
 
 def read_state(store: CounterStore, key: str, hint: str = "fix the store, then try again") -> StateValue | None:
@@ -115,6 +118,27 @@ def read_state(store: CounterStore, key: str, hint: str = "fix the store, then t
         return None
 
 
+def require_state(store: CounterStore, counters: Sequence[Counter], hint: str) -> StateValue:
+    """Read the sums over all keys, which must have those of some counters.
+
+    Raises:
+        OutputError: the store cannot be reached, or holds no such sums.
+    """
+    state = read_state(store, store.state, hint)
+    if state is None:
+        raise OutputError(f"{store.address} holds no counters of this model: run 'ranker counters load' first")
+    if not has_counters(state, counters):
+        reason = "holds other counters than the current version, or damaged ones"
+        raise OutputError(f"{store.address} {reason}: run 'ranker counters load' first")
+    return state
+
+
+def has_counters(state: StateValue, counters: Sequence[Counter]) -> bool:
+    """Return whether a state has valid sums of some counters."""
+    sections = {counter: state.base.get(definition(counter)) for counter in counters}
+    return all(data is not None and are_records(counter, [data]) for counter, data in sections.items())
+
+
 def scan_keys(store: CounterStore) -> Iterator[list[str]]:
     """Yield all keys of a store in batches; a key that changes meanwhile may come twice."""
     start = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in store.start)
@@ -127,15 +151,31 @@ def scan_keys(store: CounterStore) -> Iterator[list[str]]:
     yield keys
 
 
-def load_served(path: Path, model: str | None) -> tuple[str, FrozenRanker, DerivedFeatures]:
+@dataclass(frozen=True)
+class ServedCounters:
+    """The current version of a model with counters.
+
+    Attributes:
+        name: name of the model.
+        version: the version.
+        ranker: its ranker.
+        derived: state of its counters and histories.
+        clock: time of the state.
+    """
+
+    name: str
+    version: int
+    ranker: FrozenRanker
+    derived: DerivedFeatures
+    clock: StateClock
+
+
+def load_served(path: Path, model: str | None) -> ServedCounters:
     """Load the current version of a model with its state.
 
     Args:
         path: the repository.
         model: name of the model; default: the default model of the repository.
-
-    Returns:
-        The name, the ranker and its counters.
 
     Raises:
         BundleError: the model does not exist or cannot be read.
@@ -147,6 +187,7 @@ def load_served(path: Path, model: str | None) -> tuple[str, FrozenRanker, Deriv
         raise UsageError(f"{path} has no model '{name}': it has {', '.join(names) or 'none'}")
     version = repository.read_release(path, name).version
     ranker = bundle.load(repository.bundle_folder(path, name, version))
-    if ranker.derived is None or not ranker.schema.counters:
+    derived = ranker.derived
+    if derived is None or derived.clock is None or not ranker.schema.counters:
         raise UsageError(f"version {version} of {name} has no counters: declare [[counters]] and train it again")
-    return name, ranker, ranker.derived
+    return ServedCounters(name, version, ranker, derived, derived.clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pipelines.console import print_status
 from pipelines.data.log_schema import masked_labels
 from pipelines.data.reader import as_log_error
 from pipelines.feature_store.bundle_sums import BundleSums
-from pipelines.feature_store.counter_store import CounterStore, read_state
+from pipelines.feature_store.counter_store import CounterStore, require_state
 from pipelines.feature_store.counter_values import (
     counters_by_root,
     decode_roots,
@@ -23,6 +23,7 @@ from pipelines.feature_store.counter_values import (
     with_roots,
 )
 from pipelines.feature_store.forgotten_users import were_forgotten
+from pipelines.feature_store.positions import Positions
 from pipelines.feature_store.totals import Totals
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.combine import Records, combine, impression_records, within_window
@@ -37,8 +38,7 @@ from ranking.schema import Counter, Schema
 class CounterWriter:
     """Adds impressions to the sums in the store.
 
-    Each addition changes the sums and the position of the reader in one transaction. A position is a field of a hash:
-    the name of an input and how far it was added. Because the store keeps both, a reader that continues from the
+    Each addition changes the sums and a position in one transaction. Therefore a reader that continues from the
     positions of the store adds nothing twice and leaves nothing out: after a crash, beside other readers, and with a
     store that was restored from a snapshot.
 
@@ -47,6 +47,7 @@ class CounterWriter:
         schema: schema of the counters.
         zone: time zone of the state.
         bundle: sums with which values start that the store does not have, if they are those that were loaded.
+        positions: positions of the readers.
         names: names of the counters to add to; None: all.
     """
 
@@ -56,9 +57,11 @@ class CounterWriter:
         schema: Schema,
         zone: str | None,
         bundle: BundleSums,
+        positions: Positions,
         names: Collection[str] | None = None,
     ) -> None:
         self.store, self._schema, self._zone, self._bundle = store, schema, zone, bundle
+        self._positions = positions
         self._groups = counters_by_root(schema)
         self._changed = {
             root: [counter for counter in counters if names is None or counter.name in names]
@@ -72,52 +75,52 @@ class CounterWriter:
         Raises:
             OutputError: the store holds no state, or a state without one of the counters.
         """
-        state = read_state(self.store, self.store.state, self._hint)
         counters = [counter for counters in self._groups.values() for counter in counters]
-        if state is None or any(definition(counter) not in state.base for counter in counters):
-            reason = "holds no counters" if state is None else "holds other counters than the current version"
-            raise OutputError(f"{self.store.address} {reason} of this model: run 'ranker counters load' first")
-        return state
-
-    def positions(self) -> dict[str, str]:
-        """Return all positions."""
-        with self.store.errors(self._hint):
-            fields: Any = self.store.client.hgetall(self.store.positions)
-        return {field.decode(): position.decode() for field, position in fields.items()}
+        return require_state(self.store, counters, self._hint)
 
     def add(
-        self, rows: pa.Table | None, source: str, name: str, before: str | None, after: str
+        self,
+        rows: pa.Table | None,
+        file: str,
+        generation: int,
+        reader: str,
+        source: str,
+        before: str | None,
+        after: str,
     ) -> tuple[StateValue, int]:
         """Add impressions that are newer than the loaded state, and move a position.
 
         Args:
             rows: the impressions; None: only the position moves.
-            source: their file in messages.
-            name: name of the position.
-            before: the position before; None if there is none.
-            after: the position after.
+            file: their file in messages.
+            generation: generation of the state from which the reader started.
+            reader: name of the reader.
+            source: name of the input.
+            before: position of the reader in the input from which the rows follow; None if it has none.
+            after: its position after the rows.
 
         Returns:
             The new state and the number of added impressions.
 
         Raises:
             LogError: a column has the wrong type.
-            OutputError: the store rejects a command, or another program has changed the state or the position.
+            OutputError: the store rejects a command, or another program has changed the generation or the position.
         """
         with self.store.errors(self._hint), self.store.client.pipeline(transaction=True) as pipeline:
             try:
                 pipeline.watch(self.store.state, self.store.positions)
                 state = self.read_state()
-                self._require_position(name, before)
+                if state.generation != generation or not self._positions.is_at(before, reader, source):
+                    raise self._other_writer()
                 values: dict[str, bytes] = {}
                 totals, added = Totals.read(self.store), 0
                 if rows is not None:
-                    with as_log_error(source):
+                    with as_log_error(file):
                         rows, times = self._newer(rows, state)
                     added = len(times)
                 if added:
                     state = replace(state, until=max(state.until, int(times.max())))
-                    with as_log_error(source):
+                    with as_log_error(file):
                         values, base = self._new_values(rows, times, state, totals)
                     state = replace(state, base=base)
                 pipeline.multi()
@@ -126,19 +129,18 @@ class CounterWriter:
                 if added:
                     pipeline.set(self.store.state, state.encode())
                     pipeline.set(self.store.totals, totals.encode())
-                pipeline.hset(self.store.positions, name, after)
+                self._positions.move(pipeline, reader, source, after)
                 pipeline.execute()
+                self._positions.moved(reader, source, after)
             except redis.WatchError:
                 raise self._other_writer() from None
         return state, added
 
-    def _require_position(self, name: str, position: str | None) -> None:
-        (stored,) = cast("list[bytes | None]", self.store.client.hmget(self.store.positions, [name]))
-        if stored != (None if position is None else position.encode()):
-            raise self._other_writer()
-
     def _other_writer(self) -> OutputError:
-        return OutputError(f"{self.store.address}: another program writes counters of this model; repeat the command")
+        return OutputError(
+            f"{self.store.address}: another program writes counters of this model, or the connection was lost; repeat "
+            "the command"
+        )
 
     def _newer(self, rows: pa.Table, state: StateValue) -> tuple[pa.Table, IdArray]:
         """Return the rows that are newer than the loaded state, and their times in microseconds [rows]."""

@@ -21,6 +21,7 @@ from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import decode_records, decode_value, definition, encode_value
 from ranking.encoding.vocabulary import IdArray, stable_hash
+from ranking.errors import OutputError
 from ranking.schema import Counter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,7 +90,7 @@ def _without(store: CounterStore, counters: Sequence[Counter], value: bytes | No
         totals, sections = Totals.read(store), {} if value is None else dict(decode_value(value))
         for counter in counters:
             totals.subtract(counter, decode_records(counter, sections.get(definition(counter), b"")))
-    except ValueError:
+    except (ValueError, OutputError):
         return None
     return totals if counters and sections else None
 

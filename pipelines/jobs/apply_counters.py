@@ -12,10 +12,11 @@ from pipelines.data.reader import LogReader
 from pipelines.feature_store.bundle_sums import BundleSums
 from pipelines.feature_store.counter_store import CounterStore, load_served
 from pipelines.feature_store.counter_writer import CounterWriter
+from pipelines.feature_store.positions import Positions
 from ranking.errors import OutputError
 
-APPLIED = "applied"
-"""Position of a chunk that is added."""
+READER, APPLIED = "log", "applied"
+"""Reader of logs, whose inputs are chunks, and the position of one that is added."""
 
 
 def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -> dict[str, Any]:
@@ -42,21 +43,23 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
             another program at the same time; the log can be applied again.
         UsageError: the address has an unsupported option, or the model has no counters.
     """
-    name, ranker, derived = load_served(path, model)
-    assert derived.clock is not None
-    store = CounterStore(url, prefix, name)
+    served = load_served(path, model)
+    schema = served.ranker.schema
+    store = CounterStore(url, prefix, served.name)
     store.require_no_eviction()
-    writer = CounterWriter(store, ranker.schema, derived.clock.zone, BundleSums(derived))
+    positions = Positions(store)
+    writer = CounterWriter(store, schema, served.clock.zone, BundleSums(served.derived), positions)
     counts = {"applied": 0, "old": 0, "repeated": 0, "bad": 0}
     progress = Progress("applying", unit="rows")
-    loaded, positions = writer.read_state(), writer.positions()
-    state = loaded
-    for chunk in LogReader(logs, ranker.schema.logged, dict(ranker.tables)).scan():
+    state = loaded = writer.read_state()
+    applied_chunks = positions.read(READER)
+    for chunk in LogReader(logs, schema.logged, dict(served.ranker.tables)).scan():
         counts["bad"] += chunk.bad.num_rows
-        if chunk.name in positions:
+        if chunk.name in applied_chunks:
             counts["repeated"] += chunk.rows.num_rows
         else:
-            state, applied = writer.add(chunk.rows, chunk.file, chunk.name, None, APPLIED)
+            position = READER, chunk.name, None, APPLIED
+            state, applied = writer.add(chunk.rows, chunk.file, loaded.generation, *position)
             counts["applied"] += applied
             counts["old"] += chunk.rows.num_rows - applied
         progress.advance(chunk.rows.num_rows)
@@ -67,4 +70,4 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
         )
     if counts["bad"]:
         print_status(f"{counts['bad']:,} bad rows were not applied; 'ranker check' shows the reasons")
-    return {"to": writer.store.address, "counters_as_of": replace(derived.clock, until=state.until).text, **counts}
+    return {"to": writer.store.address, "counters_as_of": replace(served.clock, until=state.until).text, **counts}

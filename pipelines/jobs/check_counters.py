@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.console import Progress
-from pipelines.feature_store.counter_store import VALUE_NAME, CounterStore, load_served, read_state, scan_keys
+from pipelines.feature_store.counter_store import (
+    VALUE_NAME,
+    CounterStore,
+    load_served,
+    read_state,
+    require_state,
+    scan_keys,
+)
 from pipelines.feature_store.counter_values import counters_by_root, decode_roots, find_damaged
-from pipelines.feature_store.totals import Totals, impressions
+from pipelines.feature_store.totals import FIX, Totals, impressions
 from ranking.counters.combine import Records, within_window
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import StateValue
@@ -23,7 +30,6 @@ ATTEMPTS = 5
 """Number of scans, of which one must end before the counters change."""
 TOLERANCE = 1e-6
 """Largest relative difference that is due to rounding."""
-FIX = "run 'ranker counters load'; 'follow' and 'apply' then add what came since"
 
 
 def check_counters(path: Path, url: str, model: str | None, prefix: str) -> dict[str, Any]:
@@ -44,26 +50,21 @@ def check_counters(path: Path, url: str, model: str | None, prefix: str) -> dict
         OutputError: the store cannot be reached, holds no counters of this model, or these change all the time.
         UsageError: the address has an unsupported option, or the model has no counters.
     """
-    name, ranker, derived = load_served(path, model)
-    assert derived.clock is not None
-    store = CounterStore(url, prefix, name)
-    return {"to": store.address, **compare_sums(store, ranker.schema, derived.clock)}
+    served = load_served(path, model)
+    store = CounterStore(url, prefix, served.name)
+    return {"to": store.address, **compare_sums(store, served.ranker.schema, served.clock)}
 
 
 def compare_sums(store: CounterStore, schema: Schema, clock: StateClock) -> dict[str, Any]:
     """Do the same for a store; ``clock`` has the time zone of the state."""
     hint = "fix the store, then try again"
     for _ in range(ATTEMPTS):
-        state = read_state(store, store.state, hint)
-        if state is None:
-            raise OutputError(f"{store.address} holds no counters of this model: run 'ranker counters load' first")
+        state = require_state(store, schema.counters, hint)
         with store.errors(hint):
-            try:
-                totals = Totals.read(store)
-            except ValueError as error:
-                raise OutputError(f"{store.address}: {store.totals} is damaged ({error}); {FIX}") from None
+            totals = Totals.read(store)
             values, sums = _sum_values(store, schema, state, clock.zone)
-        if read_state(store, store.state, hint) == state:
+            unchanged = Totals.read(store).encode() == totals.encode()
+        if unchanged and read_state(store, store.state, hint) == state:
             break
     else:
         raise OutputError(f"{store.address}: the counters change all the time; check them when nothing adds to them")
@@ -86,23 +87,24 @@ def describe_missing(result: dict[str, Any]) -> str | None:
     more = f", and {len(wrong) - 1} other counters differ" if len(wrong) > 1 else ""
     verb = "lacks" if missing > 0 else "has"
     surplus = "" if missing > 0 else " too many"
-    return f"{verb} {abs(missing):,.0f} impressions of counter {name}{surplus}{more}; {FIX}"
+    number = f"{abs(missing):,.1f}".removesuffix(".0")
+    return f"{verb} {number} impressions of counter {name}{surplus}{more}; {FIX}"
 
 
 def _sum_values(
     store: CounterStore, schema: Schema, state: StateValue, zone: str | None
 ) -> tuple[int, dict[str, float]]:
     """Return the number of values, and the impressions in those of each counter."""
-    groups, seen = counters_by_root(schema), set[str]()
+    groups, seen = counters_by_root(schema), set[int]()
     sums = {counter.name: 0.0 for counters in groups.values() for counter in counters}
     progress = Progress("checking counters", unit="values")
     for keys in scan_keys(store):
         by_root: dict[str, list[str]] = {}
         for key in dict.fromkeys(keys):
             name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
-            if name is not None and int(name["generation"], 16) == state.generation and key not in seen:
+            if name is not None and int(name["generation"], 16) == state.generation and hash(key) not in seen:
                 by_root.setdefault(name["root"], []).append(key)
-                seen.add(key)
+                seen.add(hash(key))
         for root, counters in groups.items():
             for counter, records in _read(store, counters, by_root.get(root, [])):
                 within = within_window(counter, records, state.until, zone)

@@ -8,39 +8,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import time as time_of_day
 from typing import Any
-from zoneinfo import ZoneInfo
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from pipelines.console import print_status
 from pipelines.data.log_schema import bad_row_reasons
 from pipelines.data.reader import as_log_error
 from pipelines.feature_store.bundle_sums import BundleSums
-from pipelines.feature_store.counter_store import CounterStore, load_served, read_state
+from pipelines.feature_store.counter_store import CounterStore, has_counters, load_served, read_state, require_state
+from pipelines.feature_store.counter_values import counters_by_root
 from pipelines.feature_store.counter_writer import CounterWriter
+from pipelines.feature_store.positions import Positions
 from pipelines.jobs.check_counters import compare_sums, describe_missing
-from pipelines.jobs.load_counters import load_counters
+from pipelines.jobs.load_counters import load_sums
 from pipelines.loop.closed_requests import ClosedRequests, ClosedRows, Window
 from pipelines.loop.feedback_files import oldest_unfinished
 from pipelines.loop.folder_locks import lock_folders
 from pipelines.loop.sources import LoopSources
 from ranking.artifacts import repository
-from ranking.counters.stored_sums import definition
+from ranking.counters.stored_sums import StateValue, definition
 from ranking.encoding.feature_table import fill_features
-from ranking.errors import LogError, OutputError, RankerError
+from ranking.errors import LogError, OutputError, QualityGateError, RankerError
 
 MICROSECOND, DAY = timedelta(microseconds=1), timedelta(days=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CHECK_SECONDS = 3_600
 """Seconds between two comparisons of the sums with their totals."""
-USED = "all"
-"""Position of a file of which all requests were added."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,81 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Name of the rule in positions."""
+        """Name of the reader in the positions."""
         return "day" if self.delay is None else f"{self.delay}s"
+
+
+class FollowedVersion:
+    """A version of a model, and the store with its counters.
+
+    Args:
+        options: what to follow.
+
+    Raises:
+        BundleError: the model cannot be read.
+        OutputError: the store cannot be reached.
+        UsageError: the address has an unsupported option, or the model has no counters.
+    """
+
+    def __init__(self, options: FollowOptions) -> None:
+        sources = options.sources
+        assert sources.repository is not None
+        served = load_served(sources.repository, sources.model)
+        self.name, self.version, self.clock, self.derived = served.name, served.version, served.clock, served.derived
+        self.schema, self.tables = served.ranker.schema, served.ranker.tables
+        self.store = CounterStore(options.url, options.prefix, self.name)
+        self.store.require_no_eviction()
+        self.requests = ClosedRequests(replace(sources, model=self.name), str(self.version))
+        counters = [counter for group in counters_by_root(self.schema).values() for counter in group]
+        delays = sorted(f"{definition(counter):x}={counter.delay_seconds}" for counter in counters)
+        self.positions = Positions(self.store, " ".join(delays))
+        bundle = BundleSums(self.derived)
+        self.rules = []
+        for delay in dict.fromkeys(counter.delay_seconds for counter in counters):
+            names = {counter.name for counter in counters if counter.delay_seconds == delay}
+            writer = CounterWriter(self.store, self.schema, self.clock.zone, bundle, self.positions, names)
+            self.rules.append(Rule(delay, writer))
+        self._is_rejected = False
+
+    def require_state(self) -> StateValue:
+        """Read the state of the counters in the store.
+
+        Raises:
+            OutputError: the store cannot be reached, or lacks counters.
+        """
+        return require_state(self.store, self.schema.counters, "fix the store; the step is repeated")
+
+    def load_missing(self) -> None:
+        """Load the counters unless the store has all of them, as of the same time or later, with the same delays.
+
+        If they are poorer than those in the store, these stay, and impressions are added to them.
+
+        Raises:
+            OutputError: the store cannot be written.
+            QualityGateError: the counters are poorer than those in the store, to which impressions cannot be added.
+        """
+        state = read_state(self.store, self.store.state)
+        usable = state is not None and has_counters(state, self.schema.counters)
+        usable = usable and not self.positions.have_other_rules()
+        if usable and (self._is_rejected or (state is not None and state.loaded_until >= self.clock.until)):
+            return
+        try:
+            load_sums(self.store, self.derived, self.clock)
+        except QualityGateError as error:
+            if not usable:
+                raise
+            self._is_rejected = True
+            print_status(f"{error}; impressions are added to the counters in the store")
+
+
+def midnight(now: datetime, zone: str | None) -> datetime:
+    """Return the start of a day in a time zone; None for that of this machine."""
+    if zone is None:
+        return datetime.combine(now.astimezone().date(), time_of_day.min).astimezone()
+    times = pc.local_timestamp(pa.array([now.astimezone(UTC)], pa.timestamp("us", zone)))
+    days = pc.floor_temporal(times, unit="day")
+    (start,) = pc.assume_timezone(days, zone, ambiguous="earliest", nonexistent="latest").cast(pa.int64())
+    return EPOCH + timedelta(microseconds=start.as_py())
 
 
 class Follower:
@@ -91,28 +165,9 @@ class Follower:
     """
 
     def __init__(self, options: FollowOptions) -> None:
-        self._options, self._generation = options, 0
+        self._options, self._current = options, FollowedVersion(options)
+        self._generation = 0
         self._checked: tuple[int, float] | None = None
-        self._open()
-
-    def _open(self) -> None:
-        options, sources = self._options, self._options.sources
-        assert sources.repository is not None
-        name, ranker, derived = load_served(sources.repository, sources.model)
-        assert derived.clock is not None
-        self._version = repository.read_release(sources.repository, name).version
-        self._model, self._clock = name, derived.clock
-        self._schema, self._tables = ranker.schema, ranker.tables
-        self._store = CounterStore(options.url, options.prefix, name)
-        self._store.require_no_eviction()
-        self._requests = ClosedRequests(replace(sources, model=name), str(self._version))
-        bundle = BundleSums(derived)
-        self._rules = []
-        counters = ranker.schema.counters
-        for delay in dict.fromkeys(counter.delay_seconds for counter in counters):
-            names = {counter.name for counter in counters if counter.delay_seconds == delay}
-            writer = CounterWriter(self._store, ranker.schema, self._clock.zone, bundle, names)
-            self._rules.append(Rule(delay, writer))
 
     def step(self, now: datetime | None = None) -> dict[str, Any]:
         """Add the impressions whose labels have become known.
@@ -130,6 +185,10 @@ class Follower:
             RankerError: a file cannot be read, or the store cannot be written; the step can be repeated.
         """
         sources = self._options.sources
+        assert sources.repository is not None
+        if repository.read_release(sources.repository, self._current.name).version != self._current.version:
+            self._current = FollowedVersion(self._options)
+        self._current.load_missing()
         with lock_folders([sources.served, sources.feedback]):
             return self._step(now)
 
@@ -146,88 +205,57 @@ class Follower:
         if due == self._checked:
             return None
         self._checked = due
-        result = compare_sums(self._store, self._schema, self._clock)
+        current = self._current
+        result = compare_sums(current.store, current.schema, current.clock)
         if message := describe_missing(result):
-            print_status(f"{self._store.address} {message}")
+            print_status(f"{current.store.address} {message}")
         largest: float = max(abs(counter["missing"]) for counter in result["counters"].values())
         return largest
 
     def _step(self, now: datetime | None) -> dict[str, Any]:
-        sources = self._options.sources
-        assert sources.repository is not None
-        if repository.read_release(sources.repository, self._model).version != self._version:
-            self._open()
-        self._load_missing(sources.repository)
-        present = now or datetime.now(UTC)
-        until = now or min(present, oldest_unfinished(sources.feedback) or present)
-        rules = {rule.name: rule for rule in self._rules}
-        positions = self._rules[0].writer.positions()
-        windows, applied = self._windows(positions, until, present), 0
-        with closing(self._requests.read(windows)) as chunks:
-            for chunk in chunks:
-                self._require_user_ids()
-                applied += self._add(rules[chunk.window.name], chunk, positions)
-        state = self._rules[0].writer.read_state()
+        current, present = self._current, now or datetime.now(UTC)
+        until = now or min(present, oldest_unfinished(self._options.sources.feedback) or present)
+        state, applied = current.require_state(), 0
         self._generation = state.generation
+        windows = {window.name: window for window in self._windows(state, until, present)}
+        rules = {rule.name: rule for rule in current.rules}
+        with closing(current.requests.read(list(windows.values()))) as chunks:
+            for chunk in chunks:
+                applied += self._add(rules[chunk.window.name], chunk, state.generation)
         return {
             "until": until.isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "counters_as_of": replace(self._clock, until=state.until).text,
+            "counters_as_of": replace(current.clock, until=current.require_state().until).text,
             "applied": applied,
-            "left_out": self._requests.left_out,
+            "left_out": current.requests.left_out,
         }
 
-    def _load_missing(self, path: Path) -> None:
-        """Load the counters of the current version unless the store has all of them, as of the same time or later.
-
-        Raises:
-            QualityGateError: much of what the store has would be lost.
-        """
-        state = read_state(self._store, self._store.state)
-        definitions = {definition(counter) for counter in self._schema.counters}
-        if state is None or not definitions <= {*state.base} or state.loaded_until < self._clock.until:
-            options = self._options
-            result = load_counters(path, options.url, self._model, options.prefix)
-            print_status(f"loaded {result['values']:,} values of counters as of {result['counters_as_of']}")
-
-    def _windows(self, positions: Mapping[str, str], until: datetime, now: datetime) -> list[Window]:
-        """Return the window of each rule with the positions of the store."""
-        start = self._rules[0].writer.read_state().loaded_until
-        if self._clock.zone is None:  # a local time; the writer knows which impressions are newer
+    def _windows(self, state: StateValue, until: datetime, now: datetime) -> Iterator[Window]:
+        """Yield the window of each rule with the positions of the store."""
+        current, start = self._current, state.loaded_until
+        if current.clock.zone is None:  # a local time; the writer knows which impressions are newer
             start -= DAY // MICROSECOND
-        of_files: dict[str, dict[str, int | None]] = {rule.name: {} for rule in self._rules}
-        for name, position in positions.items():
-            rule_name, _, file = name.partition(":")
-            if rule_name in of_files:
-                of_files[rule_name][file] = None if position == USED else int(position)
-        windows = []
-        for rule in self._rules:
+        for rule in current.rules:
             length = timedelta(seconds=rule.delay or self._options.window)
             closed = until - length
             if rule.delay is None:
-                midnight = now.astimezone(None if self._clock.zone is None else ZoneInfo(self._clock.zone))
-                closed = min(closed, midnight.replace(hour=0, minute=0, second=0, microsecond=0) - MICROSECOND)
-            end = (closed - EPOCH) // MICROSECOND
-            windows.append(Window(rule.name, length // MICROSECOND, end, start, of_files[rule.name]))
-        return windows
+                closed = min(closed, midnight(now, current.clock.zone) - MICROSECOND)
+            end, positions = (closed - EPOCH) // MICROSECOND, current.positions.read(rule.name)
+            yield Window(rule.name, length // MICROSECOND, end, start, positions)
 
-    def _require_user_ids(self) -> None:
-        file = self._requests.newest_file()
-        if file is not None and file.hashed_users:
-            raise LogError(
-                f"{file.path}: holds hashes of user ids (served_log_user_key), but the counters in the store are of "
-                "the ids themselves: serve without the key, or use counters as of the last training"
-            )
-
-    def _add(self, rule: Rule, chunk: ClosedRows, positions: dict[str, str]) -> int:
+    def _add(self, rule: Rule, chunk: ClosedRows, generation: int) -> int:
         """Add rows to the counters of a rule, and return the number of impressions."""
-        rows, source = chunk.rows, str(chunk.file)
+        if chunk.file.hashed_users:
+            raise LogError(
+                f"{chunk.file.path}: holds hashes of user ids (served_log_user_key), but the counters in the store are "
+                "of the ids themselves: serve without the key, or use counters as of the last training"
+            )
+        rows, file, schema = chunk.rows, chunk.file.path, self._current.schema.logged
         if rows is not None:
-            with as_log_error(source):
-                rows = fill_features(rows, self._schema.logged, self._tables)
-                rows = rows.filter(bad_row_reasons(rows, self._schema.logged, labels=True).is_null())
-        name, after = f"{rule.name}:{chunk.file.name}", USED if chunk.position is None else str(chunk.position)
-        _, applied = rule.writer.add(rows, source, name, positions.get(name), after)
-        positions[name] = after
+            with as_log_error(str(file)):
+                rows = fill_features(rows, schema, self._current.tables)
+                rows = rows.filter(bad_row_reasons(rows, schema, labels=True).is_null())
+        position = rule.name, file.name, chunk.before, chunk.position
+        _, applied = rule.writer.add(rows, str(file), generation, *position)
         return applied
 
 
@@ -290,7 +318,6 @@ def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop:
     while not stop.is_set():
         try:
             result = follower.step()
-            missing = follower.check()
         except RankerError as error:
             metrics.failures.inc()
             if str(error) != failure:
@@ -301,8 +328,6 @@ def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop:
             metrics.until.set(datetime.fromisoformat(result["until"]).timestamp())
             metrics.applied.inc(result["applied"])
             metrics.left_out.set(len(result["left_out"]))
-            if missing is not None:
-                metrics.missing.set(missing)
             for message in result["left_out"]:
                 if message not in reported:
                     print_status(f"left out: {message}")
@@ -312,4 +337,11 @@ def follow(options: FollowOptions, seconds: float, metrics: FollowMetrics, stop:
                     f"{result['applied']:,} impressions applied; counters as of {result['counters_as_of']}, "
                     f"followed until {result['until']}"
                 )
+            try:
+                missing = follower.check()
+            except OutputError as error:
+                print_status(str(error))
+            else:
+                if missing is not None:
+                    metrics.missing.set(missing)
         stop.wait(seconds)

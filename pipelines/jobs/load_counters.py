@@ -6,10 +6,11 @@ same time, and other commands that write, do not disturb each other.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 import redis
 
 from pipelines.console import Progress, print_status
+from pipelines.feature_store.bundle_sums import BundleSums
+from pipelines.feature_store.client import STORE_ERRORS
 from pipelines.feature_store.counter_store import (
     BATCH_SIZE,
     VALUE_NAME,
@@ -34,8 +37,10 @@ from ranking.counters.combine import combine
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import StateValue, definition, encode_records, encode_value
-from ranking.encoding.vocabulary import IdArray
-from ranking.errors import QualityGateError
+from ranking.errors import OutputError, QualityGateError
+
+ABANDONED = 86_400 * 10**9
+"""Nanoseconds after which the values of a load that has not finished are removed."""
 
 
 def load_counters(
@@ -45,7 +50,8 @@ def load_counters(
 
     Users that were forgotten later than the last impression have empty values.
 
-    The service uses the new values together, from the last command on; until then it uses those of the load before.
+    The service uses the new values together, from the last command on; until then it uses those of the load before. If
+    the load fails, its values are removed.
 
     Args:
         path: the repository; the state is that of the current version.
@@ -59,88 +65,115 @@ def load_counters(
 
     Raises:
         BundleError: the model cannot be read.
-        OutputError: the store cannot be reached or rejects a command.
+        OutputError: the store cannot be reached or rejects a command, or another load, of older counters, began later
+            and has finished.
         QualityGateError: the sums are older than those that were loaded before, or lack much of them.
         UsageError: the address has an unsupported option, or the model has no counters.
     """
-    name, ranker, derived = load_served(path, model)
-    assert derived.clock is not None
-    store, generation = CounterStore(url, prefix, name), time.time_ns()
+    served = load_served(path, model)
+    store = CounterStore(url, prefix, served.name)
     store.require_no_eviction()
-    _compare(store, derived, allow=allow_poorer_counters)
-    written = size = 0
-    progress = Progress("loading counters", unit="values")
+    return load_sums(store, served.derived, served.clock, allow=allow_poorer_counters)
+
+
+def load_sums(
+    store: CounterStore, derived: DerivedFeatures, clock: StateClock, *, allow: bool = False
+) -> dict[str, Any]:
+    """Do the same with the sums of an open version, whose time is ``clock``."""
+    _compare(store, derived, allow=allow)
     with store.errors("the counters in use are unchanged: fix the store and load again"):
-        for root, counters in counters_by_root(ranker.schema).items():
-            sums = {
-                counter.name: combine(counter, with_roots(root, derived.counters[counter.name].rows))
-                for counter in counters
+        now, current = time.time_ns(), read_state(store, store.state)
+        in_use = 0 if current is None else current.generation
+        removed = _remove(store, lambda other: other < in_use or in_use < other < now - ABANDONED)
+        # Later than the current one although clocks differ, and not that of another load at the same time.
+        generation = max(now, in_use + 1) + secrets.randbelow(1_000_000)
+        try:
+            written, size, totals = _write(store, derived, generation)
+            base = {
+                definition(counter): encode_records(counter, derived.counters[counter.name].base).tobytes()
+                for counter in derived.schema.counters
             }
-            roots = np.unique(np.concatenate([records["root"] for records in sums.values()]))
-            for start in range(0, len(roots), BATCH_SIZE):
-                values = {
-                    counter_key(store.start, generation, root, root_hash): value
-                    for root_hash, value in encode_roots(counters, sums, roots[start : start + BATCH_SIZE])
-                }
-                store.client.mset(values)
-                written += len(values)
-                size += sum(map(len, values.values()))
-                progress.advance(len(values))
-        base = {
-            definition(counter): encode_records(counter, derived.counters[counter.name].base).tobytes()
-            for counter in ranker.schema.counters
-        }
-        clock = derived.clock
-        state = StateValue(generation, clock.until, clock.until, base, clock.since)
-        current = _switch(store, state, clock, partial(_totals, derived))
-        removed = _remove_obsolete(store, current)
-    progress.close()
-    result = {"to": store.address, "keys": f"{store.start}*", "counters_as_of": derived.clock.text}
+            _switch(store, StateValue(generation, clock.until, clock.until, base, clock.since), clock, derived, totals)
+        except BaseException:
+            with suppress(OutputError, *STORE_ERRORS):
+                state = read_state(store, store.state)
+                if state is None or state.generation != generation:  # else only the reply was lost
+                    _remove(store, lambda other: other == generation)
+            raise
+        state = read_state(store, store.state)
+        used = generation if state is None else state.generation
+        removed += _remove(store, lambda other: other < used, unnamed=True)
+    result = {"to": store.address, "keys": f"{store.start}*", "counters_as_of": clock.text}
     return result | {"values": written, "bytes": size, "removed": removed}
 
 
-def _switch(store: CounterStore, state: StateValue, clock: StateClock, totals: Callable[[IdArray], Totals]) -> int:
+def _write(store: CounterStore, derived: DerivedFeatures, generation: int) -> tuple[int, int, Totals]:
+    """Write all values of a generation; return their number and bytes, and the totals."""
+    written, size, totals = 0, 0, Totals(store)
+    progress = Progress("loading counters", unit="values")
+    for root, counters in counters_by_root(derived.schema).items():
+        sums = {}
+        for counter in counters:
+            sums[counter.name] = combine(counter, with_roots(root, derived.counters[counter.name].rows))
+            totals.add(counter, sums[counter.name])
+        roots = np.unique(np.concatenate([records["root"] for records in sums.values()]))
+        for start in range(0, len(roots), BATCH_SIZE):
+            values = {
+                counter_key(store.start, generation, root, root_hash): value
+                for root_hash, value in encode_roots(counters, sums, roots[start : start + BATCH_SIZE])
+            }
+            store.client.mset(values)
+            written += len(values)
+            size += sum(map(len, values.values()))
+            progress.advance(len(values))
+    progress.close()
+    return written, size, totals
+
+
+def _switch(
+    store: CounterStore, state: StateValue, clock: StateClock, derived: DerivedFeatures, totals: Totals
+) -> None:
     """Let the service use the written values, but those of users that were forgotten later than the bundle's sums.
 
     Args:
         store: the store.
         state: state of the written values.
         clock: time of the bundle's sums.
-        totals: returns the totals without those of some users.
+        derived: the bundle's sums.
+        totals: their totals.
 
-    Returns:
-        The current generation: that of the state, or that of a load that began later and has finished.
+    Raises:
+        OutputError: another load, of older counters, began later and has finished.
     """
+    bundle, user_counters = BundleSums(derived), counters_by_root(derived.schema).get("user", [])
     while True:
         with store.client.pipeline(transaction=True) as pipeline:
             pipeline.watch(store.forgotten, store.state)
             current = read_state(store, store.state)
+            if current is not None and current.generation == state.generation:
+                return  # the reply to the transaction was lost
             if current is not None and current.generation > state.generation:
-                print_status(f"{store.address}: another load began later and has finished: its counters are used")
-                return current.generation
+                message = f"{store.address}: another load began later and has finished; its counters are used"
+                if current.loaded_until < state.loaded_until:
+                    raise OutputError(message)
+                print_status(message)
+                return
             forgotten = forgotten_users(store, clock)
+            remaining = totals.copy()
+            for counter in user_counters:
+                remaining.subtract(counter, bundle.find(counter, "user", forgotten))
             pipeline.multi()
             for user in forgotten.tolist():
                 pipeline.set(counter_key(store.start, state.generation, "user", user), encode_value([]))
             pipeline.set(store.state, state.encode())
             pipeline.set(store.loaded, state.encode())
-            pipeline.set(store.totals, totals(forgotten).encode())
+            pipeline.set(store.totals, remaining.encode())
             pipeline.delete(store.positions)
             try:
                 pipeline.execute()
             except redis.WatchError:
                 continue
-            return state.generation
-
-
-def _totals(derived: DerivedFeatures, forgotten: IdArray) -> Totals:
-    """Return the totals of the sums of a bundle without those of some users."""
-    totals = Totals()
-    for root, counters in counters_by_root(derived.schema).items():
-        for counter in counters:
-            records = with_roots(root, derived.counters[counter.name].rows)
-            totals.add(counter, records[~np.isin(records["root"], forgotten)] if root == "user" else records)
-    return totals
+            return
 
 
 def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
@@ -174,19 +207,18 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
         )
 
 
-def _remove_obsolete(store: CounterStore, generation: int) -> int:
-    """Remove the values of earlier generations, and of earlier versions of this format; return their number."""
+def _remove(store: CounterStore, is_obsolete: Callable[[int], bool], *, unnamed: bool = False) -> int:
+    """Remove the values of some generations, and with ``unnamed`` those of earlier versions; return their number."""
+
+    def is_removed(key: str) -> bool:
+        if key in store.shared_keys:
+            return False
+        name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
+        return unnamed if name is None else is_obsolete(int(name["generation"], 16))
+
     removed = 0
     for keys in scan_keys(store):
-        obsolete = [key for key in keys if _is_obsolete(key, store, generation)]
-        if obsolete:
+        if obsolete := [key for key in keys if is_removed(key)]:
             store.client.unlink(*obsolete)
-        removed += len(obsolete)
+            removed += len(obsolete)
     return removed
-
-
-def _is_obsolete(key: str, store: CounterStore, generation: int) -> bool:
-    if key in store.shared_keys:
-        return False
-    name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
-    return name is None or int(name["generation"], 16) < generation

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -28,7 +29,6 @@ from pipelines.loop.served_files import (
     Candidates,
     DamagedFileError,
     ServedFile,
-    choose_model,
     creation_time,
     find_served_files,
 )
@@ -40,6 +40,11 @@ from ranking.temporary_folders import temporary_folder
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+MICROSECOND, EPOCH = timedelta(microseconds=1), datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = np.iinfo(np.int64).max
+"""Time of a request that does not exist."""
+USED = "all"
+"""Position of a file of which all requests were used."""
 REPEATED = timedelta(hours=1)
 """Time after an answer in which a client may repeat its request id."""
 CHUNK_ROWS = 16_384
@@ -61,19 +66,19 @@ class Window:
         length: time after an impression in which events count.
         until: time of the last request whose window has closed.
         start: requests until then are left out.
-        positions: by the name of a file, the time of the last request that was used; None if all were.
+        positions: by the name of a file, ``USED``, or the time of the last request that was used as text.
     """
 
     name: str
     length: int
     until: int
     start: int
-    positions: Mapping[str, int | None]
+    positions: Mapping[str, str]
 
     def position(self, name: str) -> int | None:
         """Return the time until which a file was used; None if all of it was."""
-        position = self.positions.get(name, self.start)
-        return None if position is None else max(position, self.start)
+        position = self.positions.get(name, "")
+        return None if position == USED else max(int(position or self.start), self.start)
 
 
 @dataclass(frozen=True)
@@ -84,28 +89,30 @@ class ClosedRows:
         window: the window.
         file: the file.
         rows: the rows; None if all requests repeat others.
+        before: position of the file before these rows; None if it had none.
         position: position of the file when these rows are used.
     """
 
     window: Window
-    file: Path
+    file: ServedFile
     rows: pa.Table | None
-    position: int | None
+    before: str | None
+    position: str
 
 
 @dataclass
 class _Served:
-    """A file of the served log.
+    """A file of the served log that is not used in all windows.
 
     Attributes:
-        file: its description.
-        next: by the name of a window, a position and the time of the first request after it.
-        earliest: time of its first request in microseconds; None if it is unknown.
+        is_other: whether its requests are those of another model.
+        earliest: time of its first request in microseconds; ``LATEST`` without requests.
+        next: by the name of a window, a position, and the time of the first request after it or ``LATEST``.
     """
 
-    file: ServedFile
-    next: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    earliest: int | None = None
+    is_other: bool
+    earliest: int = LATEST
+    next: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class ClosedRequests:
         self._served: dict[Path, _Served] = {}
         self._feedback: dict[Path, _Feedback] = {}
         self._damaged: dict[Path, tuple[Signature, str]] = {}
-        self._signatures: dict[Path, Signature] = {}
+        self._paths: list[Path] = []
         self._ids: dict[Path, Ids] = {}
 
     @property
@@ -148,22 +155,16 @@ class ClosedRequests:
         served = [message for _, message in self._damaged.values()]
         return served + [entry.damage for entry in self._feedback.values() if entry.damage is not None]
 
-    def newest_file(self) -> ServedFile | None:
-        """Return the newest file of the served log that ``read`` has found."""
-        return next((entry.file for entry in reversed(self._served.values())), None)
-
     def read(self, windows: Sequence[Window]) -> Generator[ClosedRows]:
         """Yield the rows of requests between the positions and the end of each window.
 
         Raises:
             LogError: a file cannot be read; damaged ones are left out.
             BundleError: a version that answered requests is not in the repository, or it is damaged.
-            UsageError: the served log has requests of other models only.
             OutputError: memory or disk space run out.
         """
         start = min(window.start for window in windows)
-        self._find_served(start)
-        pending = {window.name: self._pending(window) for window in windows}
+        pending = self._pending(windows, self._find_served(start))
         first = min((time for files in pending.values() for time in files.values()), default=None)
         feedback = self._needed_feedback(start, first)
         if first is None and not feedback:
@@ -179,51 +180,66 @@ class ClosedRequests:
                     yield from self._rows(connection, window, list(pending[window.name]), needed)
             self._ids = needed
 
-    def _find_served(self, start: int) -> None:
-        """Find the files that may hold requests after a time."""
-        paths = find_served_files(self._sources.served)
-        self._signatures = {path: _signature(path) for path in paths}  # before a file is read
+    def _find_served(self, start: int) -> list[Path]:
+        """Return the files that may hold requests after a time and are not damaged, oldest first."""
+        paths = []
+        for path in find_served_files(self._sources.served):
+            created = creation_time(path)  # after the arrival of its requests
+            if created is None or (created + FUTURE - EPOCH) // MICROSECOND > start:
+                paths.append(path)
+        present = set(paths)
+        self._served = {path: entry for path, entry in self._served.items() if path in present}
         for path, (signature, _) in list(self._damaged.items()):
-            if self._signatures.get(path) != signature:
+            if path not in present or _signature(path) != signature:
                 del self._damaged[path]
-        opened = {}
+        self._paths = [path for path in paths if path not in self._damaged]
+        return self._paths
+
+    @contextmanager
+    def _leaving_out(self, path: Path) -> Iterator[None]:
+        """Leave a file out, until it changes, if it is damaged."""
+        signature = _signature(path)  # it may be restored while it is read
+        try:
+            yield
+        except DamagedFileError as error:
+            self._damaged[path] = signature, str(error)
+            self._served.pop(path, None)
+
+    def _pending(self, windows: Sequence[Window], paths: Sequence[Path]) -> dict[str, dict[Path, int]]:
+        """Return the files with requests that each window closed, and the time of the first one of each."""
+        pending: dict[str, dict[Path, int]] = {window.name: {} for window in windows}
         for path in paths:
-            if not _may_be_later(self._signatures[path], start):
+            positions = {window.name: window.position(path.name) for window in windows}
+            if not any(position is not None for position in positions.values()):
+                self._served.pop(path, None)
                 continue
-            if path in self._served:
-                opened[path] = self._served[path]
-            elif path not in self._damaged:
-                try:
-                    opened[path] = _Served(ServedFile.open(path))
-                except DamagedFileError as error:
-                    self._leave_out(error)
-        choose_model([entry.file for entry in opened.values()], self._sources.model)
-        self._served = opened
-
-    def _leave_out(self, error: DamagedFileError) -> None:
-        self._damaged[error.path] = self._signatures[error.path], str(error)
-        self._served.pop(error.path, None)
-
-    def _pending(self, window: Window) -> dict[Path, int]:
-        """Return the files with requests that the window closed, and the time of the first one of each."""
-        pending = {}
-        for path, entry in list(self._served.items()):
-            position = window.position(path.name)
-            if position is None or entry.file.model != self._sources.model:
-                continue
-            known = entry.next.get(window.name)
-            if known is None or known[0] != position:
-                try:
-                    times = entry.file.requests()["t"].to_numpy()
-                except DamagedFileError as error:
-                    self._leave_out(error)
-                    continue
-                later = times[times > position]
-                entry.earliest = int(times.min()) if len(times) else None
-                known = entry.next[window.name] = position, int(later.min()) if len(later) else None
-            if known[1] is not None and known[1] <= window.until:
-                pending[path] = known[1]
+            with self._leaving_out(path):
+                following = self._next(path, positions)
+                for window in windows:
+                    if (time := following.get(window.name, LATEST)) <= window.until:
+                        pending[window.name][path] = time
         return pending
+
+    def _next(self, path: Path, positions: Mapping[str, int | None]) -> Mapping[str, int]:
+        """Return the time of the first request of a file after the position of each window, if there is one.
+
+        Raises:
+            DamagedFileError: the file is damaged.
+        """
+        entry, times = self._served.get(path), None
+        if entry is None:
+            file = ServedFile.open(path)
+            entry = self._served[path] = _Served(file.model != self._sources.model)
+        if entry.is_other:
+            return {}
+        for name, position in positions.items():
+            if position is None or entry.next.get(name, (None, 0))[0] == position:
+                continue
+            if times is None:
+                times = ServedFile.open(path).requests()["t"].to_numpy()
+                entry.earliest = int(times.min(initial=LATEST))
+            entry.next[name] = position, int(times[times > position].min(initial=LATEST))
+        return {name: entry.next[name][1] for name, position in positions.items() if position is not None}
 
     def _needed_feedback(self, start: int, first: int | None) -> list[Path]:
         """Return the files with events of pending requests, and those that were not read yet.
@@ -232,12 +248,13 @@ class ClosedRequests:
             start: requests until then are left out.
             first: time of the first pending request; None if there is none.
         """
-        files = [path for path in find_feedback_files(self._sources.feedback) if _may_be_later(_signature(path), start)]
-        self._feedback = {path: entry for path, entry in self._feedback.items() if path in files}
+        signatures = {path: _signature(path) for path in find_feedback_files(self._sources.feedback)}
+        signatures = {path: signature for path, signature in signatures.items() if _may_be_later(signature, start)}
+        self._feedback = {path: entry for path, entry in self._feedback.items() if path in signatures}
         needed = []
-        for path in files:
+        for path, signature in signatures.items():
             entry = self._feedback.get(path)
-            new = entry is None or entry.signature != _signature(path)
+            new = entry is None or entry.signature != signature
             if new or (first is not None and entry is not None and entry.latest >= first - MAX_SKEW):
                 needed.append(path)
         return needed
@@ -253,7 +270,10 @@ class ClosedRequests:
         self, connection: DuckDBPyConnection, window: Window, paths: list[Path], needed: dict[Path, Ids]
     ) -> Iterator[ClosedRows]:
         """Yield the rows of pending files; add the ids that were needed to ``needed``."""
-        files = [self._served[path].file for path in paths if path in self._served]
+        files = []
+        for path in paths:
+            with self._leaving_out(path):
+                files.append(ServedFile.open(path))
         versions = open_versions(files, self._sources.repository)
         versions.pop(self._version, None)
         versions = in_one_zone(versions | {self._version: self._current}, self._current.zone)
@@ -262,24 +282,23 @@ class ClosedRequests:
         attribution = Attribution(connection, window.length, labels, self._sources.shown, known)
         layout, remaining = RowLayout(files, versions, labels), {}
         for number, file in enumerate(files):
-            try:
+            with self._leaving_out(file.path):
                 remaining[number] = attribution.add(number, file, window.position(file.path.name), window.until)
-            except DamagedFileError as error:
-                self._leave_out(error)
         attribution.resolve()
         for number, later in remaining.items():
-            file = files[number]
-            position, requests = window.until if later else None, attribution.rows(number)
+            file, position, requests = files[number], str(window.until) if later else USED, attribution.rows(number)
+            before = window.positions.get(file.path.name)
             if not len(requests):
-                yield ClosedRows(window, file.path, None, position)
+                yield ClosedRows(window, file, None, before, position)
                 continue
-            try:
+            candidates = None
+            with self._leaving_out(file.path):
                 candidates = Candidates(file, requests)
-            except DamagedFileError as error:
-                self._leave_out(error)
-                continue
-            for rows, used in _chunks(layout.rows(file, candidates), candidates, attribution):
-                yield ClosedRows(window, file.path, rows, position if used is None else used)
+            if candidates is not None:
+                for rows, used in _chunks(layout.rows(file, candidates), candidates, attribution):
+                    after = position if used is None else str(used)
+                    yield ClosedRows(window, file, rows, before, after)
+                    before = after
 
     def _known_ids(self, window: Window, first: Path, needed: dict[Path, Ids]) -> npt.NDArray[np.uint64]:
         """Return the hashes of the ids of requests that were used, and that a request in a file may repeat.
@@ -292,18 +311,27 @@ class ClosedRequests:
         created = creation_time(first)
         start = "" if created is None else f"{created - REPEATED:{NAME_START}}"
         hashes = [np.empty(0, np.uint64)]
-        for path, entry in list(self._served.items()):
-            position = window.position(path.name)
-            unused = position is not None and entry.earliest is not None and entry.earliest > position
-            if unused or path.name < start or entry.file.model != self._sources.model:
+        for path in self._paths:
+            position, entry = window.position(path.name), self._served.get(path)
+            unused = entry is not None and (entry.is_other or (position is not None and entry.earliest > position))
+            if unused or path.name < start:
                 continue
-            try:
-                times, ids = needed[path] = needed.get(path) or self._ids.get(path) or _ids(entry.file)
-            except DamagedFileError as error:
-                self._leave_out(error)
-                continue
-            hashes.append(ids if position is None else ids[times <= position])
+            with self._leaving_out(path):
+                times, ids = needed[path] = needed.get(path) or self._ids.get(path) or self._read_ids(path)
+                hashes.append(ids if position is None else ids[times <= position])
         return np.concatenate(hashes)[-MAX_IDS:]
+
+    def _read_ids(self, path: Path) -> Ids:
+        """Return those of a file; none if it is of another model.
+
+        Raises:
+            DamagedFileError: the file is damaged.
+        """
+        file = ServedFile.open(path)
+        if file.model != self._sources.model:
+            return np.empty(0, np.int64), np.empty(0, np.uint64)
+        requests = file.requests()
+        return requests["t"].to_numpy(), hash_ids(requests["request_id"])
 
 
 def _chunks(rows: pa.Table, candidates: Candidates, attribution: Attribution) -> Iterator[tuple[pa.Table, int | None]]:
@@ -321,17 +349,6 @@ def _chunks(rows: pa.Table, candidates: Candidates, attribution: Attribution) ->
     yield rows.take(order[start:]), None
 
 
-def _ids(file: ServedFile) -> Ids:
-    """Read the times and the hashes of the ids of a file's requests.
-
-    Raises:
-        DamagedFileError: the file is damaged.
-        LogError: the file cannot be read.
-    """
-    requests = file.requests()
-    return requests["t"].to_numpy(), hash_ids(requests["request_id"])
-
-
 def _signature(path: Path) -> Signature:
     """Return that of a file, or one that no file has if it was removed."""
     try:
@@ -342,6 +359,6 @@ def _signature(path: Path) -> Signature:
 
 
 def _may_be_later(signature: Signature, start: int) -> bool:
-    """Return whether a file may hold times after one in microseconds; clocks may differ by ``FUTURE``."""
+    """Return whether a file of feedback may hold times after one in microseconds; clocks may differ by ``FUTURE``."""
     modified, _ = signature
-    return modified // 1_000 + FUTURE // timedelta(microseconds=1) > start
+    return modified // 1_000 + FUTURE // MICROSECOND > start

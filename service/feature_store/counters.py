@@ -33,7 +33,6 @@ class CounterLookup:
         roots: roots to read, as kind and hash.
         prefix: prefix of the keys of the store.
         clustered: whether the store is a Redis Cluster.
-
     """
 
     def __init__(self, model: LoadedModel, roots: Sequence[tuple[Root, int]], prefix: str, *, clustered: bool) -> None:

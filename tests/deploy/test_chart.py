@@ -63,6 +63,8 @@ def merged(values: Any, other: Any) -> Any:
 
 
 LOOP, KAFKA = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL))
+LOADS = {"training": {"daily": {"loadCounters": True}}}
+"""Values with which the daily job loads counters, too."""
 """Examples of the documentation: values of the loop, and those to add for Kafka."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -127,9 +129,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "topologySpreadConstraints": [],
         "training": {"distributed": {"enabled": True, "pods": 1}},
     },
-    "loop": LOOP | {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "loop": merged(LOOP, LOADS) | {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}},
     "kafka": merged(
-        merged(LOOP, KAFKA),
+        merged(merged(LOOP, LOADS), KAFKA),
         {
             "settings": {"store_prefix": "it's $HOME"},
             "servedLog": {"claim": "shared"},
@@ -568,7 +570,7 @@ def test_feedback_volume_is_mounted_writable_at_feedback_dir() -> None:
             "training.daily.keepDays: the job reads feedback of the window",
         ),
         (
-            merged(LOOP, {"store": {"secret": ""}, "training": {"follow": {"enabled": False}}}),
+            merged(merged(LOOP, LOADS), {"store": {"secret": ""}, "training": {"follow": {"enabled": False}}}),
             "training.daily.loadCounters: requires store.secret",
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -45,8 +46,8 @@ class Killed(BaseException):
 
 
 @contextmanager
-def interrupted(step: int, action: Callable[[], object]) -> Iterator[list[bool]]:
-    """Run an action before the command of this number is sent to the store; yield whether that happened."""
+def interrupted(step: int, action: Callable[[], object], *, after: bool = False) -> Iterator[list[bool]]:
+    """Run an action before or after the command of this number is sent to the store; yield whether that happened."""
     send = redis.connection.AbstractConnection.send_packed_command
     happened: list[bool] = []
     sent = 0
@@ -56,8 +57,12 @@ def interrupted(step: int, action: Callable[[], object]) -> Iterator[list[bool]]
         sent += 1
         if sent == step:
             happened.append(True)
+        if sent == step and not after:
             action()
         send(self, *arguments, **options)
+        if sent == step and after:
+            self.disconnect()
+            action()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", count)
@@ -127,8 +132,8 @@ def store(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Stor
     log = folder / "log.parquet"
     pq.write_table(draw_events(60, 8, text=True, end=NOW + 5 * 86_400_000_000), log, row_group_size=20)
     server.client.flushall()
-    for time in ROUNDS[:2]:
-        loop.serve(time, 3)
+    for moment in ROUNDS[:2]:
+        loop.serve(moment, 3)
     return Store(loop, log)
 
 
@@ -167,16 +172,17 @@ def test_two_commands_at_the_same_time_lose_nothing_and_count_nothing_twice(
 
 @every_step
 @pytest.mark.parametrize("command", ["load", "apply", "follow"])
-def test_killed_command_can_be_repeated(
-    server: RedisServer, store: Store, expected: Sums, command: str, steps: range
+@pytest.mark.parametrize(("end", "after"), [(Killed, False), (redis.ConnectionError, True)], ids=["killed", "no reply"])
+def test_command_that_is_killed_or_gets_no_reply_can_be_repeated(
+    server: RedisServer, store: Store, expected: Sums, command: str, end: type[BaseException], after: bool, steps: range
 ) -> None:
     def kill() -> None:
-        raise Killed
+        raise end
 
     for step in steps:
         server.client.flushall()
         store.load()
-        with interrupted(step, kill) as happened, suppress(Killed):
+        with interrupted(step, kill, after=after) as happened, suppress(Killed, OutputError):
             getattr(store, command)()
         if not happened:
             break
@@ -194,6 +200,52 @@ def test_store_restored_from_a_snapshot_gets_what_it_lacks(server: RedisServer, 
     for key, value in snapshot.items():
         server.client.restore(key, 0, value)
     assert store.finish() == expected
+
+
+def test_failed_load_leaves_the_counters_in_use_and_no_values(
+    server: RedisServer, store: Store, expected: Sums
+) -> None:
+    server.client.flushall()
+    store.load()
+    assert store.finish() == expected
+    keys = {*server.client.scan_iter()}
+    server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] + 1)
+    try:
+        with pytest.raises(OutputError, match="the counters in use are unchanged"):
+            store.load()
+    finally:
+        server.client.config_set("maxmemory", 0)
+    assert {*server.client.scan_iter()} == keys
+    assert store.sums() == expected
+
+
+def test_values_of_a_load_that_was_killed_a_day_ago_are_removed(
+    server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.client.flushall()
+    later = time.time_ns() + 10**9
+    server.client.set(f"{store.store.start}{later:x}:user:1", "")
+    store.load()
+    keys = len([*server.client.scan_iter()])
+    monkeypatch.setattr(time, "time_ns", lambda: later + 86_401 * 10**9)
+    store.load()
+    assert len([*server.client.scan_iter()]) == keys - 1
+
+
+def test_load_after_one_of_a_machine_whose_clock_is_ahead_takes_effect(
+    server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.client.flushall()
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time_ns", lambda: 2**62)
+        store.load()
+    before = read_state(store.store, store.store.state)
+    store.load()
+    after = read_state(store.store, store.store.state)
+    assert before is not None
+    assert after is not None
+    assert after.generation > before.generation
+    assert describe_missing(store.check()) is None
 
 
 def test_running_follower_notices_a_restored_and_an_emptied_store(

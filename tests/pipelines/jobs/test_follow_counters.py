@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ from pipelines.counters.columns import write_joined_columns
 from pipelines.data.reader import LogReader
 from pipelines.feature_store.counter_store import CounterStore, read_state
 from pipelines.feature_store.counter_values import counters_by_root, decode_roots
-from pipelines.jobs.follow_counters import FollowMetrics, FollowOptions, follow
+from pipelines.feature_store.positions import RULES
+from pipelines.jobs.follow_counters import FollowMetrics, FollowOptions, follow, midnight
 from pipelines.jobs.forget import forget, forget_in_store
 from pipelines.jobs.join import join
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
+from ranking.counters.stored_sums import decode_records, definition, encode_records
 from ranking.encoding.vocabulary import stable_hash
 from ranking.errors import LogError
 from ranking.schema import Schema
@@ -69,9 +73,9 @@ def computed_values(loop: CountedLoop, log: pa.Table) -> list[dict[str, Any]]:
 def test_served_counters_equal_those_computed_offline(loop: CountedLoop) -> None:
     loop.load()
     follower = loop.follower()
-    for time in ROUNDS:
-        follower.step(time)
-        loop.serve(time)
+    for moment in ROUNDS:
+        follower.step(moment)
+        loop.serve(moment)
     join(loop.sources, loop.folder / "log", 86_400, ROUNDS[-1] + timedelta(days=2))
     log = pq.read_table(loop.folder / "log", partitioning=None).sort_by("time")
     assert log.num_rows == 6 * loop.requests
@@ -189,7 +193,65 @@ def test_follow_loads_counters_that_the_store_does_not_have(
 ) -> None:
     loop.serve(ROUNDS[0])
     assert loop.follower().step(ROUNDS[4])["applied"] == 60
-    assert "values of counters as of 2025-06-15T" in capsys.readouterr().err
+    assert "loading counters: 33 values" in capsys.readouterr().err
+
+
+def test_follow_of_a_version_with_other_delays_loads_the_counters_again(loop: CountedLoop) -> None:
+    """Protects from adding impressions again, or never, when a counter changes its delay."""
+    loop.load()
+    loop.serve(ROUNDS[0])
+    assert loop.follower().step(ROUNDS[4])["applied"] == 60
+    store = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
+    counts, generation = counts_of(loop, "u1"), read_state(store, store.state)
+    store.client.hset(store.positions, RULES, "other delays")
+    assert loop.follower().step(ROUNDS[4])["applied"] == 60
+    assert (counts_of(loop, "u1"), read_state(store, store.state) != generation) == (counts, True)
+
+
+def test_follow_adds_to_richer_counters_that_a_version_must_not_replace(
+    loop: CountedLoop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.load()
+    store = CounterStore(loop.url, DEFAULT_KEY_PREFIX, "counted")
+    state = read_state(store, store.state)
+    assert state is not None
+    counter = Schema.model_validate(COUNTED).counters[0]
+    records = decode_records(counter, state.base[definition(counter)])
+    records["count"] *= 1e6
+    base = dict(state.base) | {definition(counter): encode_records(counter, records).tobytes()}
+    richer = replace(state, base=base, loaded_until=state.loaded_until - 1)
+    for name in (store.state, store.loaded):
+        store.client.set(name, richer.encode())
+    loop.serve(ROUNDS[0])
+    follower = loop.follower()
+    assert follower.step(ROUNDS[4])["applied"] == 60
+    assert follower.step(ROUNDS[4])["applied"] == 0
+    assert capsys.readouterr().err.count("impressions are added to the counters in the store") == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "zone", "start"),
+    [
+        ("2025-06-15T22:30:00", "Europe/Berlin", "2025-06-15T22:00:00"),
+        ("2025-03-30T12:00:00", "Europe/Berlin", "2025-03-29T23:00:00"),  # the clocks change at 1:00
+        ("2025-06-15T22:30:00", "+05:30", "2025-06-15T18:30:00"),
+        ("2025-06-15T22:30:00", "UTC", "2025-06-15T00:00:00"),
+    ],
+)
+def test_midnight_is_that_of_the_time_zone(now: str, zone: str, start: str) -> None:
+    present = datetime.fromisoformat(now).replace(tzinfo=UTC)
+    assert midnight(present, zone).astimezone(UTC) == datetime.fromisoformat(start).replace(tzinfo=UTC)
+
+
+def test_midnight_without_a_time_zone_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        start = midnight(datetime(2025, 3, 30, 12, tzinfo=UTC), None).astimezone(UTC)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert start == datetime(2025, 3, 29, 23, tzinfo=UTC)
 
 
 def test_follow_rejects_hashed_user_ids(loop: CountedLoop) -> None:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.loop import closed_requests
-from pipelines.loop.closed_requests import ClosedRequests, ClosedRows, Window
+from pipelines.loop.closed_requests import USED, ClosedRequests, ClosedRows, Window
+from pipelines.loop.served_files import ServedFile
 from pipelines.loop.sources import LoopSources
-from tests.support.loop_folders import HOUR, START, LoopFolders, at
+from tests.support.loop_folders import HOUR, LoopFolders, at
 
 Row = tuple[str, Any, int, float | None]
 
@@ -32,7 +33,7 @@ class Reader:
 
     def __init__(self, folders: LoopFolders) -> None:
         self._sources = LoopSources(folders.served, folders.feedback, folders.repository, "feed")
-        self.positions: dict[str, int | None] = {}
+        self.positions: dict[str, str] = {}
         self.rows: list[Row] = []
         self.restart()
 
@@ -46,11 +47,12 @@ class Reader:
         for chunk in self.requests.read(
             [Window("hour", HOUR * 1_000_000, closed, microseconds(start), self.positions)]
         ):
+            assert chunk.before == self.positions.get(chunk.file.path.name)
             yield chunk
             names = ("request_id", "iid", "is_click", "watch")
             if chunk.rows is not None:
                 self.rows += zip(*(chunk.rows[name].to_pylist() for name in names), strict=True)
-            self.positions[chunk.file.name] = chunk.position
+            self.positions[chunk.file.path.name] = chunk.position
 
     def step(self, until: float, start: float = -1) -> list[Row]:
         """Read until some seconds after the start and return the new rows."""
@@ -71,10 +73,10 @@ def test_request_is_read_once_when_its_window_has_closed(folders: LoopFolders) -
     reader = Reader(folders)
     assert reader.step(HOUR - 1) == []
     assert reader.step(HOUR) == [("r1", "a", 0, None), ("r1", "b", 1, 2.5)]
-    assert reader.positions == {file.name: microseconds(0)}
+    assert reader.positions == {file.name: str(microseconds(0))}
     reader.restart()
     assert reader.step(HOUR + 60) == [("r2", "a", 0, None)]
-    assert reader.positions == {file.name: None}
+    assert reader.positions == {file.name: USED}
     for _ in range(2):
         assert reader.step(9 * HOUR) == []
         reader.restart()
@@ -147,15 +149,24 @@ def test_file_that_is_restored_while_it_is_read_is_read_again(
     file = folders.serve({"r1": (0, ["a"])})
     content, reader = file.read_bytes(), Reader(folders)
     file.write_bytes(content[:-50])
-    leave_out = ClosedRequests._leave_out
+    opened = ServedFile.open
 
-    def restore(self: ClosedRequests, error: Any) -> None:
-        file.write_bytes(content)
-        leave_out(self, error)
+    def restore(path: Path) -> ServedFile:
+        try:
+            return opened(path)
+        finally:
+            file.write_bytes(content)
 
-    monkeypatch.setattr(ClosedRequests, "_leave_out", restore)
+    monkeypatch.setattr(ServedFile, "open", restore)
     assert reader.step(2 * HOUR) == []
     assert [row[0] for row in reader.step(2 * HOUR)] == ["r1"]
+
+
+def test_files_of_other_models_are_not_read(folders: LoopFolders) -> None:
+    folders.serve({"r1": (0, ["a"])}, model="other")
+    assert Reader(folders).step(9 * HOUR) == []
+    folders.serve({"r1": (0, ["a"])})
+    assert [row[0] for row in Reader(folders).step(9 * HOUR)] == ["r1"]
 
 
 times = st.integers(0, 3 * HOUR)
@@ -182,8 +193,3 @@ def test_rows_are_those_of_a_join_at_the_same_times(
             reader.step(until)
             joined = [(row["rid"], row["iid"], row["is_click"], row["watch"]) for row in folders.rows()]
             assert sorted(reader.rows, key=str) == sorted(joined, key=str)
-
-
-def test_start_of_the_folders_is_in_the_past() -> None:
-    """Protects the tests: files that are older than their requests by a day are not read."""
-    assert START.timestamp() < Path(__file__).stat().st_mtime

@@ -25,6 +25,7 @@ from pipelines.data.reader import LogReader
 from pipelines.feature_store.bundle_sums import BundleSums
 from pipelines.feature_store.counter_store import CounterStore
 from pipelines.feature_store.counter_writer import CounterWriter
+from pipelines.feature_store.positions import Positions
 from pipelines.jobs import load_counters
 from pipelines.jobs.publish import publish
 from ranking.artifacts import bundle
@@ -185,9 +186,9 @@ def test_service_uses_the_live_counters_until_a_load_has_finished(
     live, loaded = applied_ranker(repository, later, tmp_path / "state"), ranking.load(repository / "counted" / "1")
     switch, reads = load_counters._switch, []
 
-    def rank_first(*arguments: Any) -> int:
+    def rank_first(*arguments: Any) -> None:
         assert_scores(live)
-        return switch(*arguments)
+        switch(*arguments)
 
     def assert_scores(expected: FrozenRanker) -> None:
         answer = rank(client, body_of("u1"))
@@ -264,6 +265,7 @@ def dump(server: RedisServer) -> dict[bytes, Any]:
     client = server.client
     generation = f"{state_of(server).generation:x}".encode()
     positions = client.hgetall(f"{START}positions")
+    positions.pop(b"token", None)
     strings = {key: client.get(key) for key in client.scan_iter() if not key.endswith(b":positions")}
     for key in (STATE_KEY, f"{START}loaded"):
         strings[key.encode()] = replace(StateValue.decode(strings[key.encode()]), generation=0)
@@ -436,7 +438,7 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
     write_state(tmp_path / "empty", ranker.schema, events.slice(0, 0), make_tables(text=True))
     derived = DerivedFeatures.open(tmp_path / "empty", ranker.schema)
     store = CounterStore(empty_redis.url, "ranker", "counted")
-    writer = CounterWriter(store, ranker.schema, ZONE, BundleSums(derived))
+    writer = CounterWriter(store, ranker.schema, ZONE, BundleSums(derived), Positions(store))
     store.client.set(store.state, StateValue(1, 0, 0, dict.fromkeys(definitions(ranker), b"")).encode())
     pq.write_table(events, tmp_path / "events.parquet", row_group_size=1)
     actual, times = [], events["time"].cast(pa.int64()).to_numpy()
@@ -446,7 +448,7 @@ def test_replay_in_the_order_of_time_gives_point_in_time_values(empty_redis: Red
         hashes = PartHashes.from_table(chunk.rows, ranker.schema)
         now = times[position : position + 1]
         actual.append(derived.numbers(hashes, now, ranker.schema.counters, stored_sums(empty_redis))[0])
-        writer.add(chunk.rows, chunk.file, str(position), None, "")
+        writer.add(chunk.rows, chunk.file, 1, "log", str(position), None, "")
     expected = naive_values(ranker, events)
     np.testing.assert_array_equal(np.stack(actual).astype(np.float32), expected.astype(np.float32))
 
