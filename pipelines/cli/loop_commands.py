@@ -58,7 +58,8 @@ def counters_check_command(arguments: argparse.Namespace) -> None:
 def counters_follow_command(arguments: argparse.Namespace) -> None:
     """Run ``ranker counters follow``."""
     from pipelines.console import print_status
-    from pipelines.jobs.follow_counters import Follower, FollowMetrics, FollowOptions, follow
+    from pipelines.jobs.follow_counters import Follower, FollowMetrics, follow
+    from pipelines.jobs.followed_version import FollowOptions
     from pipelines.loop.sources import LoopSources
 
     sources = LoopSources(arguments.served, arguments.feedback, arguments.repository, arguments.model)

@@ -18,7 +18,7 @@ from ranking.artifacts.feature_store_keys import counter_prefix, counter_state_k
 from ranking.artifacts.store_address import redact_address
 from ranking.counters.features import DerivedFeatures
 from ranking.counters.state import StateClock
-from ranking.counters.stored_sums import StateValue, are_records, definition
+from ranking.counters.stored_sums import FIRST_TIME, LAST_TIME, StateValue, are_records, definition
 from ranking.errors import OutputError, UsageError
 from ranking.frozen.ranker import FrozenRanker
 from ranking.schema import Counter
@@ -42,7 +42,7 @@ class CounterStore:
         state: key of the sums over all keys, which name the generation of all other sums.
         loaded: key of the sums over all keys as they were loaded.
         totals: key of the totals of the sums of all users, items and keys, see ``Totals``.
-        positions: key of the hash of what was added since then, see ``CounterWriter``.
+        positions: key of the hash of what was added since the load, see ``Positions``.
         forgotten: key of the hash of forgotten users.
         client: Redis client.
 
@@ -64,6 +64,10 @@ class CounterStore:
     def shared_keys(self) -> tuple[str, ...]:
         """All keys that are not those of one user, item or key."""
         return self.state, self.loaded, self.totals, self.positions, self.forgotten
+
+    def loading(self, generation: int | None = None) -> str:
+        """Return the key that exists while a generation is loaded, or the start of these keys."""
+        return f"{self.start}loading:" if generation is None else f"{self.start}loading:{generation:x}"
 
     @property
     def address(self) -> str:
@@ -113,9 +117,10 @@ def read_state(store: CounterStore, key: str, hint: str = "fix the store, then t
     with store.errors(hint):
         value: Any = store.client.get(key)
     try:
-        return None if value is None else StateValue.decode(value)
+        state = None if value is None else StateValue.decode(value)
     except ValueError:
         return None
+    return state if state is not None and FIRST_TIME <= state.until <= LAST_TIME else None
 
 
 def require_state(store: CounterStore, counters: Sequence[Counter], hint: str) -> StateValue:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import redis
 
-from pipelines.feature_store.counter_store import CounterStore, read_state
+from pipelines.feature_store.counter_store import CounterStore, read_state, scan_keys
 from pipelines.feature_store.totals import Totals
 from pipelines.loop.attribution import FUTURE
 from ranking.artifacts.feature_store_keys import counter_key
@@ -38,7 +38,7 @@ def forget_user(store: CounterStore, user: str, features: str, counters: Sequenc
         counters: counters of users whose totals lose the sums of the user.
 
     Raises:
-        OutputError: the state of the counters cannot be read.
+        OutputError: the store cannot be reached.
         redis.RedisError: the store cannot be reached or rejects a command.
     """
     root, now = stable_hash(user), datetime.now(UTC)
@@ -61,7 +61,8 @@ def forget_user(store: CounterStore, user: str, features: str, counters: Sequenc
                 pipeline.execute()
             except redis.WatchError:
                 continue
-            return int(removed) + _holds_counters(value)
+            earlier = _remove_others(store, root, key)
+            return int(removed) + (_holds_counters(value) or earlier)
 
 
 def were_forgotten(store: CounterStore, users: IdArray, clock: StateClock) -> npt.NDArray[np.bool_]:
@@ -82,6 +83,13 @@ def forgotten_users(store: CounterStore, clock: StateClock) -> IdArray:
     """Return the hashes of all users that were forgotten after a bundle was trained [users]."""
     times: Any = store.client.hgetall(store.forgotten)
     return np.array([int(user) for user, time in times.items() if _is_later(time, clock)], np.int64)
+
+
+def _remove_others(store: CounterStore, root: int, current: str | None) -> bool:
+    """Remove the values of a user but the current one, such as of a load that was killed; return if there were any."""
+    end = f":user:{root:x}"
+    keys = [key for batch in scan_keys(store) for key in batch if key.endswith(end) and key != current]
+    return bool(keys) and bool(store.client.unlink(*keys))
 
 
 def _without(store: CounterStore, counters: Sequence[Counter], value: bytes | None) -> Totals | None:

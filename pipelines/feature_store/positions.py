@@ -19,7 +19,7 @@ TOKEN, RULES = "token", "rules"
 
 
 class Positions:
-    """Positions of inputs, of which a copy is read again only if another program has changed them.
+    """Cached positions of readers, read again only after another program has changed them.
 
     Args:
         store: the store.
@@ -29,6 +29,7 @@ class Positions:
     def __init__(self, store: CounterStore, rules: str | None = None) -> None:
         self._store, self._rules = store, rules
         self._token: str | None = None
+        self._next_token: str | None = None
         self._copy: dict[str, dict[str, str]] = {}
 
     def read(self, reader: str) -> Mapping[str, str]:
@@ -67,8 +68,9 @@ class Positions:
 
     def move(self, pipeline: redis.client.Pipeline, reader: str, source: str, position: str) -> None:
         """Add the change of a position to a transaction."""
-        self._token = uuid.uuid4().hex  # if the transaction fails, everything is read again
-        fields: dict[Any, Any] = {f"{reader}:{source}": position, TOKEN: self._token}
+        self._token = None  # unless it succeeds, everything is read again: it may succeed without a reply
+        self._next_token = uuid.uuid4().hex
+        fields: dict[Any, Any] = {f"{reader}:{source}": position, TOKEN: self._next_token}
         if self._rules is not None:
             fields[RULES] = self._rules
         pipeline.hset(self._store.positions, mapping=fields)
@@ -76,6 +78,7 @@ class Positions:
     def moved(self, reader: str, source: str, position: str) -> None:
         """Change the copy after the transaction."""
         self._copy.setdefault(reader, {})[source] = position
+        self._token = self._next_token
 
     def _fields(self, *names: str) -> list[str | None]:
         values: Any = self._store.client.hmget(self._store.positions, list(names))

@@ -19,7 +19,7 @@ from ranking.counters.values import MICROSECONDS, decay
 from ranking.errors import OutputError
 from ranking.schema import Counter
 
-FIX = "run 'ranker counters load'; 'follow' and 'apply' then add what came since"
+FIX = "run 'ranker counters load'; then 'follow' adds what came since, or 'apply' without it"
 """How to make sums complete; the end of messages."""
 
 

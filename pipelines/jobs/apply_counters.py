@@ -52,7 +52,7 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
     counts = {"applied": 0, "old": 0, "repeated": 0, "bad": 0}
     progress = Progress("applying", unit="rows")
     state = loaded = writer.read_state()
-    applied_chunks = positions.read(READER)
+    applied_chunks = {*positions.read(READER)}
     for chunk in LogReader(logs, schema.logged, dict(served.ranker.tables)).scan():
         counts["bad"] += chunk.bad.num_rows
         if chunk.name in applied_chunks:
@@ -60,6 +60,7 @@ def apply_log(logs: Uri, path: Path, url: str, model: str | None, prefix: str) -
         else:
             position = READER, chunk.name, None, APPLIED
             state, applied = writer.add(chunk.rows, chunk.file, loaded.generation, *position)
+            applied_chunks.add(chunk.name)
             counts["applied"] += applied
             counts["old"] += chunk.rows.num_rows - applied
         progress.advance(chunk.rows.num_rows)

@@ -56,7 +56,7 @@ def check_counters(path: Path, url: str, model: str | None, prefix: str) -> dict
 
 
 def compare_sums(store: CounterStore, schema: Schema, clock: StateClock) -> dict[str, Any]:
-    """Do the same for a store; ``clock`` has the time zone of the state."""
+    """Compare the sums in a store with their totals, see ``check_counters``; ``clock`` has their time zone."""
     hint = "fix the store, then try again"
     for _ in range(ATTEMPTS):
         state = require_state(store, schema.counters, hint)
@@ -84,7 +84,8 @@ def describe_missing(result: dict[str, Any]) -> str | None:
     if not wrong:
         return None
     name, missing = max(wrong.items(), key=lambda item: abs(item[1]))
-    more = f", and {len(wrong) - 1} other counters differ" if len(wrong) > 1 else ""
+    others = "another counter differs" if len(wrong) == 2 else f"{len(wrong) - 1} other counters differ"
+    more = f", and {others}" if len(wrong) > 1 else ""
     verb = "lacks" if missing > 0 else "has"
     surplus = "" if missing > 0 else " too many"
     number = f"{abs(missing):,.1f}".removesuffix(".0")
@@ -100,7 +101,7 @@ def _sum_values(
     progress = Progress("checking counters", unit="values")
     for keys in scan_keys(store):
         by_root: dict[str, list[str]] = {}
-        for key in dict.fromkeys(keys):
+        for key in keys:
             name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
             if name is not None and int(name["generation"], 16) == state.generation and hash(key) not in seen:
                 by_root.setdefault(name["root"], []).append(key)

@@ -10,146 +10,29 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from datetime import time as time_of_day
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from pipelines.console import print_status
 from pipelines.data.log_schema import bad_row_reasons
 from pipelines.data.reader import as_log_error
-from pipelines.feature_store.bundle_sums import BundleSums
-from pipelines.feature_store.counter_store import CounterStore, has_counters, load_served, read_state, require_state
-from pipelines.feature_store.counter_values import counters_by_root
-from pipelines.feature_store.counter_writer import CounterWriter
-from pipelines.feature_store.positions import Positions
 from pipelines.jobs.check_counters import compare_sums, describe_missing
-from pipelines.jobs.load_counters import load_sums
-from pipelines.loop.closed_requests import ClosedRequests, ClosedRows, Window
+from pipelines.jobs.followed_version import FollowedVersion, FollowOptions, Rule, midnight
+from pipelines.loop.closed_requests import ClosedRows, Window
 from pipelines.loop.feedback_files import oldest_unfinished
 from pipelines.loop.folder_locks import lock_folders
-from pipelines.loop.sources import LoopSources
 from ranking.artifacts import repository
-from ranking.counters.stored_sums import StateValue, definition
+from ranking.counters.stored_sums import StateValue
 from ranking.encoding.feature_table import fill_features
-from ranking.errors import LogError, OutputError, QualityGateError, RankerError
+from ranking.errors import LogError, OutputError, RankerError
 
 MICROSECOND, DAY = timedelta(microseconds=1), timedelta(days=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CHECK_SECONDS = 3_600
 """Seconds between two comparisons of the sums with their totals."""
-
-
-@dataclass(frozen=True)
-class FollowOptions:
-    """What to follow, and where to.
-
-    Attributes:
-        sources: the served log and feedback; ``repository`` is set.
-        url: address of the store, see ``ranking.artifacts.store_address``.
-        prefix: prefix of the keys.
-        window: seconds after an impression in which feedback counts, for counters without a delay.
-    """
-
-    sources: LoopSources
-    url: str
-    prefix: str
-    window: int
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Counters whose labels become known at the same time.
-
-    Attributes:
-        delay: seconds from the impression; None: the following midnight.
-        writer: writer of these counters.
-    """
-
-    delay: int | None
-    writer: CounterWriter
-
-    @property
-    def name(self) -> str:
-        """Name of the reader in the positions."""
-        return "day" if self.delay is None else f"{self.delay}s"
-
-
-class FollowedVersion:
-    """A version of a model, and the store with its counters.
-
-    Args:
-        options: what to follow.
-
-    Raises:
-        BundleError: the model cannot be read.
-        OutputError: the store cannot be reached.
-        UsageError: the address has an unsupported option, or the model has no counters.
-    """
-
-    def __init__(self, options: FollowOptions) -> None:
-        sources = options.sources
-        assert sources.repository is not None
-        served = load_served(sources.repository, sources.model)
-        self.name, self.version, self.clock, self.derived = served.name, served.version, served.clock, served.derived
-        self.schema, self.tables = served.ranker.schema, served.ranker.tables
-        self.store = CounterStore(options.url, options.prefix, self.name)
-        self.store.require_no_eviction()
-        self.requests = ClosedRequests(replace(sources, model=self.name), str(self.version))
-        counters = [counter for group in counters_by_root(self.schema).values() for counter in group]
-        delays = sorted(f"{definition(counter):x}={counter.delay_seconds}" for counter in counters)
-        self.positions = Positions(self.store, " ".join(delays))
-        bundle = BundleSums(self.derived)
-        self.rules = []
-        for delay in dict.fromkeys(counter.delay_seconds for counter in counters):
-            names = {counter.name for counter in counters if counter.delay_seconds == delay}
-            writer = CounterWriter(self.store, self.schema, self.clock.zone, bundle, self.positions, names)
-            self.rules.append(Rule(delay, writer))
-        self._is_rejected = False
-
-    def require_state(self) -> StateValue:
-        """Read the state of the counters in the store.
-
-        Raises:
-            OutputError: the store cannot be reached, or lacks counters.
-        """
-        return require_state(self.store, self.schema.counters, "fix the store; the step is repeated")
-
-    def load_missing(self) -> None:
-        """Load the counters unless the store has all of them, as of the same time or later, with the same delays.
-
-        If they are poorer than those in the store, these stay, and impressions are added to them.
-
-        Raises:
-            OutputError: the store cannot be written.
-            QualityGateError: the counters are poorer than those in the store, to which impressions cannot be added.
-        """
-        state = read_state(self.store, self.store.state)
-        usable = state is not None and has_counters(state, self.schema.counters)
-        usable = usable and not self.positions.have_other_rules()
-        if usable and (self._is_rejected or (state is not None and state.loaded_until >= self.clock.until)):
-            return
-        try:
-            load_sums(self.store, self.derived, self.clock)
-        except QualityGateError as error:
-            if not usable:
-                raise
-            self._is_rejected = True
-            print_status(f"{error}; impressions are added to the counters in the store")
-
-
-def midnight(now: datetime, zone: str | None) -> datetime:
-    """Return the start of a day in a time zone; None for that of this machine."""
-    if zone is None:
-        return datetime.combine(now.astimezone().date(), time_of_day.min).astimezone()
-    times = pc.local_timestamp(pa.array([now.astimezone(UTC)], pa.timestamp("us", zone)))
-    days = pc.floor_temporal(times, unit="day")
-    (start,) = pc.assume_timezone(days, zone, ambiguous="earliest", nonexistent="latest").cast(pa.int64())
-    return EPOCH + timedelta(microseconds=start.as_py())
 
 
 class Follower:
@@ -165,7 +48,8 @@ class Follower:
     """
 
     def __init__(self, options: FollowOptions) -> None:
-        self._options, self._current = options, FollowedVersion(options)
+        self._current = FollowedVersion(options)
+        self._options = replace(options, sources=replace(options.sources, model=self._current.name))
         self._generation = 0
         self._checked: tuple[int, float] | None = None
 

@@ -24,6 +24,7 @@ from pipelines.feature_store.counter_store import (
     BATCH_SIZE,
     VALUE_NAME,
     CounterStore,
+    has_counters,
     load_served,
     read_state,
     scan_keys,
@@ -39,8 +40,8 @@ from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import StateValue, definition, encode_records, encode_value
 from ranking.errors import OutputError, QualityGateError
 
-ABANDONED = 86_400 * 10**9
-"""Nanoseconds after which the values of a load that has not finished are removed."""
+ABANDONED_SECONDS = 600
+"""Seconds without a command after which a load counts as ended, so that another load removes its values."""
 
 
 def load_counters(
@@ -79,15 +80,15 @@ def load_counters(
 def load_sums(
     store: CounterStore, derived: DerivedFeatures, clock: StateClock, *, allow: bool = False
 ) -> dict[str, Any]:
-    """Do the same with the sums of an open version, whose time is ``clock``."""
+    """Write the sums of an open version to a store, see ``load_counters``; ``clock`` is their time."""
     _compare(store, derived, allow=allow)
     with store.errors("the counters in use are unchanged: fix the store and load again"):
-        now, current = time.time_ns(), read_state(store, store.state)
+        current = read_state(store, store.state)
         in_use = 0 if current is None else current.generation
-        removed = _remove(store, lambda other: other < in_use or in_use < other < now - ABANDONED)
         # Later than the current one although clocks differ, and not that of another load at the same time.
-        generation = max(now, in_use + 1) + secrets.randbelow(1_000_000)
+        generation = max(time.time_ns(), in_use + 1) + secrets.randbelow(1_000_000)
         try:
+            removed = _remove(store, lambda other: other < in_use or (other > in_use and _is_abandoned(store, other)))
             written, size, totals = _write(store, derived, generation)
             base = {
                 definition(counter): encode_records(counter, derived.counters[counter.name].base).tobytes()
@@ -99,10 +100,13 @@ def load_sums(
                 state = read_state(store, store.state)
                 if state is None or state.generation != generation:  # else only the reply was lost
                     _remove(store, lambda other: other == generation)
+                store.client.delete(store.loading(generation))
             raise
+    with store.errors("the new counters are in use: load them again to remove the earlier ones"):
         state = read_state(store, store.state)
         used = generation if state is None else state.generation
         removed += _remove(store, lambda other: other < used, unnamed=True)
+        store.client.delete(store.loading(generation))
     result = {"to": store.address, "keys": f"{store.start}*", "counters_as_of": clock.text}
     return result | {"values": written, "bytes": size, "removed": removed}
 
@@ -122,12 +126,18 @@ def _write(store: CounterStore, derived: DerivedFeatures, generation: int) -> tu
                 counter_key(store.start, generation, root, root_hash): value
                 for root_hash, value in encode_roots(counters, sums, roots[start : start + BATCH_SIZE])
             }
+            store.client.set(store.loading(generation), b"", ex=ABANDONED_SECONDS)
             store.client.mset(values)
             written += len(values)
             size += sum(map(len, values.values()))
             progress.advance(len(values))
     progress.close()
     return written, size, totals
+
+
+def _is_abandoned(store: CounterStore, generation: int) -> bool:
+    """Return whether the load of a generation that is not in use has ended."""
+    return store.client.get(store.loading(generation)) is None
 
 
 def _switch(
@@ -188,14 +198,15 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
     assert coverage is not None
     coverage = replace(coverage, ids={})  # a store has no histories
     loaded = read_state(store, store.loaded)
-    if loaded is None:
+    counted = [counter for counter in new.schema.counters if loaded is not None and definition(counter) in loaded.base]
+    if loaded is None or not has_counters(loaded, counted):
         return
     old = Coverage.of_store(loaded, new.schema.counters, coverage.clock.zone)
     if coverage.clock.until < old.clock.until and not allow:
         raise QualityGateError(
             f"the version has counters until {coverage.clock.text}, but {store.address} was loaded with those until "
-            f"{old.clock.text}: what came in between would be lost. Publish a newer version, or use {FLAG} and then "
-            "'ranker counters apply' with the log since then"
+            f"{old.clock.text}: what came in between would be lost. Publish a newer version, or use {FLAG}; 'ranker "
+            "counters follow' then adds what came since, or 'ranker counters apply' without it"
         )
     require_coverage(old, coverage, store.address, "the version", allow=allow)
     state = read_state(store, store.state)
@@ -203,22 +214,27 @@ def _compare(store: CounterStore, new: DerivedFeatures, *, allow: bool) -> None:
         live = replace(coverage.clock, until=state.until)
         print_status(
             f"the counters in {store.address} go back from {live.text} to {coverage.clock.text}: 'ranker counters "
-            "follow' adds what was served since then again, and 'ranker counters apply' a log"
+            "follow' adds what was served since then again; without it, use 'ranker counters apply'"
         )
 
 
 def _remove(store: CounterStore, is_obsolete: Callable[[int], bool], *, unnamed: bool = False) -> int:
     """Remove the values of some generations, and with ``unnamed`` those of earlier versions; return their number."""
+    decisions: dict[int, bool] = {}
 
     def is_removed(key: str) -> bool:
-        if key in store.shared_keys:
+        if key in store.shared_keys or key.startswith(store.loading()):
             return False
         name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
-        return unnamed if name is None else is_obsolete(int(name["generation"], 16))
+        if name is None:
+            return unnamed
+        generation = int(name["generation"], 16)
+        if generation not in decisions:
+            decisions[generation] = is_obsolete(generation)
+        return decisions[generation]
 
     removed = 0
     for keys in scan_keys(store):
         if obsolete := [key for key in keys if is_removed(key)]:
-            store.client.unlink(*obsolete)
-            removed += len(obsolete)
+            removed += int(store.client.unlink(*obsolete))
     return removed

@@ -6,7 +6,6 @@ positions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.counters.database import empty_database
-from pipelines.loop.attribution import FUTURE, MAX_SKEW, Attribution, LabelColumns
-from pipelines.loop.feedback_files import find_feedback_files, read_events
+from pipelines.loop.attribution import FUTURE, Attribution, LabelColumns
+from pipelines.loop.feedback_reader import FeedbackReader, Signature, signature
 from pipelines.loop.request_ids import MAX_IDS, hash_ids
 from pipelines.loop.rows import RowLayout, add_labels
 from pipelines.loop.served_files import (
@@ -51,8 +50,6 @@ CHUNK_ROWS = 16_384
 """Rows of a chunk; requests of the same time are in the same chunk."""
 
 
-Signature: TypeAlias = tuple[int, int]
-"""Modification time and size of a file."""
 Ids: TypeAlias = tuple[IdArray, npt.NDArray[np.uint64]]
 """Times of the requests of a file in microseconds, and hashes of their ids."""
 
@@ -115,21 +112,6 @@ class _Served:
     next: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Feedback:
-    """A file of feedback that was read.
-
-    Attributes:
-        signature: modification time and size.
-        latest: time of its last event in microseconds; minus infinity without events.
-        damage: message about damaged lines.
-    """
-
-    signature: Signature
-    latest: float
-    damage: str | None
-
-
 class ClosedRequests:
     """Reads the requests of one model whose windows have closed, with the labels that feedback gives them.
 
@@ -144,7 +126,7 @@ class ClosedRequests:
         self._sources, self._version = sources, version
         self._current = ServedVersion.open(sources.repository, sources.model, version)
         self._served: dict[Path, _Served] = {}
-        self._feedback: dict[Path, _Feedback] = {}
+        self._feedback = FeedbackReader(sources.feedback)
         self._damaged: dict[Path, tuple[Signature, str]] = {}
         self._paths: list[Path] = []
         self._ids: dict[Path, Ids] = {}
@@ -153,7 +135,7 @@ class ClosedRequests:
     def left_out(self) -> list[str]:
         """Messages about damaged files and lines."""
         served = [message for _, message in self._damaged.values()]
-        return served + [entry.damage for entry in self._feedback.values() if entry.damage is not None]
+        return served + self._feedback.damage
 
     def read(self, windows: Sequence[Window]) -> Generator[ClosedRows]:
         """Yield the rows of requests between the positions and the end of each window.
@@ -164,21 +146,23 @@ class ClosedRequests:
             OutputError: memory or disk space run out.
         """
         start = min(window.start for window in windows)
-        pending = self._pending(windows, self._find_served(start))
+        self._paths = self._find_served(start)
+        pending = self._pending(windows)
         first = min((time for files in pending.values() for time in files.values()), default=None)
-        feedback = self._needed_feedback(start, first)
+        feedback = self._feedback.find_needed(start, first)
         if first is None and not feedback:
             return
         with (
             temporary_folder("follow") as work,
             empty_database(work, f"{self._sources.served}: requests cannot be read") as connection,
         ):
-            self._read_events(connection, feedback, work)
+            self._feedback.read(connection, feedback, work)
             needed: dict[Path, Ids] = {}
             for window in windows:
                 if pending[window.name]:
                     yield from self._rows(connection, window, list(pending[window.name]), needed)
-            self._ids = needed
+            if first is not None:
+                self._ids = needed
 
     def _find_served(self, start: int) -> list[Path]:
         """Return the files that may hold requests after a time and are not damaged, oldest first."""
@@ -189,26 +173,25 @@ class ClosedRequests:
                 paths.append(path)
         present = set(paths)
         self._served = {path: entry for path, entry in self._served.items() if path in present}
-        for path, (signature, _) in list(self._damaged.items()):
-            if path not in present or _signature(path) != signature:
+        for path, (known, _) in list(self._damaged.items()):
+            if path not in present or signature(path) != known:
                 del self._damaged[path]
-        self._paths = [path for path in paths if path not in self._damaged]
-        return self._paths
+        return [path for path in paths if path not in self._damaged]
 
     @contextmanager
     def _leaving_out(self, path: Path) -> Iterator[None]:
         """Leave a file out, until it changes, if it is damaged."""
-        signature = _signature(path)  # it may be restored while it is read
+        found = signature(path)  # it may be restored while it is read
         try:
             yield
         except DamagedFileError as error:
-            self._damaged[path] = signature, str(error)
+            self._damaged[path] = found, str(error)
             self._served.pop(path, None)
 
-    def _pending(self, windows: Sequence[Window], paths: Sequence[Path]) -> dict[str, dict[Path, int]]:
+    def _pending(self, windows: Sequence[Window]) -> dict[str, dict[Path, int]]:
         """Return the files with requests that each window closed, and the time of the first one of each."""
         pending: dict[str, dict[Path, int]] = {window.name: {} for window in windows}
-        for path in paths:
+        for path in self._paths:
             positions = {window.name: window.position(path.name) for window in windows}
             if not any(position is not None for position in positions.values()):
                 self._served.pop(path, None)
@@ -241,31 +224,6 @@ class ClosedRequests:
             entry.next[name] = position, int(times[times > position].min(initial=LATEST))
         return {name: entry.next[name][1] for name, position in positions.items() if position is not None}
 
-    def _needed_feedback(self, start: int, first: int | None) -> list[Path]:
-        """Return the files with events of pending requests, and those that were not read yet.
-
-        Args:
-            start: requests until then are left out.
-            first: time of the first pending request; None if there is none.
-        """
-        signatures = {path: _signature(path) for path in find_feedback_files(self._sources.feedback)}
-        signatures = {path: signature for path, signature in signatures.items() if _may_be_later(signature, start)}
-        self._feedback = {path: entry for path, entry in self._feedback.items() if path in signatures}
-        needed = []
-        for path, signature in signatures.items():
-            entry = self._feedback.get(path)
-            new = entry is None or entry.signature != signature
-            if new or (first is not None and entry is not None and entry.latest >= first - MAX_SKEW):
-                needed.append(path)
-        return needed
-
-    def _read_events(self, connection: DuckDBPyConnection, files: list[Path], work: Path) -> None:
-        signatures = {path: _signature(path) for path in files}
-        damage = read_events(connection, files, work)
-        latest = dict(connection.execute("SELECT file, max(t) FROM events GROUP BY file").fetchall())
-        for path in files:
-            self._feedback[path] = _Feedback(signatures[path], latest.get(str(path), -math.inf), damage.get(path))
-
     def _rows(
         self, connection: DuckDBPyConnection, window: Window, paths: list[Path], needed: dict[Path, Ids]
     ) -> Iterator[ClosedRows]:
@@ -274,8 +232,8 @@ class ClosedRequests:
         for path in paths:
             with self._leaving_out(path):
                 files.append(ServedFile.open(path))
-        versions = open_versions(files, self._sources.repository)
-        versions.pop(self._version, None)
+        others = [file for file in files if file.version != self._version]
+        versions = open_versions(others, self._sources.repository)
         versions = in_one_zone(versions | {self._version: self._current}, self._current.zone)
         labels = LabelColumns.of([version.schema for version in versions.values()])
         known = self._known_ids(window, paths[0], needed)
@@ -322,7 +280,7 @@ class ClosedRequests:
         return np.concatenate(hashes)[-MAX_IDS:]
 
     def _read_ids(self, path: Path) -> Ids:
-        """Return those of a file; none if it is of another model.
+        """Return the times and the id hashes of the requests in a file; none if it is of another model.
 
         Raises:
             DamagedFileError: the file is damaged.
@@ -347,18 +305,3 @@ def _chunks(rows: pa.Table, candidates: Candidates, attribution: Attribution) ->
         yield rows.take(order[start:stop]), int(times[stop - 1])
         start = stop
     yield rows.take(order[start:]), None
-
-
-def _signature(path: Path) -> Signature:
-    """Return that of a file, or one that no file has if it was removed."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1
-    return status.st_mtime_ns, status.st_size
-
-
-def _may_be_later(signature: Signature, start: int) -> bool:
-    """Return whether a file of feedback may hold times after one in microseconds; clocks may differ by ``FUTURE``."""
-    modified, _ = signature
-    return modified // 1_000 + FUTURE // MICROSECOND > start

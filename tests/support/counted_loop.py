@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from fastapi.testclient import TestClient
 
-from pipelines.jobs.follow_counters import Follower, FollowOptions
+from pipelines.jobs.follow_counters import Follower
+from pipelines.jobs.followed_version import FollowOptions
 from pipelines.jobs.load_counters import load_counters
 from pipelines.jobs.publish import publish
 from pipelines.loop.sources import LoopSources

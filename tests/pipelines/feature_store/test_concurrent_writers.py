@@ -18,7 +18,8 @@ from pipelines.feature_store.counter_values import counters_by_root, decode_root
 from pipelines.jobs import follow_counters
 from pipelines.jobs.apply_counters import apply_log
 from pipelines.jobs.check_counters import check_counters, describe_missing
-from pipelines.jobs.follow_counters import Follower, FollowOptions
+from pipelines.jobs.follow_counters import Follower
+from pipelines.jobs.followed_version import FollowOptions
 from pipelines.jobs.load_counters import load_counters
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key
 from ranking.counters.combine import within_window
@@ -202,6 +203,24 @@ def test_store_restored_from_a_snapshot_gets_what_it_lacks(server: RedisServer, 
     assert store.finish() == expected
 
 
+@every_step
+def test_follower_continues_after_a_lost_reply(server: RedisServer, store: Store, expected: Sums, steps: range) -> None:
+    def disconnect() -> None:
+        raise redis.ConnectionError
+
+    for step in steps:
+        server.client.flushall()
+        store.load()
+        follower = Follower(FollowOptions(store.loop.sources, store.loop.url, DEFAULT_KEY_PREFIX, 600))
+        with interrupted(step, disconnect, after=True) as happened, suppress(OutputError):
+            follower.step(END)
+        if not happened:
+            break
+        follower.step(END)
+        assert store.finish() == expected, step
+    assert step > 5
+
+
 def test_failed_load_leaves_the_counters_in_use_and_no_values(
     server: RedisServer, store: Store, expected: Sums
 ) -> None:
@@ -219,17 +238,18 @@ def test_failed_load_leaves_the_counters_in_use_and_no_values(
     assert store.sums() == expected
 
 
-def test_values_of_a_load_that_was_killed_a_day_ago_are_removed(
-    server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_a_load_that_has_ended_are_removed_by_the_next_one(server: RedisServer, store: Store) -> None:
     server.client.flushall()
-    later = time.time_ns() + 10**9
-    server.client.set(f"{store.store.start}{later:x}:user:1", "")
     store.load()
     keys = len([*server.client.scan_iter()])
-    monkeypatch.setattr(time, "time_ns", lambda: later + 86_401 * 10**9)
+    generation = time.time_ns() + 10**12
+    server.client.set(store.store.loading(generation), "", ex=600)
+    server.client.set(f"{store.store.start}{generation:x}:user:1", "")
     store.load()
-    assert len([*server.client.scan_iter()]) == keys - 1
+    assert len([*server.client.scan_iter()]) == keys + 2
+    server.client.delete(store.store.loading(generation))  # as after ten minutes
+    store.load()
+    assert len([*server.client.scan_iter()]) == keys
 
 
 def test_load_after_one_of_a_machine_whose_clock_is_ahead_takes_effect(

@@ -27,7 +27,8 @@ from pipelines.data.reader import LogReader
 from pipelines.feature_store.counter_store import CounterStore, read_state
 from pipelines.feature_store.counter_values import counters_by_root, decode_roots
 from pipelines.feature_store.positions import RULES
-from pipelines.jobs.follow_counters import FollowMetrics, FollowOptions, follow, midnight
+from pipelines.jobs.follow_counters import FollowMetrics, follow
+from pipelines.jobs.followed_version import FollowOptions, midnight
 from pipelines.jobs.forget import forget, forget_in_store
 from pipelines.jobs.join import join
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX, counter_key

@@ -26,7 +26,8 @@ import pytest
 from pipelines.feature_store.counter_store import CounterStore, read_state
 from pipelines.feature_store.counter_values import counters_by_root, decode_roots
 from pipelines.jobs.check_counters import check_counters, describe_missing
-from pipelines.jobs.follow_counters import Follower, FollowOptions
+from pipelines.jobs.follow_counters import Follower
+from pipelines.jobs.followed_version import FollowOptions
 from pipelines.jobs.forget import forget, forget_in_store
 from pipelines.jobs.join import join
 from pipelines.jobs.load_counters import load_counters
