@@ -25,8 +25,8 @@ from ranking.schema import Counter
 
 BATCH_SIZE = 5_000
 """Number of values per command."""
-VALUE_NAME = re.compile(r"(?P<generation>[0-9a-f]+):(?P<root>[a-z]+):-?[0-9a-f]+")
-"""End of the key of a value."""
+VALUE_NAME = re.compile(r"([0-9a-f]+):([a-z]+):-?[0-9a-f]+")
+"""End of the key of a value, see ``counter_key``: its generation and the kind of its root."""
 
 
 class CounterStore:
@@ -68,6 +68,11 @@ class CounterStore:
     def loading(self, generation: int | None = None) -> str:
         """Return the key that exists while a generation is loaded, or the start of these keys."""
         return f"{self.start}loading:" if generation is None else f"{self.start}loading:{generation:x}"
+
+    def parse_key(self, key: str) -> tuple[int, str] | None:
+        """Return the generation and the kind of root of a value; None if the key is not that of a value."""
+        name = VALUE_NAME.fullmatch(key.removeprefix(self.start))
+        return None if name is None else (int(name[1], 16), name[2])
 
     @property
     def address(self) -> str:

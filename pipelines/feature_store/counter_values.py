@@ -23,14 +23,19 @@ SumsByName = Mapping[str, Records]
 """Records of each counter by name. ``root`` is the root of their value, also for counters without a user or an item."""
 
 
-def counters_by_root(schema: Schema) -> dict[Root, list[Counter]]:
-    """Return the counters whose sums share values, by kind of root; of equal counters only the first."""
-    groups: dict[Root, list[Counter]] = {}
-    seen: set[int] = set()
+def distinct_counters(schema: Schema) -> list[Counter]:
+    """Return the counters whose sums a store keeps: of equal ones only the first."""
+    first: dict[int, Counter] = {}
     for counter in schema.counters:
-        if definition(counter) not in seen:
-            groups.setdefault(root_of(counter, schema), []).append(counter)
-        seen.add(definition(counter))
+        first.setdefault(definition(counter), counter)
+    return list(first.values())
+
+
+def counters_by_root(schema: Schema) -> dict[Root, list[Counter]]:
+    """Return the distinct counters whose sums share values, by kind of root."""
+    groups: dict[Root, list[Counter]] = {}
+    for counter in distinct_counters(schema):
+        groups.setdefault(root_of(counter, schema), []).append(counter)
     return groups
 
 

@@ -18,6 +18,7 @@ from pipelines.feature_store.counter_store import CounterStore, require_state
 from pipelines.feature_store.counter_values import (
     counters_by_root,
     decode_roots,
+    distinct_counters,
     encode_roots,
     find_damaged,
     with_roots,
@@ -75,8 +76,7 @@ class CounterWriter:
         Raises:
             OutputError: the store holds no state, or a state without one of the counters.
         """
-        counters = [counter for counters in self._groups.values() for counter in counters]
-        return require_state(self.store, counters, self._hint)
+        return require_state(self.store, distinct_counters(self._schema), self._hint)
 
     def add(
         self,
@@ -113,12 +113,13 @@ class CounterWriter:
                 if state.generation != generation or not self._positions.is_at(before, reader, source):
                     raise self._other_writer()
                 values: dict[str, bytes] = {}
-                totals, added = Totals.read(self.store), 0
+                added = 0
                 if rows is not None:
                     with as_log_error(file):
                         rows, times = self._newer(rows, state)
                     added = len(times)
                 if added:
+                    totals = Totals.read(self.store)
                     state = replace(state, until=max(state.until, int(times.max())))
                     with as_log_error(file):
                         values, base = self._new_values(rows, times, state, totals)

@@ -7,7 +7,7 @@ forgotten, so that no bundle of an earlier time brings them back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,13 @@ import redis
 
 from pipelines.feature_store.counter_store import CounterStore, read_state, scan_keys
 from pipelines.feature_store.totals import Totals
-from pipelines.loop.attribution import FUTURE
+from pipelines.loop.attribution import EPOCH, FUTURE, MICROSECOND, microseconds
 from ranking.artifacts.feature_store_keys import counter_key
 from ranking.counters.state import StateClock
 from ranking.counters.stored_sums import decode_records, decode_value, definition, encode_value
 from ranking.encoding.vocabulary import IdArray, stable_hash
 from ranking.errors import OutputError
 from ranking.schema import Counter
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 
 
 def forget_user(store: CounterStore, user: str, features: str, counters: Sequence[Counter]) -> int:
@@ -51,7 +48,7 @@ def forget_user(store: CounterStore, user: str, features: str, counters: Sequenc
             value: Any = None if key is None else store.client.get(key)
             totals = _without(store, counters, value)
             pipeline.multi()
-            pipeline.hset(store.forgotten, str(root), str((now - EPOCH) // MICROSECOND))
+            pipeline.hset(store.forgotten, str(root), str(microseconds(now)))
             if state is not None and key is not None:
                 pipeline.set(store.state, state.encode())  # a writer that has read the old value starts again
                 pipeline.set(key, encode_value([]))
@@ -107,6 +104,6 @@ def _holds_counters(value: Any) -> bool:
     return value is not None and len(value) > len(encode_value([]))
 
 
-def _is_later(microseconds: bytes, clock: StateClock) -> bool:
+def _is_later(time: bytes, clock: StateClock) -> bool:
     """Return whether a time is later than a bundle, whose last impression may be in the future, see ``FUTURE``."""
-    return clock.at(EPOCH + int(microseconds) * MICROSECOND + FUTURE) >= clock.until
+    return clock.at(EPOCH + int(time) * MICROSECOND + FUTURE) >= clock.until

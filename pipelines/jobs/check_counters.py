@@ -11,14 +11,13 @@ import numpy as np
 
 from pipelines.console import Progress
 from pipelines.feature_store.counter_store import (
-    VALUE_NAME,
     CounterStore,
     load_served,
     read_state,
     require_state,
     scan_keys,
 )
-from pipelines.feature_store.counter_values import counters_by_root, decode_roots, find_damaged
+from pipelines.feature_store.counter_values import counters_by_root, decode_roots, distinct_counters, find_damaged
 from pipelines.feature_store.totals import FIX, Totals, impressions
 from ranking.counters.combine import Records, within_window
 from ranking.counters.state import StateClock
@@ -69,7 +68,7 @@ def compare_sums(store: CounterStore, schema: Schema, clock: StateClock) -> dict
     else:
         raise OutputError(f"{store.address}: the counters change all the time; check them when nothing adds to them")
     counters = {}
-    for counter in (counter for group in counters_by_root(schema).values() for counter in group):
+    for counter in distinct_counters(schema):
         totals.prune(counter, state.until, clock.zone)
         expected = impressions(counter, totals.records(counter), state.until)
         missing = expected - sums[counter.name]
@@ -97,14 +96,14 @@ def _sum_values(
 ) -> tuple[int, dict[str, float]]:
     """Return the number of values, and the impressions in those of each counter."""
     groups, seen = counters_by_root(schema), set[int]()
-    sums = {counter.name: 0.0 for counters in groups.values() for counter in counters}
+    sums = {counter.name: 0.0 for counter in distinct_counters(schema)}
     progress = Progress("checking counters", unit="values")
     for keys in scan_keys(store):
         by_root: dict[str, list[str]] = {}
         for key in keys:
-            name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
-            if name is not None and int(name["generation"], 16) == state.generation and hash(key) not in seen:
-                by_root.setdefault(name["root"], []).append(key)
+            value = store.parse_key(key)
+            if value is not None and value[0] == state.generation and hash(key) not in seen:
+                by_root.setdefault(value[1], []).append(key)
                 seen.add(hash(key))
         for root, counters in groups.items():
             for counter, records in _read(store, counters, by_root.get(root, [])):

@@ -21,6 +21,7 @@ from pipelines.data.log_schema import bad_row_reasons
 from pipelines.data.reader import as_log_error
 from pipelines.jobs.check_counters import compare_sums, describe_missing
 from pipelines.jobs.followed_version import FollowedVersion, FollowOptions, Rule, midnight
+from pipelines.loop.attribution import MICROSECOND, microseconds
 from pipelines.loop.closed_requests import ClosedRows, Window
 from pipelines.loop.feedback_files import oldest_unfinished
 from pipelines.loop.folder_locks import lock_folders
@@ -29,8 +30,7 @@ from ranking.counters.stored_sums import StateValue
 from ranking.encoding.feature_table import fill_features
 from ranking.errors import LogError, OutputError, RankerError
 
-MICROSECOND, DAY = timedelta(microseconds=1), timedelta(days=1)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
 CHECK_SECONDS = 3_600
 """Seconds between two comparisons of the sums with their totals."""
 
@@ -123,8 +123,8 @@ class Follower:
             closed = until - length
             if rule.delay is None:
                 closed = min(closed, midnight(now, current.clock.zone) - MICROSECOND)
-            end, positions = (closed - EPOCH) // MICROSECOND, current.positions.read(rule.name)
-            yield Window(rule.name, length // MICROSECOND, end, start, positions)
+            positions = current.positions.read(rule.name)
+            yield Window(rule.name, length // MICROSECOND, microseconds(closed), start, positions)
 
     def _add(self, rule: Rule, chunk: ClosedRows, generation: int) -> int:
         """Add rows to the counters of a rule, and return the number of impressions."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from datetime import time as time_of_day
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,11 +15,11 @@ import pyarrow.compute as pc
 from pipelines.console import print_status
 from pipelines.feature_store.bundle_sums import BundleSums
 from pipelines.feature_store.counter_store import CounterStore, has_counters, load_served, read_state, require_state
-from pipelines.feature_store.counter_values import counters_by_root
+from pipelines.feature_store.counter_values import distinct_counters
 from pipelines.feature_store.counter_writer import CounterWriter
 from pipelines.feature_store.positions import Positions
 from pipelines.jobs.load_counters import load_sums
-from pipelines.loop.closed_requests import EPOCH, ClosedRequests
+from pipelines.loop.closed_requests import ClosedRequests
 from pipelines.loop.sources import LoopSources
 from ranking.counters.stored_sums import StateValue, definition
 from ranking.errors import OutputError, QualityGateError
@@ -83,7 +84,7 @@ class FollowedVersion:
         self.store = CounterStore(options.url, options.prefix, self.name)
         self.store.require_no_eviction()
         self.requests = ClosedRequests(replace(sources, model=self.name), str(self.version))
-        counters = [counter for group in counters_by_root(self.schema).values() for counter in group]
+        counters = distinct_counters(self.schema)
         delays = sorted(f"{definition(counter):x}={counter.delay_seconds}" for counter in counters)
         self.positions = Positions(self.store, " ".join(delays))
         bundle = BundleSums(self.derived)
@@ -132,5 +133,5 @@ def midnight(now: datetime, zone: str | None) -> datetime:
         return datetime.combine(now.astimezone().date(), time_of_day.min).astimezone()
     times = pc.local_timestamp(pa.array([now.astimezone(UTC)], pa.timestamp("us", zone)))
     days = pc.floor_temporal(times, unit="day")
-    (start,) = pc.assume_timezone(days, zone, ambiguous="earliest", nonexistent="latest").cast(pa.int64())
-    return EPOCH + timedelta(microseconds=start.as_py())
+    (start,) = pc.assume_timezone(days, zone, ambiguous="earliest", nonexistent="latest").to_pylist()
+    return cast("datetime", start)

@@ -22,7 +22,6 @@ from pipelines.feature_store.bundle_sums import BundleSums
 from pipelines.feature_store.client import STORE_ERRORS
 from pipelines.feature_store.counter_store import (
     BATCH_SIZE,
-    VALUE_NAME,
     CounterStore,
     has_counters,
     load_served,
@@ -225,10 +224,10 @@ def _remove(store: CounterStore, is_obsolete: Callable[[int], bool], *, unnamed:
     def is_removed(key: str) -> bool:
         if key in store.shared_keys or key.startswith(store.loading()):
             return False
-        name = VALUE_NAME.fullmatch(key.removeprefix(store.start))
-        if name is None:
+        value = store.parse_key(key)
+        if value is None:
             return unnamed
-        generation = int(name["generation"], 16)
+        generation, _ = value
         if generation not in decisions:
             decisions[generation] = is_obsolete(generation)
         return decisions[generation]

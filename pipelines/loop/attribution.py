@@ -23,11 +23,17 @@ from ranking.schema import Schema
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+MICROSECOND, EPOCH = timedelta(microseconds=1), datetime(1970, 1, 1, tzinfo=UTC)
 MAX_SKEW = 300_000_000
 """Microseconds by which an event may precede its impression, because clocks differ."""
 FUTURE = timedelta(days=1)
 """Time by which a request may be in the future, because clocks differ."""
 OUTCOMES = ("used", "late", "early", "unmatched")
+
+
+def microseconds(time: datetime) -> int:
+    """Return a time in microseconds since 1970, UTC."""
+    return (time - EPOCH) // MICROSECOND
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Attribution:
         known: npt.NDArray[np.uint64],
     ) -> None:
         self._connection, self._window, self._labels, self._shown = connection, window, labels, shown
-        self._latest = int((datetime.now(UTC) + FUTURE).timestamp() * 1e6)
+        self._latest = microseconds(datetime.now(UTC) + FUTURE)
         self._impossible = 0
         connection.execute(
             "CREATE OR REPLACE TABLE requests (file INT, row BIGINT, request_id VARCHAR, hash UBIGINT, t BIGINT)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipelines.counters.database import empty_database
-from pipelines.loop.attribution import FUTURE, Attribution, LabelColumns
+from pipelines.loop.attribution import FUTURE, Attribution, LabelColumns, microseconds
 from pipelines.loop.feedback_reader import FeedbackReader, Signature, signature
 from pipelines.loop.request_ids import MAX_IDS, hash_ids
 from pipelines.loop.rows import RowLayout, add_labels
@@ -39,7 +39,6 @@ from ranking.temporary_folders import temporary_folder
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-MICROSECOND, EPOCH = timedelta(microseconds=1), datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = np.iinfo(np.int64).max
 """Time of a request that does not exist."""
 USED = "all"
@@ -169,7 +168,7 @@ class ClosedRequests:
         paths = []
         for path in find_served_files(self._sources.served):
             created = creation_time(path)  # after the arrival of its requests
-            if created is None or (created + FUTURE - EPOCH) // MICROSECOND > start:
+            if created is None or microseconds(created + FUTURE) > start:
                 paths.append(path)
         present = set(paths)
         self._served = {path: entry for path, entry in self._served.items() if path in present}
@@ -209,7 +208,7 @@ class ClosedRequests:
         Raises:
             DamagedFileError: the file is damaged.
         """
-        entry, times = self._served.get(path), None
+        entry, file, times = self._served.get(path), None, None
         if entry is None:
             file = ServedFile.open(path)
             entry = self._served[path] = _Served(file.model != self._sources.model)
@@ -219,7 +218,7 @@ class ClosedRequests:
             if position is None or entry.next.get(name, (None, 0))[0] == position:
                 continue
             if times is None:
-                times = ServedFile.open(path).requests()["t"].to_numpy()
+                times = (file or ServedFile.open(path)).requests()["t"].to_numpy()
                 entry.earliest = int(times.min(initial=LATEST))
             entry.next[name] = position, int(times[times > position].min(initial=LATEST))
         return {name: entry.next[name][1] for name, position in positions.items() if position is not None}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipelines.loop.attribution import FUTURE, MAX_SKEW
+from pipelines.loop.attribution import FUTURE, MAX_SKEW, MICROSECOND
 from pipelines.loop.feedback_files import find_feedback_files, read_events
 
 if TYPE_CHECKING:
@@ -88,4 +87,4 @@ def signature(path: Path) -> Signature:
 def _may_be_later(signature: Signature, start: int) -> bool:
     """Return whether a file of feedback may hold times after one in microseconds; clocks may differ by ``FUTURE``."""
     modified, _ = signature
-    return modified // 1_000 + FUTURE // timedelta(microseconds=1) > start
+    return modified // 1_000 + FUTURE // MICROSECOND > start
