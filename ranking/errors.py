@@ -54,3 +54,8 @@ class InvalidInputError(RankerError):
         self.field = field
         self.reason = reason
         self.row = row
+
+
+def single_line(error: BaseException) -> str:
+    """Return the text of an error on one line."""
+    return " ".join(str(error).split())

@@ -58,3 +58,8 @@ def read_parquet(file: Path) -> pa.Table:
         pyarrow.ArrowInvalid: it is not a Parquet file.
     """
     return pq.ParquetFile(pa.BufferReader(read_regular(file))).read(use_threads=False)
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether Arrow failed because of the content of a file: its errors of the system have a number."""
+    return not isinstance(error, OSError) or error.errno is None

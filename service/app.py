@@ -14,9 +14,6 @@ from starlette.types import ASGIApp
 from service.engine.admission import Admission
 from service.engine.engine import Engine
 from service.feature_store.lookup import StoreLookup
-from service.feedback.answers import AnsweredRequests
-from service.feedback.checks import FeedbackChecks
-from service.feedback.writer import FeedbackWriter
 from service.http.admin import repository_routes
 from service.http.auth.guard import ApiKeyGuard
 from service.http.auth.keys import Keyring
@@ -33,11 +30,14 @@ from service.http.openapi import customize_openapi
 from service.http.ports import PortRouter
 from service.http.rank_handler import RankHandler
 from service.http.routes import health_routes, metrics_routes, ranking_routes
+from service.logs.answered_requests import AnsweredRequests
+from service.logs.feedback_checks import FeedbackChecks
+from service.logs.feedback_log import FeedbackLog
+from service.logs.served_log import ServedLog
 from service.models.reconciler import Reconciler
 from service.models.registry import ModelRegistry, StartupBarrier
 from service.models.shadow import ShadowScorer
 from service.models.watcher import Watcher
-from service.served.writer import ServedLog
 from service.server.context import STATE_KEY, Lifecycle, ServerContext
 from service.settings import Settings
 from service.telemetry import tracing
@@ -82,7 +82,7 @@ def create_app(
     """
     guard = ApiKeyGuard(Keyring(settings.keys)) if settings.keys else None
     models, metrics, tracer = ModelRegistry(settings.default_model, barrier), Metrics(), tracing.from_environment()
-    writer = FeedbackWriter.from_settings(settings, metrics)
+    feedback_log = FeedbackLog.from_settings(settings, metrics)
     served_log = ServedLog.from_settings(settings, metrics)
     if answers is None:
         answers = AnsweredRequests.from_settings(settings)
@@ -112,7 +112,7 @@ def create_app(
         engine.close()
         if feature_store is not None:
             await feature_store.close()
-        writers = [part for part in (writer, served_log, tracer) if part is not None]
+        writers = [part for part in (feedback_log, served_log, tracer) if part is not None]
         # At the same time, because each may wait for a destination that does not respond.
         await asyncio.gather(*(asyncio.to_thread(close) for close in (watcher.stop, *(part.close for part in writers))))
 
@@ -130,7 +130,7 @@ def create_app(
         ranking_routes(handler, models),
         model_list_routes(models),
         open_inference_routes(infer_handler, models),
-        feedback_routes(settings, writer, checks, metrics),
+        feedback_routes(settings, feedback_log, checks, metrics),
     ]
     operations = [
         metrics_routes(metrics),

@@ -19,8 +19,8 @@ from ranking.errors import ConfigError, RankerError
 from service.app import create_app
 from service.backends.select import check_backend, has_gpu
 from service.feature_store.lookup import open_store
-from service.feedback.answers import AnsweredRequests
 from service.http.auth.keys import read_keys
+from service.logs.answered_requests import AnsweredRequests
 from service.models.loader import check_repository
 from service.server.graceful import GracefulServer
 from service.server.protocol import LimitedHttpProtocol, require_supported_uvicorn

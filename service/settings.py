@@ -183,7 +183,7 @@ class Settings(BaseModel):
     keys: Path | None = None
     no_keys: bool = False
     operations_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    feedback_dir: Path | None = None
+    feedback_dir: Annotated[Path | KafkaAddress, BeforeValidator(_parse_sink)] | None = None
     feedback_max_bytes: PositiveInt = 64 * 1024 * 1024
     feedback_max_seconds: PositiveFloat = 600.0
     feedback_max_total_bytes: PositiveInt = 10 * 1024**3

@@ -41,7 +41,7 @@ RULES = (
     ("pydantic/", PARSE),
     ("service/http/encode.py", JSON),
     ("service/telemetry/", TELEMETRY),
-    ("service/served/", TELEMETRY),
+    ("service/logs/", TELEMETRY),
     ("prometheus_client/", TELEMETRY),
     ("opentelemetry/", TELEMETRY),
     ("logging/", TELEMETRY),

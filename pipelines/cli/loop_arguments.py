@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.cli.argument_types import duration, kafka_address, location, moment, port, positive_int, store_address
 from ranking.artifacts.feature_store_keys import DEFAULT_KEY_PREFIX
-from ranking.artifacts.served_log import SHOWN
+from ranking.served_log.schema import SHOWN
 
 BUNDLE = "folder written by 'ranker freeze', or a published version"
 REPOSITORY = "folder of published models"

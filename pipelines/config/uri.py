@@ -12,7 +12,7 @@ from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from ranking.errors import LogError
+from ranking.errors import LogError, single_line
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -79,8 +79,3 @@ def open_uri(where: Uri) -> tuple[FileSystem, str, FileType]:
     except (OSError, pa.ArrowException) as error:
         reason = single_line(error).replace(str(where), redact_uri(where))
         raise LogError(f"{redact_uri(where)}: cannot be reached ({reason}); {HINT}") from None
-
-
-def single_line(error: BaseException) -> str:
-    """Return the text of an error on one line."""
-    return " ".join(str(error).split())

@@ -15,9 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
-from pipelines.config.uri import single_line
 from pipelines.data.parquet import LogFile, OpenFile
-from ranking.errors import LogError
+from ranking.errors import LogError, single_line
 
 META = "meta.json"
 FILES = "files"

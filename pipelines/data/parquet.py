@@ -16,9 +16,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
-from pipelines.config.uri import HINT, Uri, Uris, open_uri, redact_uri, single_line
+from pipelines.config.uri import HINT, Uri, Uris, open_uri, redact_uri
 from pipelines.data.chunk_names import ChunkNames, footer_digest, row_group_sizes
-from ranking.errors import LogError
+from ranking.errors import LogError, single_line
 
 CHUNK_ROWS = 16_384
 """Maximum number of rows that are decoded at once."""
@@ -75,11 +75,6 @@ class LogFile:
 def is_csv(name: str) -> bool:
     """Return whether the name of a file says that it contains CSV, which may be compressed."""
     return re.search(r"\.(csv|tsv|txt)(\.(?!parquet$)\w+)?$", name.lower()) is not None
-
-
-def is_damage(error: Exception) -> bool:
-    """Return whether Arrow failed because of the content of a file: its errors of the system have a number."""
-    return not isinstance(error, OSError) or error.errno is None
 
 
 class OpenFile:

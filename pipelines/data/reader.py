@@ -20,7 +20,7 @@ from pyarrow.fs import FileType
 from pydantic_core import to_json
 
 from pipelines.config.config import LogsConfig
-from pipelines.config.uri import Uri, Uris, open_uri, redact_uri, single_line
+from pipelines.config.uri import Uri, Uris, open_uri, redact_uri
 from pipelines.data.dated_table import feature_table
 from pipelines.data.dedup import DuplicateFilter
 from pipelines.data.index import Chunk, IndexedChunk
@@ -31,7 +31,7 @@ from pipelines.data.replaced_rows import ReplacedRows
 from pipelines.data.splits import ALL_TIME, TimeRange, split_range
 from ranking.encoding.columns import holds_integers
 from ranking.encoding.feature_table import FeatureTable, fill_features
-from ranking.errors import InvalidInputError, LogError
+from ranking.errors import InvalidInputError, LogError, single_line
 from ranking.schema import Owner, Schema
 
 

@@ -12,9 +12,8 @@ from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from pipelines.config.uri import single_line
 from ranking.artifacts.store_address import StoreAddress, redact_address, unsupported_option_message
-from ranking.errors import OutputError, UsageError
+from ranking.errors import OutputError, UsageError, single_line
 
 TIMEOUT_SECONDS = 30.0
 """Timeout of connecting and of each response in seconds."""

@@ -21,8 +21,8 @@ from confluent_kafka import (
 from pipelines.console import print_status
 from ranking.artifacts.atomic_files import os_error_text, remove_drafts, replaced_file
 from ranking.artifacts.kafka_address import KafkaAddress
-from ranking.artifacts.served_log import METADATA_KEY
 from ranking.errors import LogError, OutputError
+from ranking.served_log.schema import METADATA_KEY
 
 FILE_NAME = re.compile(r"served-[0-9A-Za-z-]{1,200}\.parquet")
 """Key of a message: the name of its file."""

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.config.uri import single_line
 from pipelines.console import Progress
-from pipelines.data.parquet import CSV_HINT, is_csv, is_damage
+from pipelines.data.parquet import CSV_HINT, is_csv
 from pipelines.feature_store.counter_store import CounterStore
 from pipelines.feature_store.counter_values import counters_by_root
 from pipelines.feature_store.forgotten_users import forget_user
@@ -21,7 +20,8 @@ from ranking.artifacts import bundle, repository
 from ranking.artifacts.atomic_files import remove_drafts
 from ranking.artifacts.feature_store_keys import key_prefix
 from ranking.artifacts.user_hash import UserHash
-from ranking.errors import BundleError, LogError, UsageError
+from ranking.errors import BundleError, LogError, UsageError, single_line
+from ranking.regular_files import is_damage
 from ranking.schema import Counter
 
 USER, REQUEST = "user_id", "request_id"

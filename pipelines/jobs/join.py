@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.config.uri import single_line
 from pipelines.console import Progress
 from pipelines.counters.database import empty_database
 from pipelines.loop.attribution import Attribution, LabelColumns
@@ -24,18 +23,17 @@ from pipelines.loop.folder_locks import lock_folders
 from pipelines.loop.join_counts import JoinCounts
 from pipelines.loop.output import RunWriter, lock_log, new_run
 from pipelines.loop.rows import RowLayout, add_labels
-from pipelines.loop.served_files import (
-    Candidates,
-    DamagedFileError,
-    ServedFile,
-    choose_model,
-    find_served_files,
-)
 from pipelines.loop.served_version import ServedVersion, in_one_zone, open_versions
 from pipelines.loop.sources import LoopSources
 from pipelines.loop.state import FeedbackState, JoinState
 from ranking.artifacts.repository import list_models
-from ranking.errors import LogError, UsageError
+from ranking.errors import LogError, UsageError, single_line
+from ranking.served_log.reader import (
+    Candidates,
+    DamagedFileError,
+    ServedFile,
+    find_served_files,
+)
 from ranking.temporary_folders import temporary_folder
 
 MICROSECONDS = 1_000_000
@@ -146,7 +144,12 @@ def _model_of(
             raise UsageError(
                 "a damaged file of the served log may be that of another model than the others: name one with --model"
             )
-    return choose_model(files, sources.model)
+    models = sorted({file.model for file in files})
+    if sources.model is not None and models and sources.model not in models:
+        raise UsageError(f"--model {sources.model}: the served log has requests of {', '.join(models)}")
+    if sources.model is None and len(models) > 1:
+        raise UsageError(f"the served log has requests of several models ({', '.join(models)}): name one with --model")
+    return sources.model or next(iter(models), None)
 
 
 def _zone_of(log: Path, versions: Sequence[ServedVersion]) -> str | None:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.config.uri import single_line
 from pipelines.data.chunk_names import ChunkNames, footer_digest
-from pipelines.data.parquet import CHUNK_ROWS, is_damage
+from pipelines.data.parquet import CHUNK_ROWS
 from ranking.artifacts.atomic_files import os_error_text, replaced_file
-from ranking.errors import LogError, OutputError
+from ranking.errors import LogError, OutputError, single_line
+from ranking.regular_files import is_damage
 
 
 def parquet_files(where: Path) -> list[Path]:

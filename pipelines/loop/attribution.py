@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.config.uri import single_line
 from pipelines.loop.request_ids import hash_ids
-from pipelines.loop.served_files import DamagedFileError, ServedFile
 from ranking.encoding.vocabulary import IdArray
+from ranking.errors import single_line
 from ranking.schema import Schema
+from ranking.served_log.reader import DamagedFileError, ServedFile
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -22,18 +22,18 @@ from pipelines.loop.attribution import FUTURE, Attribution, LabelColumns, micros
 from pipelines.loop.feedback_reader import FeedbackReader, Signature, signature
 from pipelines.loop.request_ids import MAX_IDS, hash_ids
 from pipelines.loop.rows import RowLayout, add_labels
-from pipelines.loop.served_files import (
-    NAME_START,
-    TIME,
+from pipelines.loop.served_version import ServedVersion, in_one_zone, open_versions
+from pipelines.loop.sources import LoopSources
+from ranking.artifacts.log_names import SERVED
+from ranking.encoding.vocabulary import IdArray
+from ranking.served_log.reader import (
     Candidates,
     DamagedFileError,
     ServedFile,
     creation_time,
     find_served_files,
 )
-from pipelines.loop.served_version import ServedVersion, in_one_zone, open_versions
-from pipelines.loop.sources import LoopSources
-from ranking.encoding.vocabulary import IdArray
+from ranking.served_log.schema import TIME
 from ranking.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class ClosedRequests:
             needed: gets the ids.
         """
         created = creation_time(first)
-        start = "" if created is None else f"{created - REPEATED:{NAME_START}}"
+        start = "" if created is None else SERVED.start(created - REPEATED)
         hashes = [np.empty(0, np.uint64)]
         for path in self._paths:
             position, entry = window.position(path.name), self._served.get(path)

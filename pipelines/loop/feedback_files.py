@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranking.artifacts.atomic_files import os_error_text
+from ranking.artifacts.log_names import FEEDBACK, LogName
 from ranking.errors import LogError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-FILE_NAME = re.compile(r"feedback-(?P<time>\d{8}T\d{6}Z)-.+\.jsonl(?P<part>\.part)?")
-"""Name of a file, with the time of its creation; unfinished ones end with .part."""
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """Maximum size of a line."""
 LINE = "request_id: 'VARCHAR', received: 'VARCHAR', events: '" + (
@@ -34,7 +31,7 @@ def find_feedback_files(folder: Path) -> list[Path]:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    return [path for path, name in _files(folder) if not name["part"]]
+    return [path for path, name in _files(folder) if name.finished]
 
 
 def oldest_unfinished(folder: Path) -> datetime | None:
@@ -43,11 +40,7 @@ def oldest_unfinished(folder: Path) -> datetime | None:
     Raises:
         LogError: the folder does not exist or cannot be read.
     """
-    times = []
-    for _, name in _files(folder):
-        if name["part"]:
-            with suppress(ValueError):  # not a time
-                times.append(datetime.strptime(name["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC))
+    times = [name.created for _, name in _files(folder) if not name.finished and name.created is not None]
     return min(times, default=None)
 
 
@@ -141,11 +134,11 @@ def _describe(path: Path, lines: list[int]) -> str:
     return f"{path}: {subject} not feedback; correct or delete {'it' if len(lines) == 1 else 'them'}"
 
 
-def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+def _files(folder: Path) -> list[tuple[Path, LogName]]:
     """Return the files of feedback and the parts of their names, oldest first."""
     try:
-        matches = [(path, FILE_NAME.fullmatch(path.name)) for path in sorted(folder.iterdir())]
+        names = [(path, FEEDBACK.parse(path.name)) for path in sorted(folder.iterdir())]
     except OSError as error:
         reason = f"cannot be read ({os_error_text(error)}); name the feedback_dir of the service"
         raise LogError(f"{folder}: {reason}") from None
-    return [(path, name) for path, name in matches if name is not None]
+    return [(path, name) for path, name in names if name is not None]

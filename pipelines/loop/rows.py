@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.config.uri import single_line
 from pipelines.loop.attribution import LabelColumns
-from pipelines.loop.served_files import TIME, Candidates, ServedColumn, ServedFile
 from pipelines.loop.served_version import ServedVersion
 from ranking.encoding.columns import cast_ids, coalesce, to_canonical
 from ranking.encoding.feature_table import FeatureTable
 from ranking.encoding.vocabulary import IdArray
-from ranking.errors import InvalidInputError, LogError
+from ranking.errors import InvalidInputError, LogError, single_line
 from ranking.schema import InputFeature, NumberFeature, PooledFeature
+from ranking.served_log.reader import Candidates, ServedFile
+from ranking.served_log.schema import TIME, ServedColumn, stored_column
 
 POSITION, REQUEST, MODEL, VERSION = "position", "request_id", "model", "version"
 """Columns about the answer; a feature or label with such a name replaces the column."""
@@ -99,7 +99,7 @@ class RowLayout:
         """Return the type of a column in all versions."""
         if isinstance(feature, NumberFeature):
             return pa.float64()
-        types = [self._canonical(_element(file, f"{feature.owner}.{name}"), feature) for file in files]
+        types = [self._canonical(_element(file, stored_column(feature.owner, name)), feature) for file in files]
         for version in self._versions.values():
             table = version.tables.get(feature.owner) if feature.owner in version.tables else None
             if table is not None and name in table.table.column_names:
@@ -145,7 +145,7 @@ def _element(file: ServedFile, name: str) -> pa.DataType:
 
 def _computed_type(feature: InputFeature, files: Sequence[ServedFile]) -> pa.DataType:
     """Return the type of a counter or history: float32 as computed, or double if a request sent the value."""
-    types = [_element(file, f"{feature.owner}.{feature.column}") for file in files]
+    types = [_element(file, stored_column(feature.owner, feature.column)) for file in files]
     if isinstance(feature, NumberFeature):
         return pa.float64() if pa.float64() in types else pa.float32()
     ids = [kind.value_type for kind in types if not pa.types.is_null(kind)]

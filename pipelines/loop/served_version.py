@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
-from pipelines.loop.served_files import ServedFile
 from ranking.artifacts.bundle import COUNTERS, as_bundle_error
 from ranking.counters.state import StateClock
 from ranking.encoding.feature_table import FeatureTable, LazyFeatureTables
@@ -20,6 +19,7 @@ from ranking.encoding.vocabulary import IdArray
 from ranking.errors import BundleError, LogError
 from ranking.regular_files import read_regular
 from ranking.schema import Owner, Schema
+from ranking.served_log.reader import ServedFile
 
 STEP = 900_000_000
 """Microseconds between two times at which the offset of local time may change."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranking.artifacts.served_log import SHOWN
+from ranking.served_log.schema import SHOWN
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from pipelines.config.uri import single_line
 from pipelines.console import print_status
 from pipelines.training.distributed import DistContext
 from ranking.artifacts.atomic_files import files_in, fsync, os_error_text, sha256
-from ranking.errors import LogError, OutputError
+from ranking.errors import LogError, OutputError, single_line
 from ranking.model.embeddings import stored_name
 from ranking.model.mmoe import MMoE
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from importlib.metadata import version as package_version
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -128,9 +129,9 @@ class ServedLogState(BaseModel):
 
 
 class FeedbackState(BaseModel):
-    """Name of the folder of feedback."""
+    """Name of the folder or topic of feedback."""
 
-    folder: str
+    target: str
 
 
 class FeatureStoreState(BaseModel):
@@ -266,11 +267,12 @@ def console_routes(
     @router.get("/loop")
     async def show_loop() -> LoopState:
         """Return which parts of the loop are on."""
+        served, feedback = settings.served_log, settings.feedback_dir
         encoders = {name: routing.current.encoder for name, routing in models.served.items()}
         as_of = {name: encoder.counters_as_of(None) for name, encoder in encoders.items()}
         return LoopState(
-            served_log=describe_served_log(settings),
-            feedback=None if settings.feedback_dir is None else FeedbackState(folder=settings.feedback_dir.name),
+            served_log=ServedLogState(target=name_of(served), share=settings.served_share) if served else None,
+            feedback=FeedbackState(target=name_of(feedback)) if feedback else None,
             feature_store=describe_store(settings),
             counters={name: CountersState(as_of=time) for name, time in as_of.items() if time is not None},
             limits={"max_candidates": settings.max_candidates, "max_deadline_ms": settings.max_deadline_ms},
@@ -309,13 +311,9 @@ def summarize(evaluation: dict[str, Any]) -> Quality:
     return Quality(rows=evaluation["rows"], tasks=tasks)
 
 
-def describe_served_log(settings: Settings) -> ServedLogState | None:
-    """Describe where the served log is written, without the path of the folder; None if it is off."""
-    target = settings.served_log
-    if target is None:
-        return None
-    name = f"topic {target.topic}" if isinstance(target, KafkaAddress) else f"folder {target.name}"
-    return ServedLogState(target=name, share=settings.served_share)
+def name_of(target: Path | KafkaAddress) -> str:
+    """Name the destination of a log, without the path of a folder or the servers of a topic."""
+    return f"topic {target.topic}" if isinstance(target, KafkaAddress) else f"folder {target.name}"
 
 
 def describe_store(settings: Settings) -> FeatureStoreState | None:

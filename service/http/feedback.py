@@ -10,13 +10,13 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from service.feedback.checks import FeedbackChecks, SuspectFeedbackError
-from service.feedback.quota import FolderFullError, KeyQuotaError
-from service.feedback.writer import FeedbackQueueFullError, FeedbackRecord, FeedbackWriter
 from service.http.decode import parse_json, validate_message
 from service.http.media_types import JSON, request_format
 from service.http.openapi import documented, documented_body
 from service.http.raw_route import RawRoute
+from service.logs.feedback_checks import FeedbackChecks, SuspectFeedbackError
+from service.logs.feedback_log import FeedbackLog, FeedbackQueueFullError, FeedbackRecord, FeedbackTooLargeError
+from service.logs.quota import FolderFullError, KeyQuotaError
 from service.protocol.headers import FEEDBACK_PATH
 from service.protocol.messages import Accepted, Event, Feedback
 from service.protocol.problems import Problem, invalid_field
@@ -30,9 +30,9 @@ QUEUE_SECONDS, DISK_SECONDS, QUOTA_SECONDS = 1, 10, 60
 
 
 def feedback_routes(
-    settings: Settings, writer: FeedbackWriter | None, checks: FeedbackChecks, metrics: Metrics
+    settings: Settings, feedback_log: FeedbackLog | None, checks: FeedbackChecks, metrics: Metrics
 ) -> APIRouter:
-    """``POST /v1/feedback``; it responds with 404 if ``writer`` is None."""
+    """``POST /v1/feedback``; it responds with 404 if ``feedback_log`` is None."""
     router = APIRouter(tags=["feedback"], route_class=RawRoute)
 
     def decode(body: bytes, key: str | None, now: datetime) -> FeedbackRecord:
@@ -50,7 +50,7 @@ def feedback_routes(
         except SuspectFeedbackError as error:
             metrics.feedback_events.labels("rejected", error.reason).inc(count)
             raise
-        return FeedbackRecord(feedback_line(feedback, key, now), count, flagged)
+        return FeedbackRecord(_feedback_line(feedback, key, now), count, flagged)
 
     @router.post(
         FEEDBACK_PATH,
@@ -61,7 +61,7 @@ def feedback_routes(
     )
     async def feedback(http: Request) -> Response:
         """Store what users did with ranked items. The response is sent once the events are in a file."""
-        if writer is None:
+        if feedback_log is None:
             raise Problem(404, "this service collects no feedback: it has no feedback_dir")
         content_type = http.headers.get("content-type", "")
         if request_format(content_type) != JSON:
@@ -71,9 +71,9 @@ def feedback_routes(
             length = http.headers.get("content-length", "")
             size = int(length) if length.isdecimal() else 0
             if size <= settings.max_body_bytes:  # larger bodies are rejected with 413 when they are read
-                writer.check(key, size)
+                feedback_log.check(key, size)
             body = await http.body()
-            record = await writer.write(key, len(body), partial(decode, body, key, datetime.now(UTC)))
+            record = await feedback_log.write(key, len(body), partial(decode, body, key, datetime.now(UTC)))
         except SuspectFeedbackError as error:
             raise _rejected(http, error.reason, invalid_field(error.field, error.explanation)) from None
         except KeyQuotaError as error:
@@ -82,6 +82,8 @@ def feedback_routes(
         except FolderFullError as error:
             reason = f"the feedback folder has reached its quota until its files are collected: {error}"
             raise _rejected(http, "folder_full", _retry(503, reason, QUOTA_SECONDS)) from None
+        except FeedbackTooLargeError as error:
+            raise Problem(413, str(error)) from None
         except FeedbackQueueFullError:
             raise _retry(429, "feedback arrives faster than it is written", QUEUE_SECONDS) from None
         except OSError:
@@ -116,7 +118,7 @@ def validate_feedback(document: Any, max_events: int) -> Feedback:
     return part.model_copy(update={"events": validated})
 
 
-def feedback_line(feedback: Feedback, key: str | None, received: datetime) -> bytes:
+def _feedback_line(feedback: Feedback, key: str | None, received: datetime) -> bytes:
     """Return the feedback of a request as one line of JSON, which repeats nothing per event.
 
     Args:

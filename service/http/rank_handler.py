@@ -15,15 +15,15 @@ from service.engine.engine import Engine
 from service.engine.model import LoadedModel
 from service.engine.parsed_bodies import ParsedBodies, ParsedBody, json_size
 from service.engine.response import RankResult
-from service.feedback.answers import AnsweredRequests
 from service.http.decode import decode_request
 from service.http.encode import encode_response
 from service.http.media_types import ARROW, request_format, response_format
+from service.logs.answered_requests import AnsweredRequests
+from service.logs.served_log import ServedLog
+from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.messages import RankOptions
-from service.served.record import ServedRequest
-from service.served.writer import ServedLog
 from service.settings import Settings
 from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer

@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 from pipelines.jobs.join import join
 from pipelines.loop.join_counts import JoinCounts
 from pipelines.loop.sources import LoopSources
-from ranking.artifacts.served_log import BUNDLE, FORMAT, METADATA_KEY, MISSING, REQUEST
+from ranking.schema import Owner
+from ranking.served_log.schema import BUNDLE, MISSING, REQUEST, ServedColumn, ServedDescription
+from ranking.served_log.writer import encode_served
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = 3_600
@@ -95,19 +97,12 @@ class LoopFolders:
                 "source.item": pa.array(sources, pa.list_(pa.binary(2))),
             }
         )
-        owners = {"age": "user", "tab": "context", "price": "item", "tags": "item"}
-        columns = [{"name": name, "owner": owner, "computed": False} for name, owner in owners.items()]
-        meta = {
-            "format": FORMAT,
-            "model": model,
-            "version": version,
-            "repository": str(self.repository),
-            "zone": zone,
-            "columns": columns,
-        }
+        owners: dict[str, Owner] = {"age": "user", "tab": "context", "price": "item", "tags": "item"}
+        columns = tuple(ServedColumn(name, owner, "", "", computed=False) for name, owner in owners.items())
+        description = ServedDescription(model, version, self.repository, False, zone, columns)
         self._files += 1
         path = self.served / f"served-20260301T120000Z-{self._files:012x}.parquet"
-        pq.write_table(table.replace_schema_metadata({METADATA_KEY: json.dumps(meta)}), path)
+        path.write_bytes(encode_served(table, description))
         return path
 
     def send(self, *events: tuple[str, Any, Mapping[str, float], float], suffix: str = "") -> Path:

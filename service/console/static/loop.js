@@ -32,7 +32,7 @@ function served(history, log) {
 function feedback(history, settings) {
   if (!settings) return h("p", {}, "Off. Set ", h("code", {}, "feedback_dir"), " to collect what users did.");
   const limit = history.total("ranker_feedback_folder_limit_bytes");
-  return [facts([["folder", settings.folder], ["files", `${bytes(history.total("ranker_feedback_folder_bytes"))}${limit ? ` of ${bytes(limit)}` : ""}`],
+  return [facts([["target", settings.target], ["files", limit ? `${bytes(history.total("ranker_feedback_folder_bytes"))} of ${bytes(limit)}` : "–"],
     ["waiting", bytes(history.total("ranker_feedback_queue_bytes"))], ["failures", number(history.total("ranker_feedback_failures_total") ?? 0)]]),
   rates(history, "Feedback requests", "ranker_feedback_requests_total", "outcome", "none yet"),
   rates(history, "Feedback events", "ranker_feedback_events_total", "outcome", "none yet")];

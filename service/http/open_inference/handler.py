@@ -7,16 +7,16 @@ from fastapi import Request, Response
 from service.engine.admission import Permit
 from service.engine.engine import Engine
 from service.engine.parsed_bodies import ParsedBodies, json_size
-from service.feedback.answers import AnsweredRequests
 from service.http.open_inference.body import read_body
 from service.http.open_inference.decode import to_rank_request
 from service.http.open_inference.encode import encode_tensors
 from service.http.rank_handler import cancel_on_disconnect
+from service.logs.answered_requests import AnsweredRequests
+from service.logs.served_log import ServedLog
+from service.logs.served_request import ServedRequest
 from service.models.registry import ModelRouting
 from service.models.shadow import ShadowRequest, ShadowScorer
 from service.protocol.open_inference import HEADER_LENGTH
-from service.served.record import ServedRequest
-from service.served.writer import ServedLog
 from service.settings import Settings
 from service.telemetry.request_telemetry import RequestInfo
 from service.telemetry.stage_timer import StageTimer

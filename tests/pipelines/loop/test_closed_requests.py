@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipelines.loop import closed_requests
 from pipelines.loop.closed_requests import USED, ClosedRequests, ClosedRows, Window
-from pipelines.loop.served_files import ServedFile
 from pipelines.loop.sources import LoopSources
+from ranking.served_log.reader import ServedFile
 from tests.support.loop_folders import HOUR, LoopFolders, at
 
 Row = tuple[str, Any, int, float | None]

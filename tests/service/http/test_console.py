@@ -183,7 +183,7 @@ def test_loop_names_its_parts_without_paths_and_passwords(repo: Path, tmp_path: 
     with service_of(repo, **parts) as client:
         response = client.get(f"{API}/loop")
         assert response.json()["served_log"] == {"target": "folder served", "share": 0.5}
-        assert response.json()["feedback"] == {"folder": "clicks"}
+        assert response.json()["feedback"] == {"target": "folder clicks"}
         assert str(tmp_path) not in response.text
     store = describe_store(Settings(repository=repo, store="redis://ranker:secret@store:6379/2"))
     assert store is not None

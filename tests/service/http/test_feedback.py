@@ -16,9 +16,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.feedback.quota import FolderFullError
-from service.feedback.writer import FeedbackQueueFullError, FeedbackWriter
 from service.http.auth.keys import create_key
+from service.logs.feedback_log import FeedbackLog, FeedbackQueueFullError
+from service.logs.quota import FolderFullError
 from service.protocol.messages import MAX_LABELS
 from service.settings import Settings
 from tests.support.metrics import metrics_of
@@ -173,7 +173,7 @@ def test_feedback_that_cannot_be_written_is_rejected_with_retry_after(
     async def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(FeedbackWriter, "write", fail)
+    monkeypatch.setattr(FeedbackLog, "write", fail)
     response = feedback_client.post("/v1/feedback", json=BODY)
     assert response.status_code == status
     assert int(response.headers["retry-after"]) >= 1
@@ -277,7 +277,7 @@ def test_python_example_of_the_guide_reads_and_filters_the_files(
 ) -> None:
     events = [EVENT, {"item": "v2", "labels": {"like": 0}, "time": "2026-01-31T09:30:00Z"}]
     with monkeypatch.context() as patch:
-        patch.setattr("service.feedback.checks.MAX_AGE", timedelta(days=10_000))
+        patch.setattr("service.logs.feedback_checks.MAX_AGE", timedelta(days=10_000))
         assert feedback_client.post("/v1/feedback", json=BODY | {"events": events}).status_code == 202
     for file in folder.glob("*.part"):
         file.rename(file.with_suffix(""))

@@ -1,0 +1,251 @@
+"""Feedback in JSON Lines: a request is answered once its line is stored, which does not block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple, Self, TypeAlias
+
+from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.log_names import FEEDBACK
+from service.logs.bounded_queue import BoundedQueue, Queued
+from service.logs.log_folder import LogFolder
+from service.logs.log_thread import LogThread
+from service.logs.open_topic import open_topic
+from service.logs.quota import FolderFullError, KeyQuotaError, LogQuota
+from service.logs.rotating_files import RotatingFiles, size_of_lines
+from service.logs.sink import LogSink, LogUsage
+from service.protocol.messages import SuspectReason
+from service.settings import Settings
+from service.telemetry.metrics import Metrics
+
+log = logging.getLogger("ranker.service")
+
+MAX_QUEUED_WRITES = 1_000
+"""Maximum number of feedback requests that wait to be written."""
+MAX_QUEUED_BYTES = 32 * 1024 * 1024
+"""Maximum size of the bodies of feedback requests that wait to be written. One request may always wait."""
+KEY_SHARE = 0.5
+"""Maximum share of the queue that the requests of one API key may take, so that others find room in it."""
+CHUNK_WRITES = 50
+"""Maximum number of feedback requests whose lines are written together."""
+CHUNK_BYTES = 256 * 1024
+"""Approximate maximum size of their bodies; a larger body is written alone."""
+WRITE_SECONDS = 10.0
+"""Maximum seconds that a request waits to be written; a hung filesystem must not hold its connection."""
+
+
+class FeedbackQueueFullError(Exception):
+    """Too many feedback requests wait to be written."""
+
+
+class FeedbackTooLargeError(Exception):
+    """The feedback of a request is larger than the destination accepts."""
+
+
+REJECTIONS = {FeedbackTooLargeError: "too_large", FolderFullError: "folder_full", KeyQuotaError: "key_quota"}
+"""Reasons of rejections in metrics."""
+
+
+@dataclass(frozen=True)
+class FeedbackRecord:
+    """Feedback of one request, ready to be written.
+
+    Attributes:
+        line: One line of JSON.
+        events: Number of events.
+        flagged: Number of suspect events by reason.
+    """
+
+    line: bytes
+    events: int
+    flagged: Mapping[SuspectReason, int]
+
+
+Reply: TypeAlias = asyncio.Future[FeedbackRecord]
+
+
+class _Request(NamedTuple):
+    """A request in the queue: the function that decodes its body, and its reply."""
+
+    decode: Callable[[], FeedbackRecord]
+    reply: Reply
+
+
+class FeedbackLog(LogThread[_Request]):
+    """Writes the lines of feedback requests.
+
+    Args:
+        sink: Destination.
+        settings: Quotas.
+        metrics: Metrics of the service.
+    """
+
+    def __init__(self, sink: LogSink, settings: Settings, metrics: Metrics) -> None:
+        limits = settings.feedback_max_total_bytes, settings.feedback_max_key_bytes
+        super().__init__(
+            "feedback",
+            BoundedQueue(
+                MAX_QUEUED_WRITES,
+                MAX_QUEUED_BYTES,
+                CHUNK_WRITES,
+                CHUNK_BYTES,
+                wait_for_chunk=False,
+                key_share=KEY_SHARE,
+            ),
+            sink,
+            LogQuota("feedback", settings.workers, *limits),
+            "feedback cannot be written",
+        )
+        self._metrics = metrics
+        self.start()
+
+    @classmethod
+    def from_settings(cls, settings: Settings, metrics: Metrics) -> Self | None:
+        """Create the log, or return None if ``feedback_dir`` is not set.
+
+        Raises:
+            ConfigError: The Kafka client is not installed.
+            OutputError: The folder is not writable.
+        """
+        target = settings.feedback_dir
+        if target is None:
+            return None
+        if isinstance(target, KafkaAddress):
+            advice = "send fewer events at a time"
+            return cls(open_topic("feedback_dir", target, FEEDBACK, advice), settings, metrics)
+        folder = LogFolder(target, FEEDBACK, "feedback", recover=size_of_lines)
+        metrics.feedback_folder_limit_bytes.set(settings.feedback_max_total_bytes)
+        limits = settings.feedback_max_bytes, settings.feedback_max_seconds
+        return cls(RotatingFiles(folder, *limits, metrics.feedback_failures), settings, metrics)
+
+    def check(self, key: str | None, size: int) -> None:
+        """Check whether there is room for a request whose body has not been read yet.
+
+        Args:
+            key: Name of the request's API key, or None without keys.
+            size: Size of the body in bytes, as far as it is known.
+
+        Raises:
+            FeedbackQueueFullError: The queue is full.
+            FolderFullError: The folder has reached its quota.
+            KeyQuotaError: The files of the key have reached their quota.
+        """
+        if not self._queue.has_room(1, size, key):
+            raise FeedbackQueueFullError
+        self._quota.check(key, size)
+
+    async def write(self, key: str | None, size: int, decode: Callable[[], FeedbackRecord]) -> FeedbackRecord:
+        """Write the feedback of a request; it survives the end of this process once this method returns.
+
+        Args:
+            key: Name of the request's API key, or None without keys.
+            size: Size of the body in bytes.
+            decode: Function that decodes and checks the body; it is called by the thread.
+
+        Raises:
+            FeedbackQueueFullError: The queue is full.
+            FeedbackTooLargeError: The feedback is larger than a Kafka message.
+            FolderFullError: The folder has reached its quota.
+            KeyQuotaError: The files of the key have reached their quota.
+            OSError: The record could not be written, or not in time.
+            Exception: Any error of ``decode``.
+        """
+        reply: Reply = asyncio.get_running_loop().create_future()
+        self._metrics.feedback_queue_bytes.inc(size)
+        if not self._queue.put(_Request(decode, reply), 1, size, key):
+            self._metrics.feedback_queue_bytes.dec(size)
+            raise FeedbackQueueFullError
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                return await reply
+        except TimeoutError as error:
+            self._metrics.feedback_failures.labels("write").inc()
+            self._report(f"not within {WRITE_SECONDS:g} s")
+            raise error from None
+
+    # The thread
+
+    def _write(self, taken: list[Queued[_Request]]) -> None:
+        """Decode requests, write their lines by API key, and reply to them."""
+        results: dict[Reply, FeedbackRecord | Exception] = {}
+        records: defaultdict[str | None, dict[Reply, FeedbackRecord]] = defaultdict(dict)
+        for (decode, reply), _, _, key in taken:
+            if reply.done():  # the client has disconnected or has waited for too long
+                continue
+            try:
+                records[key][reply] = self._accept(key, decode())
+            except Exception as error:
+                results[reply] = error
+        for key, group in records.items():
+            results |= self._store(key, group)
+        self._queue.release(taken)
+        self._metrics.feedback_queue_bytes.dec(sum(queued.bytes for queued in taken))
+        for reply, result in results.items():
+            _send_reply(reply, result)
+
+    def _accept(self, key: str | None, record: FeedbackRecord) -> FeedbackRecord:
+        """Return the record after counting it toward the quotas.
+
+        Raises:
+            FeedbackTooLargeError: The line is larger than the destination accepts.
+            FolderFullError: The folder has reached its quota.
+            KeyQuotaError: The files of the key have reached their quota.
+        """
+        size, limit = len(record.line), self._sink.max_bytes
+        try:
+            if size > limit:
+                advice = "send fewer events at a time"
+                raise FeedbackTooLargeError(f"{size} bytes of feedback exceed {limit:.0f}, a Kafka message: {advice}")
+            self._reserve(key, size)
+        except (FeedbackTooLargeError, FolderFullError, KeyQuotaError) as error:
+            self._count_rejected(record, REJECTIONS[type(error)])
+            raise
+        return record
+
+    def _store(self, key: str | None, group: dict[Reply, FeedbackRecord]) -> Mapping[Reply, FeedbackRecord | Exception]:
+        """Write the lines of an API key; return the results of their requests."""
+        content = b"".join(record.line for record in group.values())
+        try:
+            if content:
+                self._sink.write(content, key)
+        except OSError as error:
+            self._quota.add(key, -len(content))
+            self._metrics.feedback_failures.labels("write").inc(len(group))
+            self._report(error.strerror or str(error))
+            for record in group.values():
+                self._count_rejected(record, "not_written")
+            return dict.fromkeys(group, error)
+        self._metrics.feedback_bytes.inc(len(content))
+        for record in group.values():
+            for reason, count in record.flagged.items():
+                self._metrics.feedback_events.labels("accepted", reason).inc(count)
+            self._metrics.feedback_events.labels("accepted", "").inc(record.events - sum(record.flagged.values()))
+        return group
+
+    def _count_rejected(self, record: FeedbackRecord, reason: str) -> None:
+        self._metrics.feedback_events.labels("rejected", reason).inc(record.events)
+
+    def _record_scan(self, usage: LogUsage | None) -> None:
+        if usage is None:
+            self._metrics.feedback_failures.labels("scan").inc()
+        else:
+            self._metrics.feedback_folder_bytes.set(usage.total)
+            self._metrics.feedback_unfinished_since.set(usage.oldest_part)
+
+
+def _send_reply(reply: Reply, result: FeedbackRecord | Exception) -> None:
+    def set_result() -> None:
+        if reply.done():  # the client may have disconnected
+            return
+        if isinstance(result, Exception):
+            reply.set_exception(result)
+        else:
+            reply.set_result(result)
+
+    with suppress(RuntimeError):  # the event loop is closed
+        reply.get_loop().call_soon_threadsafe(set_result)

@@ -1,0 +1,28 @@
+"""Opens a Kafka topic, whose client is optional."""
+
+from __future__ import annotations
+
+from ranking.artifacts.kafka_address import KafkaAddress
+from ranking.artifacts.log_names import LogNames
+from ranking.errors import ConfigError
+from service.logs.sink import LogSink
+
+
+def open_topic(setting: str, address: KafkaAddress, names: LogNames, advice: str) -> LogSink:
+    """Open a topic; its server need not be available yet.
+
+    Args:
+        setting: Name of the setting that holds the address.
+        address: Address of the topic.
+        names: Names of files, which are the keys of messages.
+        advice: What to do if content is larger than a message.
+
+    Raises:
+        ConfigError: The Kafka client is not installed.
+    """
+    try:
+        from service.logs.kafka_topic import KafkaTopic
+    except ModuleNotFoundError as error:
+        reason = f"{setting} = {address} needs {error.name}: pip install 'dselect-ranker[kafka]'"
+        raise ConfigError(reason) from None
+    return KafkaTopic(address, names, advice)

@@ -1,0 +1,73 @@
+"""Quotas of a log, for all files and for those of one API key."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from service.logs.sink import LogUsage
+
+
+class FolderFullError(Exception):
+    """The files of a log have reached their quota."""
+
+
+class KeyQuotaError(Exception):
+    """The files of an API key have reached their quota."""
+
+
+class LogQuota:
+    """Bounds the size of the files of a log.
+
+    Files that are collected or deleted free their quota at the next scan. Between two scans, what this process writes
+    is counted exactly; what others write is not known.
+
+    Args:
+        name: First word of the settings of the quotas, for messages.
+        processes: Number of processes of the service that write to the log.
+        max_total: Maximum size of all files in bytes.
+        max_key: Maximum size of the files of one API key in bytes.
+    """
+
+    def __init__(self, name: str, processes: int, max_total: float, max_key: float = math.inf) -> None:
+        self._name, self._processes, self._max_total, self._max_key = name, processes, max_total, max_key
+        self._usage = LogUsage()
+        self._written: Counter[str | None] = Counter()  # by key, since the last scan
+        self._written_total = 0
+
+    def replace_usage(self, usage: LogUsage) -> None:
+        """Set the result of a scan."""
+        self._usage, self._written, self._written_total = usage, Counter(), 0
+
+    def add(self, key: str | None, size: int) -> None:
+        """Count bytes that were written for a key."""
+        self._written[key] += size
+        self._written_total += size
+
+    def check(self, key: str | None, size: int) -> None:
+        """Check whether a write fits into the quotas; may be called by any thread.
+
+        Args:
+            key: Name of the API key, or None without keys.
+            size: Size of the write in bytes.
+
+        Raises:
+            FolderFullError: The log would exceed its quota.
+            KeyQuotaError: The files of the key would exceed theirs.
+        """
+        total = self._usage.total + self._written_total
+        if total + size > self._max_total:
+            limit = f"{self._name}_max_total_bytes is {self._max_total:.0f}"
+            raise FolderFullError(f"its files have {total} bytes, and {limit}")
+        of_key = self._of_key(key, 1)
+        if key is not None and of_key + size > self._max_key:
+            raise KeyQuotaError(f"its files have {of_key} bytes, and {self._name}_max_key_bytes is {self._max_key:.0f}")
+
+    def needs_scan(self, key: str | None, size: int) -> bool:
+        """Whether a write may exceed a quota, if the other processes have written as much as this one."""
+        total = self._usage.total + (self._written_total + size) * self._processes
+        of_key = self._of_key(key, self._processes) + size * self._processes
+        return total > self._max_total or (key is not None and of_key > self._max_key)
+
+    def _of_key(self, key: str | None, factor: int) -> int:
+        return (0 if key is None else self._usage.by_key.get(key, 0)) + self._written[key] * factor

@@ -1,0 +1,53 @@
+"""Destinations of a log: a folder, or a Kafka topic."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class LogUsage:
+    """What counts toward the quotas of a log.
+
+    Attributes:
+        total: Size of all files in bytes.
+        by_key: Size of the files of each API key in bytes.
+        oldest_part: Unix time of the creation of the oldest unfinished file, or infinity if there is none.
+    """
+
+    total: int = 0
+    by_key: Mapping[str, int] = field(default_factory=dict)
+    oldest_part: float = math.inf
+
+
+class LogSink(ABC):
+    """A destination.
+
+    Attributes:
+        max_bytes: Maximum size of the content of a write.
+    """
+
+    max_bytes: float = math.inf
+
+    @abstractmethod
+    def write(self, content: bytes | memoryview, key: str | None = None) -> object:
+        """Store content for an API key, or without one.
+
+        Raises:
+            OSError: The content may not have been stored.
+        """
+
+    @abstractmethod
+    def scan(self) -> LogUsage:
+        """Measure the files, after deleting what has expired.
+
+        Raises:
+            OSError: The destination cannot be read.
+        """
+
+    def maintain(self, *, closing: bool = False) -> float:  # noqa: ARG002 — only sinks with open files use it
+        """Finish files that are due, or all; return the seconds until the next one is due, or infinity."""
+        return math.inf
